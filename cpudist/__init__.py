@@ -1,0 +1,59 @@
+"""Distributed training on the CPU nodes you already have, over MPI and Intel oneCCL.
+
+    import cpudist
+    world = cpudist.init()
+    model = cpudist.wrap(model.to(world.device))
+    loss.backward(); cpudist.step(optimizer)
+    cpudist.shutdown()
+
+Importing cpudist is cheap: torch is imported when something that needs it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cpudist.errors import StartupTimeout, UserError
+from cpudist.version import __version__
+
+if TYPE_CHECKING:
+    from cpudist import backends
+    from cpudist.session import init, shutdown, step, wrap
+    from cpudist.world import World
+
+__all__ = [
+    "StartupTimeout",
+    "UserError",
+    "World",
+    "__version__",
+    "backends",
+    "init",
+    "shutdown",
+    "step",
+    "wrap",
+]
+
+_HOMES = {
+    "World": "cpudist.world",
+    "init": "cpudist.session",
+    "shutdown": "cpudist.session",
+    "step": "cpudist.session",
+    "wrap": "cpudist.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "backends":
+        return importlib.import_module("cpudist.backends")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'cpudist' has no attribute {name!r}")
+
+
+# torch registers "ccl" itself when it is imported after this (entry-point group torch.backends).
+if "torch" in sys.modules:
+    from cpudist.backends.ccl.register import register
+
+    register()

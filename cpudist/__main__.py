@@ -1,0 +1,10 @@
+"""`python -m cpudist`: the same as the command `cpudist`."""
+
+from __future__ import annotations
+
+import sys
+
+from cpudist.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The ccl backend as cpudist sees it: Intel's own binding where it fits, ours otherwise."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import torch
+
+from cpudist.backends.base import Seat
+from cpudist.backends.ccl import library
+from cpudist.backends.ccl.register import register
+from cpudist.backends.ddp import DdpBackend
+from cpudist.errors import UserError
+
+_INTEL = "oneccl_bindings_for_pytorch"
+
+
+def intel_binding() -> str | None:
+    """The version of Intel's oneccl_bindings_for_pytorch when it is installed and made for this torch, else None."""
+    if find_spec(_INTEL) is None:
+        return None
+    for name in ("oneccl_bind_pt", _INTEL):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        # Its C++ belongs to one torch release, which its version repeats: 2.8.0+cpu for torch 2.8.
+        return found if found.split(".")[:2] == torch.__version__.split(".")[:2] else None
+    return None
+
+
+class CclBackend(DdpBackend):
+    name = "ccl"
+
+    def __init__(self) -> None:
+        self._intel = intel_binding()
+
+    def unavailable(self) -> str | None:
+        if self._intel:
+            return None
+        try:
+            library.load()
+        except UserError as error:
+            return str(error)
+        return None
+
+    def start(self, seat: Seat) -> None:
+        if self._intel:
+            for name, value in library.settings(library.choose_transport()).items():
+                os.environ.setdefault(name, value)
+            __import__(_INTEL)  # registers "ccl" with torch
+        else:
+            register()
+        super().start(seat)
+
+    def transport(self) -> str | None:
+        return os.environ.get("CCL_ATL_TRANSPORT")
+
+    def details(self) -> dict[str, str]:
+        if self._intel:
+            return {"ccl_implementation": f"{_INTEL} {self._intel}"}
+        return {
+            "ccl_implementation": "cpudist",
+            "oneccl": library.find_oneccl().version,
+        }
+
+    def communication_seconds(self) -> float | None:
+        return None if self._intel else float(library.load().blocked_seconds())

@@ -1,0 +1,130 @@
+"""Compiles the C++ part into a cache: once per combination of torch, Python, compiler and oneCCL.
+
+c10d's C++ interface belongs to one torch version, so a binary serves that version only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cpudist.backends.ccl.toolchain import Compiler, OneCcl, compile_command, find_compiler, find_oneccl
+from cpudist.errors import UserError
+
+SOURCES = Path(__file__).parent / "csrc"
+_COMPILE_SECONDS = 900.0
+
+
+def cache_folder() -> Path:
+    """Where compiled backends are kept: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder."""
+    if chosen := os.environ.get("CPUDIST_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpudist"
+
+
+def ensure_built(cache: Path | None = None) -> Path:
+    """Return the compiled module for this environment, compiling it if the cache has none.
+
+    One process compiles; others on the same machine wait for it. On a machine without a compiler, a binary that
+    `cpudist build` made with any compiler for the same torch, Python and oneCCL is taken.
+
+    Raises:
+        UserError: when oneCCL, a compiler or a header is missing, or the compilation fails.
+    """
+    cache = cache or cache_folder()
+    oneccl = find_oneccl()
+    compiler = find_compiler()
+    folder = cache / _key(oneccl)
+    built = _find(folder, compiler)
+    if built:
+        return built
+    if compiler is None:
+        raise UserError(
+            f"the ccl backend must be compiled once and there is no C++ compiler; install the package g++, "
+            f"or run `cpudist build` where there is one and set CPUDIST_CACHE (looked in {folder})"
+        )
+    target = folder / compiler.label / "cpudist_ccl.so"
+    with _lock(target.parent):
+        if not target.exists():
+            _compile(compiler, oneccl, target)
+    return target
+
+
+def _key(oneccl: OneCcl) -> str:
+    import torch
+
+    content = hashlib.sha256(str(oneccl.prefix).encode())  # it stands in the binary, as DT_RPATH
+    for source in sorted(SOURCES.iterdir()):
+        content.update(source.read_bytes())
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return f"torch{torch.__version__}-{python}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
+
+
+def _find(folder: Path, compiler: Compiler | None) -> Path | None:
+    if compiler:
+        candidates = [folder / compiler.label / "cpudist_ccl.so"]
+    else:
+        candidates = sorted(folder.glob("*/cpudist_ccl.so"))
+    return next((path for path in candidates if path.exists()), None)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Let one process at a time in; the kernel releases the lock when its holder dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / "lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(
+            f"cannot write the compiled backend to {folder} ({error.strerror}); "
+            "set CPUDIST_CACHE to a folder that can be written"
+        ) from None
+    with handle:
+        deadline = time.monotonic() + _COMPILE_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"another process has been compiling for {_COMPILE_SECONDS:.0f} s "
+                        f"(lock {handle.name}); end it and try again"
+                    ) from None
+                time.sleep(0.2)
+        yield
+
+
+def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
+    import torch
+
+    print(
+        f"cpudist: compiling the ccl backend for torch {torch.__version__} and oneCCL {oneccl.version} "
+        "(once, about half a minute)",
+        file=sys.stderr,
+        flush=True,
+    )
+    # Built beside its place and moved there whole: nobody ever loads half a file.
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        output = Path(scratch) / target.name
+        command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output)
+        log = target.parent / "compile.log"
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"compiling the ccl backend took over {_COMPILE_SECONDS:.0f} s") from None
+        log.write_text(" ".join(command) + "\n" + done.stdout + done.stderr)
+        if done.returncode != 0:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), "no error line")
+            raise UserError(f"compiling the ccl backend failed: {first.strip()} (all of it: {log})")
+        os.replace(output, target)

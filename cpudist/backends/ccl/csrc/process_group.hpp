@@ -1,0 +1,69 @@
+// torch.distributed's backend "ccl": c10d's collectives on dense CPU tensors as plans of oneCCL calls.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "collective.hpp"
+
+namespace cpudist {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+class ProcessGroupCcl final : public c10d::Backend {
+ public:
+  // `store` belongs to this group alone; all ranks of the group construct it, or none can.
+  ProcessGroupCcl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout,
+                  std::string group, size_t most_under_way);
+
+  const std::string getBackendName() const override { return "ccl"; }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void setTimeout(Milliseconds timeout) { timeout_ = timeout; }  // overrides from torch 2.9 on
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  // What every collective has besides its plan.
+  struct Kind {
+    const char* name;
+    c10d::OpType type;
+    const char* profiling_title;
+  };
+
+  Call next_call(const char* name, Milliseconds timeout);
+  WorkPtr run(const Kind& kind, Plan plan, Tensors inputs, Tensors outputs, Milliseconds timeout, bool background);
+  WorkPtr receive(Tensors& tensors, int source, int tag);
+
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<const std::string> group_;
+  Milliseconds timeout_;
+  std::atomic<uint64_t> sequence_{0};
+};
+
+}  // namespace cpudist

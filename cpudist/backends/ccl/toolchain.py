@@ -1,0 +1,116 @@
+"""Finds what the ccl backend is compiled with: oneCCL's headers and libraries, a C++ compiler, torch's own flags."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from cpudist.errors import UserError
+
+_STATIC_LIBRARY = "lib/ccl/cpu/lib/libccl.a"
+_HEADER = "include/oneapi/ccl.hpp"
+
+
+@dataclass(frozen=True)
+class OneCcl:
+    """An installation of oneCCL: the folder that holds ``include`` and ``lib``, and its version."""
+
+    prefix: Path
+    version: str
+
+    @property
+    def lib(self) -> Path:
+        return self.prefix / "lib"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: how to call it, and a name with its version for the cache."""
+
+    command: str
+    label: str
+
+
+@cache
+def find_oneccl() -> OneCcl:
+    """Find the oneCCL that pip installed (packages oneccl and oneccl-devel).
+
+    Raises:
+        UserError: when it is not installed, or lacks its headers or its static library.
+    """
+    try:
+        package = distribution("oneccl-devel")
+    except PackageNotFoundError:
+        raise UserError(
+            "oneCCL is not installed in this environment; install it with: pip install 'cpudist[ccl]'"
+        ) from None
+    # Wheels put these under the environment's prefix, wherever that is (a venv, --user, --target).
+    for entry in package.files or []:
+        if str(entry).endswith(_HEADER):
+            prefix = Path(str(package.locate_file(entry))).resolve().parents[2]
+            break
+    else:
+        prefix = Path(sys.prefix)
+    for needed in (_HEADER, _STATIC_LIBRARY, "lib/libintlc.so.5", "lib/libhwloc.so.15"):
+        if not (prefix / needed).exists():
+            raise UserError(
+                f"oneCCL {package.version} at {prefix} lacks {needed}; "
+                "reinstall it: pip install --force-reinstall 'cpudist[ccl]'"
+            )
+    return OneCcl(prefix, package.version)
+
+
+@cache
+def find_compiler() -> Compiler | None:
+    """Find the C++ compiler: $CXX, or g++. None when there is none."""
+    command = shutil.which(os.environ.get("CXX") or "g++")
+    if command is None:
+        return None
+    version = subprocess.run(
+        [command, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return Compiler(command, f"{Path(command).name}-{version.stdout.strip() or 'unknown'}")
+
+
+def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Path) -> list[str]:
+    """The command that compiles and links the extension module.
+
+    oneCCL is linked statically. What it loads at run time (libmpi, libfabric) is found through DT_RPATH, which, unlike
+    DT_RUNPATH, also holds for libraries that a library opens: no LD_LIBRARY_PATH and no setvars.sh.
+
+    Raises:
+        UserError: when Python's headers are missing.
+    """
+    import torch
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    python_include = sysconfig.get_path("include")
+    if not Path(python_include, "Python.h").exists():
+        raise UserError(f"Python.h is not in {python_include}; install the package python3-dev")
+    includes = [*include_paths(), python_include, str(oneccl.prefix / "include")]
+    libraries = [*library_paths(), str(oneccl.lib)]
+    # torch 2.8 tells extensions which pybind11 it was built with; later ones no longer need that.
+    pybind = {
+        f"-D_PYBIND11_{name}={value!r}".replace("'", '"')
+        for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+        if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
+    }
+    return [
+        compiler.command,
+        *("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *sorted(pybind),
+        *(f"-isystem{path}" for path in includes),
+        *("-o", str(output), str(source)),
+        *(f"-L{path}" for path in libraries),
+        *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libintlc.so.5", "-l:libhwloc.so.15"),
+        *("-lc10", "-ltorch_cpu", "-ltorch_python"),
+        *(f"-Wl,-rpath,{oneccl.lib}", "-Wl,--disable-new-dtags"),
+    ]

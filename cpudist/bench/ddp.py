@@ -1,0 +1,172 @@
+"""How long a training step takes under DistributedDataParallel, on ccl and on gloo.
+
+A step is forward, backward and optimizer of a BERT with 24 million parameters, on random tokens. Each backend
+is judged at its best bucket size; the same step without communication is what neither can beat.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from cpudist.bench import table
+from cpudist.bench.measure import CCL, GLOO, both_groups, timed, together
+from cpudist.bench.timing import Contender, Ratio, Timings, Turns, ratio, take_turns
+
+if TYPE_CHECKING:
+    from cpudist.world import World
+
+BACKENDS = (CCL, GLOO)
+BUCKETS_MB = (1, 4, 25, 100)
+_DTYPES = (torch.float32, torch.bfloat16)
+_BATCH, _TOKENS, _VOCABULARY = 2, 64, 30522
+_ALONE = "no communication"
+
+# Two steps of warm-up: DDP settles its buckets after its first step.
+_FULL = Turns(rounds=5, calls=3, warm_up=2)
+_QUICK = Turns(rounds=2, calls=1, warm_up=2)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A step in one dtype: without communication, and by backend and bucket size."""
+
+    dtype: str
+    alone: Timings
+    buckets: dict[str, dict[int, Timings]]
+
+    def best(self, backend: str) -> int:
+        """The bucket size at which a step is fastest."""
+        return min(self.buckets[backend], key=lambda size: self.buckets[backend][size].median)
+
+    def ratio(self) -> Ratio:
+        """gloo / ccl, each at its best."""
+        ccl, gloo = (self.buckets[backend][self.best(backend)] for backend in BACKENDS)
+        return ratio(gloo, ccl)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype,
+            "seconds": {
+                _ALONE: self.alone.as_dict(),
+                **{
+                    backend: {f"bucket_cap_mb={size}": timings.as_dict() for size, timings in sizes.items()}
+                    for backend, sizes in self.buckets.items()
+                },
+            },
+            "best_bucket_cap_mb": {backend: self.best(backend) for backend in self.buckets},
+            "ratios": {"gloo/ccl": self.ratio().as_dict()},
+        }
+
+
+@dataclass(frozen=True)
+class DdpTimes:
+    """Everything that one run measured."""
+
+    steps: tuple[StepTimes, ...]
+
+    def table(self) -> str:
+        """One block of lines per dtype."""
+        return "\n\n".join(_block(one) for one in self.steps)
+
+    def as_list(self) -> list[dict[str, Any]]:
+        return [one.as_dict() for one in self.steps]
+
+    def draw(self, path: Path) -> None:
+        from cpudist.bench import plot
+
+        plot.draw_ddp(self, path)
+
+
+def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTimes:
+    """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is."""
+    groups = both_groups()
+    model = _Training(world.rank)
+    say(f"BERT with {model.parameters / 1e6:.1f} million parameters, {_BATCH} x {_TOKENS} tokens per rank")
+    return DdpTimes(tuple(_measure(model, dtype, groups, say, quick) for dtype in _DTYPES))
+
+
+def _measure(
+    model: _Training,
+    dtype: torch.dtype,
+    groups: dict[str, dist.ProcessGroup],
+    say: Callable[[str], None],
+    quick: bool,
+) -> StepTimes:
+    sizes = BUCKETS_MB[:1] if quick else BUCKETS_MB
+    contenders = {(_ALONE, 0): model.contender(dtype, groups[CCL], BUCKETS_MB[0], communicate=False)}
+    for size in sizes:
+        for backend, group in groups.items():
+            contenders[backend, size] = model.contender(dtype, group, size)
+    name = str(dtype).removeprefix("torch.")
+    turns = _QUICK if quick else _FULL
+    contenders = {key: together(contender, groups[GLOO]) for key, contender in contenders.items()}
+    timings = take_turns(contenders, turns, lambda progress: say(f"{name}, {progress}"))
+    buckets = {backend: {size: timings[backend, size] for size in sizes} for backend in groups}
+    return StepTimes(name, timings[_ALONE, 0], buckets)
+
+
+class _Training:
+    """One model, its optimizer and this rank's batch. Each turn wraps it anew: one DDP is alive at a time."""
+
+    def __init__(self, rank: int) -> None:
+        from transformers import BertConfig, BertForMaskedLM
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        config = BertConfig(
+            vocab_size=_VOCABULARY,
+            hidden_size=384,
+            num_hidden_layers=7,
+            num_attention_heads=12,
+            intermediate_size=1536,
+        )
+        torch.manual_seed(0)
+        self._model: torch.nn.Module = BertForMaskedLM(config).train()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5, fused=True)
+        self._tokens = torch.randint(
+            _VOCABULARY, (_BATCH, _TOKENS), generator=torch.Generator().manual_seed(rank)
+        )
+        self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
+
+    def contender(
+        self, dtype: torch.dtype, group: dist.ProcessGroup, bucket: int, communicate: bool = True
+    ) -> Contender:
+        """Training steps in `dtype`, with gradients reduced by `group` in buckets of `bucket` MB."""
+
+        def measure(calls: int) -> list[float]:
+            gc.collect()  # the last turn's DDP, with its hooks on the model: it is part of reference cycles
+            model = DistributedDataParallel(self._model, process_group=group, bucket_cap_mb=bucket)
+            with nullcontext() if communicate else model.no_sync():
+                return timed(partial(self._step, model, dtype))(calls)
+
+        return measure
+
+    def _step(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            loss = model(input_ids=self._tokens, labels=self._tokens).loss
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def _block(one: StepTimes) -> str:
+    rows = [
+        [f"{size} MB" + "".join(f"  best of {b}" for b in BACKENDS if one.best(b) == size)]
+        + [table.time_cell(one.buckets[backend][size]) for backend in BACKENDS]
+        for size in one.buckets[BACKENDS[0]]
+    ]
+    lines = table.render(["bucket_cap_mb", *BACKENDS], rows)
+    return (
+        f"training step, {one.dtype}\n{lines}\n{_ALONE}: {table.time_cell(one.alone)}\n"
+        f"gloo / ccl, each at its best: {table.ratio_cell(one.ratio())}"
+    )

@@ -1,0 +1,84 @@
+"""Where figures were measured, and the JSON file that keeps both."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from cpudist import session
+from cpudist.version import __version__
+
+if TYPE_CHECKING:
+    from cpudist.world import World
+
+# Variables that change how fast ranks communicate or compute; recorded where they are set.
+_TELLING = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
+_CHATTER = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI's notes to itself
+
+
+class Results(Protocol):
+    """What a benchmark returns."""
+
+    def table(self) -> str: ...
+
+    def as_list(self) -> list[dict[str, Any]]: ...
+
+    def draw(self, path: Path) -> None: ...
+
+
+def environment(world: World) -> dict[str, Any]:
+    """The job and this rank's machine."""
+    return {
+        "cpudist": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        **session.details(),
+        "launcher": world.launcher,
+        "world_size": world.size,
+        "hosts": list(world.hosts),
+        "transport": session.transport(),
+        "cpu_model": _cpu_model(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_TELLING) and not name.startswith(_CHATTER)
+        },
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def headline(environment: Mapping[str, Any]) -> str:
+    """What a reader of the table must know."""
+    hosts, threads = len(environment["hosts"]), environment["threads"]
+    return (
+        f"{environment['world_size']} ranks on {hosts} host{'s' if hosts > 1 else ''}, "
+        f"{environment['launcher']}, ccl over {environment['transport']}\n"
+        f"rank 0: cpus {environment['cpus']}, {threads} thread{'s' if threads > 1 else ''}, "
+        f"{environment['cpu_model']}\n"
+        "times: median of all calls (range of the rounds' medians)"
+    )
+
+
+def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Results) -> None:
+    """Write everything that was measured, and where."""
+    content = {"benchmark": benchmark, "environment": environment, "results": results.as_list()}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    # Not on every architecture: on Arm there is no such line.
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

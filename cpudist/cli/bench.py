@@ -1,0 +1,96 @@
+"""`cpudist bench`: measure this machine's communication; every rank of a job runs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    from cpudist.cli.main import Parser
+
+_EPILOG = """\
+what is measured:
+  collectives   (half a minute) allreduce from 1 KB to 96 MB on raw oneCCL (a loop in C++), on the ccl process
+                group and on gloo; all-gather, reduce-scatter, broadcast and all-to-all on ccl and gloo
+  ddp           (some minutes) a training step of a 24-million-parameter BERT under DistributedDataParallel,
+                in float32 and bfloat16, on ccl and gloo at several bucket sizes, and without communication
+
+All contenders take turns in one run, so a slow moment of the machine hits all alike. A time is the median
+over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
+
+examples:
+  two ranks on this machine, one core each, over MPI:
+    mpirun -n 2 cpudist bench collectives --json collectives.json --plot collectives.png
+  without MPI:
+    torchrun --nproc-per-node 2 --no-python cpudist bench collectives
+  on the hosts of a file, two ranks on each:
+    mpirun -f hostfile -n 4 -ppn 2 cpudist bench ddp
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add the command `bench`."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure communication here: oneCCL against gloo",
+        description="Measure how fast the ranks of a job communicate; a launcher runs it on every rank.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("subject", choices=("collectives", "ddp"), metavar="{collectives,ddp}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and where they are from")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test in seconds; its figures mean little"
+    )
+    parser.set_defaults(action=_bench, every_rank=True)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    # Late: they import torch, which takes seconds that --help need not wait for.
+    from cpudist import session
+    from cpudist.bench import collectives, ddp, report
+
+    world = session.init("ccl")
+    if world.size < 2:
+        raise UserError("one rank has nobody to talk to; start it as: mpirun -n 2 cpudist bench …")
+    if world.rank == 0:
+        _check_outputs(options)
+    say = _to_stderr if world.rank == 0 else _say_nothing
+    run: Callable[..., report.Results] = collectives.run if options.subject == "collectives" else ddp.run
+    measured = run(world, say, options.quick)
+    if world.rank == 0:
+        environment = report.environment(world)
+        print(report.headline(environment), measured.table(), sep="\n\n", flush=True)
+        if options.json:
+            report.write(options.json, options.subject, environment, measured)
+        if options.plot:
+            measured.draw(options.plot)
+    session.shutdown()
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Find out before minutes of measurement that the results could not be kept."""
+    if options.plot and find_spec("matplotlib") is None:
+        raise UserError('--plot needs matplotlib; install it with: pip install "cpudist[plot]"')
+    for path in filter(None, (options.json, options.plot)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
+
+
+def _to_stderr(line: str) -> None:
+    print(f"cpudist bench: {line}", file=sys.stderr, flush=True)
+
+
+def _say_nothing(line: str) -> None:
+    pass

@@ -1,0 +1,112 @@
+"""`cpudist`: one command line for all that is not training itself (that is `cpudist-train`).
+
+It knows the commands and how errors reach the user. What a command does stands in its own module, which adds
+its parser here and is called with the parsed options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from cpudist.cli import bench, build
+from cpudist.errors import UserError
+from cpudist.launchers import detect
+from cpudist.training import failure
+from cpudist.version import __version__
+
+COMMANDS = (build, bench)
+
+_EPILOG = """\
+`cpudist COMMAND --help` explains a command. Training is started with `cpudist-train`.
+
+examples:
+  compile the oneCCL backend now rather than when the first job starts:
+    cpudist build
+  how fast are collectives here, on oneCCL and on gloo:
+    mpirun -n 2 cpudist bench collectives
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Of all ranks that a launcher started, rank 0 alone speaks: errors are `UserError`s, help is its own."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help explains what it takes")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if launched_rank() in (0, None):
+            super()._print_message(message, file)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        options = _parser().parse_args(with_dashes(words) or ["--help"])
+    except UserError as error:
+        return _report(error)
+    return _run_rank(options) if options.every_rank else _run_alone(options)
+
+
+def with_dashes(words: Sequence[str]) -> list[str]:
+    """Options as `--like-this`, also where the user wrote `--like_this`; what follows `--` stays as it is."""
+    words = list(words)
+    ours = words.index("--") if "--" in words else len(words)
+    return [_with_dashes(word) for word in words[:ours]] + words[ours:]
+
+
+def launched_rank() -> int | None:
+    """This process's rank from the launcher's variables alone; None if they make no sense."""
+    try:
+        return int(detect(os.environ).placement(os.environ).rank)
+    except UserError:
+        return None
+
+
+def _with_dashes(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cpudist",
+        description="Distributed PyTorch training on the CPU nodes you already have, over MPI and oneCCL.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"cpudist {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def _run_alone(options: argparse.Namespace) -> int:
+    try:
+        options.action(options)
+    except UserError as error:
+        return _report(error)
+    return 0
+
+
+def _run_rank(options: argparse.Namespace) -> int:
+    """Run a command that every rank of a job runs: one rank's error ends the job."""
+    try:
+        options.action(options)
+    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
+        failure.fail(error, rank=launched_rank())
+    return 0
+
+
+def _report(error: UserError) -> int:
+    if launched_rank() in (0, None):
+        print(f"cpudist: {error}", file=sys.stderr)
+    return failure.USER_ERROR

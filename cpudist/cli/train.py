@@ -1,0 +1,168 @@
+"""`cpudist-train`: what every rank of a job runs, under any launcher or alone.
+
+Finds TARGET, lets the ranks meet, runs TARGET, and ends together with the other ranks: in success with the
+run record, in failure everywhere at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from cpudist.errors import UserError
+from cpudist.launchers import detect
+from cpudist.training import failure
+from cpudist.training.recipes import RECIPES
+from cpudist.training.target import Recipe, Target, resolve
+
+_EPILOG = """\
+recipes (cpudist-train RECIPE --help lists a recipe's options):
+{recipes}
+
+examples:
+  one process, to try it out:
+    cpudist-train train.py --epochs 1
+  two ranks on this machine:
+    mpirun -n 2 cpudist-train clm --train_file *.txt --output_dir out --do_train
+  four ranks on the hosts of a file, two on each, with a script that uses Trainer:
+    mpirun -f hostfile -n 4 -ppn 2 cpudist-train --backend ccl run_qa.py --do_train --output_dir out
+  under Slurm, or PyTorch's own launcher:
+    srun --ntasks=4 cpudist-train train.py
+    torchrun --nproc-per-node=2 --no-python cpudist-train train.py
+
+Options come before TARGET; everything after it goes to TARGET untouched.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong options as a `UserError`, so that rank 0 alone shows it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; cpudist-train --help lists the options")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; returns its exit status, or ends the process when the job fails."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        options = _parse(words)
+        if options.help or not words:
+            return _show_help()
+        target = resolve(options.target, options.args, module=options.module)
+        if isinstance(target, Recipe) and target.wants_help:
+            return _show_recipe_help(target)
+    except UserError as error:
+        if _rank() in (0, None):
+            print(f"cpudist-train: {error}", file=sys.stderr)
+        return failure.USER_ERROR
+    return _run(options, target)
+
+
+def _parser() -> _Parser:
+    recipes = "\n".join(f"  {name:<10}{text}" for name, text in RECIPES.items())
+    parser = _Parser(
+        prog="cpudist-train",
+        usage="cpudist-train [OPTIONS] {SCRIPT.py | -m MODULE | RECIPE} [ARGS...]",
+        description="Run TARGET on this rank of a distributed job, with the process group made for it.",
+        epilog=_EPILOG.format(recipes=recipes),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this text")
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        metavar="NAME",
+        help="auto (default: ccl where it loads, otherwise gloo), ccl or gloo; a named one never falls back",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="bound on every collective and on the start (default 300); preparing large data may need more",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="TARGET is a module, as with python -m"
+    )
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="path/to/script.py, a module or a recipe")
+    parser.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments"
+    )
+    return parser
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    options = _parser().parse_args(words)
+    if options.target is None and not options.help and words:
+        raise UserError("no TARGET; give a script, -m and a module, or a recipe: " + ", ".join(RECIPES))
+    return options
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _run(options: argparse.Namespace, target: Target) -> int:
+    # Late: torch takes seconds to import, which a wrong option or --help need not wait for.
+    from cpudist import session
+    from cpudist.training import job
+
+    try:
+        world = session.init(options.backend, options.timeout)
+        job.run(target, world, options.record)
+    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
+        failure.fail(error, _show, _rank())
+    return 0
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback as plain `python script.py` would: without the frames that led into the script."""
+    where = error.__traceback__
+    while where is not None and _is_ours(where):
+        where = where.tb_next
+    traceback.print_exception(type(error), error, where or error.__traceback__)
+
+
+def _is_ours(where: TracebackType) -> bool:
+    name = where.tb_frame.f_globals.get("__name__", "")
+    return name in (__name__, "runpy", "cpudist.training.job", "cpudist.training.target")
+
+
+def _rank() -> int | None:
+    """This process's rank from the launcher's variables alone; None if they make no sense."""
+    try:
+        return int(detect(os.environ).placement(os.environ).rank)
+    except UserError:
+        return None
+
+
+def _show_help() -> int:
+    if _rank() in (0, None):
+        _parser().print_help()
+    return 0
+
+
+def _show_recipe_help(target: Recipe) -> int:
+    if _rank() in (0, None):
+        target.run()
+    return 0

@@ -1,0 +1,14 @@
+"""Ready-made training scripts: `cpudist-train clm --train_file …`.
+
+Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an
+example of how little a script needs to know about the job it runs in. Modules that several recipes share:
+arguments.py (options), outcome.py (what is left behind at the end), text.py (text files to blocks of tokens).
+
+This file names the recipes without importing them: transformers takes seconds.
+"""
+
+from __future__ import annotations
+
+RECIPES = {
+    "clm": "causal language model on text files, from scratch or from a pretrained model",
+}

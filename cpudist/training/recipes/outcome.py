@@ -1,0 +1,46 @@
+"""What a recipe leaves behind: metrics printed and saved, the loss curve, and its part of the run record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer
+
+from cpudist.training import curve, record
+
+CURVE = "loss.png"
+RECORD = "cpudist.json"
+
+
+def start_record(output_dir: str, tokens_per_sample: int | None = None) -> None:
+    """Let the run record lie in `output_dir` unless the user named a file."""
+    this = record.current()
+    if this is not None:
+        this.tokens_per_sample = tokens_per_sample
+        this.default_path(Path(output_dir) / RECORD)
+
+
+def report(trainer: Trainer, split: str, metrics: dict[str, float]) -> None:
+    """Print the metrics of "train" or "eval" and save them in the output folder and the run record."""
+    trainer.log_metrics(split, metrics)
+    trainer.save_metrics(split, metrics)
+    add_results({split: metrics})
+
+
+def add_results(results: dict[str, Any]) -> None:
+    """Put something that only this recipe knows into the run record."""
+    this = record.current()
+    if this is not None:
+        this.results.update(results)
+
+
+def draw_curve(trainer: Trainer, recipe: str) -> None:
+    """Draw the loss curve into the output folder, on rank 0."""
+    if not trainer.is_world_process_zero():
+        return
+    path = Path(trainer.args.output_dir) / CURVE
+    this = record.current()
+    where = f": {this.world.size} ranks, {this.world.backend}" if this is not None else ""
+    if curve.draw(trainer.state.log_history, path, f"{recipe}{where}"):
+        add_results({"curve": str(path)})

@@ -1,0 +1,77 @@
+"""A run record in words: `python -m cpudist.training.summary FILE`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cpudist.errors import UserError
+
+
+def summarize(record: dict[str, Any]) -> str:
+    """What a person wants to know of `record` first; what the job did not know is left out."""
+    lines = [f"{name:<15}{text}" for name, text in _facts(record)]
+    sample = record.get("results", {}).get("sample")
+    if sample:
+        lines += [
+            "a sample of what the model writes:",
+            *(f"    {line}".rstrip() for line in sample.splitlines()),
+        ]
+    return "\n".join(lines)
+
+
+def _facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    hosts = ", ".join(record["hosts"])
+    yield "world", f"{record['world_size']} ranks on {hosts}, started by {record['launcher']}"
+    yield "backend", f"{record['backend']}, transport {record['transport'] or 'unknown'}"
+    if record["steps"]:
+        yield "steps", _steps(record)
+    if record["samples_per_second"]:
+        yield "speed", _speed(record)
+    if record["loss"]["first"] is not None:
+        yield "loss", f"{record['loss']['first']:.3f} at first, {record['loss']['last']:.3f} at last"
+    results = record.get("results", {})
+    if "perplexity" in results:
+        first, last = results["perplexity"]["first"], results["perplexity"]["last"]
+        yield "perplexity", f"{first:.1f} at first, {last:.1f} at last (on held-out text)"
+    if "curve" in results:
+        yield "loss curve", results["curve"]
+    yield "ended", record["exit"]
+
+
+def _steps(record: dict[str, Any]) -> str:
+    text = f"{record['steps']} in {record['dtype']}"
+    if record["step_seconds"]["median"] is not None:
+        median, p95 = (1000 * record["step_seconds"][name] for name in ("median", "p95"))
+        text += f", {median:.0f} ms each (median; 95 % within {p95:.0f} ms)"
+    if record["communication_share"] is not None:
+        text += f", {record['communication_share']:.0%} of it communication"
+    return text
+
+
+def _speed(record: dict[str, Any]) -> str:
+    speed = f"{record['samples_per_second']:.1f} samples/s"
+    return f"{record['tokens_per_second']:.0f} tokens/s, {speed}" if record["tokens_per_second"] else speed
+
+
+def main(argv: list[str]) -> int:
+    """Print the summary of the one file named in `argv`."""
+    try:
+        if len(argv) != 1:
+            raise UserError("give one run record: python -m cpudist.training.summary FILE")
+        try:
+            record = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read the run record {argv[0]}: {error}") from error
+    except UserError as error:
+        print(f"cpudist: {error}", file=sys.stderr)
+        return 2
+    print(summarize(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

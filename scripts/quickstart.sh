@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# From a fresh Debian or Ubuntu machine to a two-rank training job on oneCCL, in one command:
+# makes .venv, compiles the ccl backend, trains a small language model on the source text of Python's own standard
+# library, and leaves the run record and the loss curve in runs/quickstart/.
+#
+# Running it again keeps the environment and the build, and trains anew.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly VENV="$PWD/.venv"
+readonly RUN=runs/quickstart
+readonly TORCH=2.13.0 # pinned first: with torch unpinned, pip would fetch several GB of CUDA packages
+
+say() { printf '\n== %s\n' "$*"; }
+fail() {
+    printf 'quickstart: %s\n' "$*" >&2
+    exit 2
+}
+
+check_machine() {
+    command -v python3 >/dev/null || fail "there is no python3; apt install python3 python3-venv"
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        fail "Python 3.10 or newer is needed, this is $(python3 -V 2>&1)"
+    command -v g++ >/dev/null || fail "there is no C++ compiler; apt install g++"
+    python3 -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+        fail "Python's header files are missing; apt install python3-dev"
+    [ -x "$VENV/bin/python" ] || python3 -c 'import ensurepip' 2>/dev/null ||
+        fail "Python's venv is incomplete; apt install python3-venv"
+}
+
+# pip runs only when what it would install has changed since it last succeeded.
+make_environment() {
+    local marker="$VENV/.quickstart" wanted
+    wanted="torch $TORCH $(sha256sum pyproject.toml)"
+    if [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then
+        say "environment: $VENV is up to date"
+        return
+    fi
+    say "environment: installing into $VENV (a few minutes)"
+    [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
+    timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$TORCH"
+    timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[ccl,plot]"
+    printf '%s' "$wanted" >"$marker"
+}
+
+build_backend() {
+    say "backend: compiling ccl, unless that has been done (a minute)"
+    timeout 600 cpudist build
+}
+
+# Standard library modules, in an order that is the same everywhere; every tenth is held out to evaluate on.
+library_files() {
+    python - "$1" <<'PYTHON'
+import pathlib, sys, sysconfig
+files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))
+held_out = files[::10]
+print(*(held_out if sys.argv[1] == "held-out" else sorted(set(files) - set(held_out))), sep="\n")
+PYTHON
+}
+
+train() {
+    local -a train_files held_out
+    mapfile -t train_files < <(library_files train)
+    mapfile -t held_out < <(library_files held-out)
+    say "training: two ranks on ccl, on ${#train_files[@]} modules of Python's standard library (about two minutes)"
+    timeout 1200 mpirun -n 2 cpudist-train --backend ccl clm \
+        --train_file "${train_files[@]}" --validation_file "${held_out[@]}" \
+        --vocab_size 2048 --block_size 128 --config_overrides n_layer=2,n_embd=256,n_head=4 \
+        --do_train --max_steps 700 --per_device_train_batch_size 4 \
+        --learning_rate 1.5e-3 --lr_scheduler_type cosine --warmup_steps 20 --adam_beta2 0.95 \
+        --do_eval --eval_on_start --eval_strategy steps --eval_steps 175 --max_eval_samples 256 \
+        --logging_steps 25 --disable_tqdm true --save_strategy no --output_dir "$RUN"
+}
+
+check_machine
+make_environment
+# mpirun looks for its own helpers on PATH.
+export PATH="$VENV/bin:$PATH"
+build_backend
+train
+say "done: $RUN/cpudist.json"
+python -m cpudist.training.summary "$RUN/cpudist.json"

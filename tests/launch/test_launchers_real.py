@@ -1,0 +1,77 @@
+"""Two ranks under each launcher of this machine are recognised, meet, and find each other on one node."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+
+PROGRAM = """
+import os, socket, sys
+from cpudist.errors import UserError
+from cpudist.launchers import detect
+from cpudist.rendezvous import exchange, meet, node_identity
+from cpudist.world import Member, assign_nodes
+
+launcher = detect(os.environ)
+placement = launcher.placement(os.environ)
+try:
+    store = meet(launcher, placement, os.environ, 30).store
+except UserError as error:
+    sys.exit(f"refused: {error}")
+own = Member(node_identity(), socket.gethostname(), placement).to_json()
+texts = exchange(store, placement.rank, placement.size, "member", own, 30, what="testing")
+world = assign_nodes([Member.from_json(text) for text in texts], launcher.name)[placement.rank]
+sys.stdout.write(f"{world}\\n")
+sys.stdout.flush()
+exchange(store, placement.rank, placement.size, "leaving", "", 30, what="leaving")  # rank 0 serves the store
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def run(command: list[str], script: str, **env: str) -> jobs.Result:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    python = [script] if command[0].endswith("torchrun") else [sys.executable, script]
+    return jobs.run([*command, *python], timeout=90, env=env)
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("intel-mpi", jobs.mpirun(2)),
+        # Without -ppn MPICH 4.0's Hydra maps one rank per host, and Intel MPI's library aborts in MPI_Init.
+        ("mpich", ["mpirun.mpich", "-ppn", "2", "-n", "2"]),
+        ("open-mpi", OPEN_MPI),
+        ("torchrun", jobs.torchrun(2)),
+    ],
+)
+def test_two_ranks_meet(name: str, command: list[str], script: str) -> None:
+    done = run(command, script)
+    assert done.returncode == 0, done.output
+    seats = [
+        f"World(rank={n}(2), local_rank={n}(2), node=0(1), backend='', launcher='{name}')" for n in (0, 1)
+    ]
+    assert sorted(line for line in done.stdout.splitlines() if line) == seats
+
+
+def test_a_split_world_is_refused(script: str) -> None:
+    intel = Path(sys.prefix) / "lib" / "libmpi.so.12"
+    if not intel.exists():
+        pytest.skip(f"{intel} is not there")
+    done = run(OPEN_MPI, script, MPI4PY_LIBMPI=str(intel))
+    assert done.returncode != 0
+    assert "refused: " in done.stderr
+    assert "Intel(R) MPI Library" in done.stderr
+    assert "MPI4PY_LIBMPI" in done.stderr

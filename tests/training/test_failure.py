@@ -1,0 +1,162 @@
+"""A rank fails, and the job ends everywhere, soon, with the reason on screen once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from jobs import Result, mpirun, run, torchrun, train
+
+BACKENDS = ["gloo", "ccl"]
+
+# From its start to its end, when a rank fails at once: mostly `import torch`, on busy cores.
+BOUND = 60.0
+
+_SCRIPT = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from cpudist.errors import UserError
+
+def fail():
+    {what}
+
+if dist.get_rank() == 1:
+    fail()
+{others}
+"""
+_COLLECTIVE = "dist.all_reduce(torch.ones(1))"
+_SLEEP = "time.sleep(300)"
+
+
+def _script(folder: Path, what: str, others: str) -> str:
+    path = folder / "script.py"
+    path.write_text(_SCRIPT.format(what=what, others=others))
+    return str(path)
+
+
+def _record(folder: Path) -> str:
+    return str(json.loads((folder / "record.json").read_text())["exit"])
+
+
+def _job(folder: Path, backend: str, what: str, others: str, ranks: int = 2) -> Result:
+    options = ["--backend", backend, "--record", str(folder / "record.json")]
+    return run(mpirun(ranks, *train(*options, _script(folder, what, others))), timeout=BOUND)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("others", [_COLLECTIVE, _SLEEP], ids=["collective", "sleep"])
+def test_an_exception_ends_the_job_and_is_shown_once(tmp_path: Path, backend: str, others: str) -> None:
+    result = _job(tmp_path, backend, "raise ValueError('the reason')", others)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("Traceback (most recent call last)") == 1, result.output
+    assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+    line = next(line for line in result.stderr.splitlines() if line.startswith("cpudist: "))
+    assert line.startswith("cpudist: rank 1 on ")
+    assert line.endswith(" failed: ValueError: the reason; ending the job")
+    assert "cpudist/cli" not in result.stderr, "the traceback shows the user's frames, not ours"
+    assert _record(tmp_path) == "failed"
+
+
+def test_the_same_exception_on_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    result = _job(tmp_path, "gloo", "pass", "raise ValueError('everywhere')", ranks=3)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("\nValueError: everywhere\n") == 1, result.output
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "line"),
+    [
+        ("sys.exit(3)", 3, "failed: exit status 3; ending the job"),
+        ("sys.exit('some words')", 1, "failed: some words; ending the job"),
+        ("raise UserError('cause; remedy')", 2, "cpudist: cause; remedy"),
+    ],
+)
+def test_other_ends_are_one_line(tmp_path: Path, what: str, status: int, line: str) -> None:
+    result = _job(tmp_path, "gloo", what, _SLEEP)
+    assert result.returncode == status, result.output
+    assert result.stderr.strip().endswith(line), result.output
+    assert result.stderr.strip().count("\n") == 0, result.output
+
+
+def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
+    result = _job(tmp_path, "gloo", "raise KeyboardInterrupt", _SLEEP)
+    assert (result.returncode, result.stderr) == (130, ""), result.output
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_killed_rank_ends_the_job(tmp_path: Path, backend: str) -> None:
+    result = _job(tmp_path, backend, "os.kill(os.getpid(), signal.SIGKILL)", _SLEEP)
+    assert result.returncode != 0, result.output
+
+
+def test_under_torchrun_the_failed_rank_is_blamed(tmp_path: Path) -> None:
+    script = _script(tmp_path, "raise ValueError('the reason')", _SLEEP)
+    options = ["--backend", "gloo", "--record", str(tmp_path / "record.json")]
+    result = run(torchrun(2, "--no-python", *train(*options, script)), timeout=BOUND)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+    _, _, root_cause = result.stderr.partition("Root Cause")
+    assert "rank      : 1 " in root_cause, result.output
+    assert _record(tmp_path) == "failed"
+
+
+def test_a_plain_script_fails_like_this_too(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import time
+            import cpudist
+            world = cpudist.init("gloo")
+            if world.rank == 1:
+                raise ValueError("the reason")
+            time.sleep(300)
+            """
+        )
+    )
+    result = run(mpirun(2, sys.executable, str(path)), timeout=BOUND)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+    assert "cpudist: rank 1 on " in result.stderr
+
+
+def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) -> None:
+    """As in pods: plain processes, told by variables who they are, and nobody to kill the others."""
+    script = _script(tmp_path, "time.sleep(1); raise ValueError('the reason')", _SLEEP)
+    port = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+    start = f"""
+        export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2
+        export MASTER_ADDR=127.0.0.1 MASTER_PORT=$({sys.executable} -c "{port}")
+        rank() {{ RANK=$1 LOCAL_RANK=$1 {shlex.join(train("--backend", "gloo", script))}; }}
+        rank 0 & other=$!
+        rank 1; one=$?
+        wait $other; echo $one $?
+    """
+    result = run(["bash", "-c", start], timeout=BOUND)
+    assert result.stdout.split() == ["1", "1"], result.output
+    assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_good_end_is_silent_even_if_a_rank_is_late(tmp_path: Path, backend: str, ranks: int) -> None:
+    result = _job(tmp_path, backend, "time.sleep(2)", "sys.exit(0)", ranks)
+    assert (result.returncode, result.stderr) == (0, ""), result.output
+    assert _record(tmp_path) == "completed"
+
+
+def test_user_errors_before_the_start_are_one_line_of_one_rank(tmp_path: Path) -> None:
+    for words in (
+        ["--no-such-option"],
+        ["--backend", "nonsense", _script(tmp_path, "pass", "")],
+        ["missing.py"],
+    ):
+        result = run(mpirun(2, *train(*words)), timeout=BOUND)
+        assert result.returncode == 2, result.output
+        assert result.stderr.count("\n") == 1, result.output
+        assert result.stdout == ""

@@ -1,0 +1,154 @@
+"""What `cpudist bench` says about times: medians, spreads, ratios, and how they are shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpudist.bench import table
+from cpudist.bench.collectives import CollectiveTimes, Comparison
+from cpudist.bench.ddp import DdpTimes, StepTimes
+from cpudist.bench.timing import Timings, Turns, ratio, take_turns
+
+
+def steady(*medians: float) -> Timings:
+    """Rounds of three calls around each median."""
+    return Timings(tuple((median * 0.9, median, median * 1.2) for median in medians))
+
+
+def test_median_is_over_all_calls_and_spread_between_rounds() -> None:
+    timings = Timings(((1.0, 2.0, 9.0), (3.0, 4.0, 5.0)))
+    assert timings.median == 3.5
+    assert timings.medians == [2.0, 4.0]
+    assert timings.spread == (2.0, 4.0)
+
+
+def test_drift_of_the_machine_cancels_in_ratios() -> None:
+    # The machine slows down fourfold from round to round; one contender always takes twice as long.
+    found = ratio(steady(2.0, 8.0, 32.0), steady(1.0, 4.0, 16.0))
+    assert found.median == 2.0
+    assert found.spread == (2.0, 2.0)
+
+
+def test_ratio_needs_the_same_rounds() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        ratio(steady(1.0, 2.0), steady(1.0))
+
+
+def test_contenders_take_turns_and_warm_up_is_not_counted() -> None:
+    log: list[str] = []
+
+    def contender(name: str, seconds: float) -> list[float]:
+        log.append(name)
+        return [100.0, 100.0, seconds, seconds, seconds]
+
+    turns = Turns(rounds=2, calls=3, warm_up=2)
+    timings = take_turns(
+        {"a": lambda calls: contender("a", 1.0), "b": lambda calls: contender("b", 2.0)}, turns
+    )
+    assert log == ["a", "b", "a", "b"]
+    assert timings["a"] == Timings(((1.0,) * 3, (1.0,) * 3))
+    assert timings["b"].median == 2.0
+
+
+def test_contenders_are_asked_for_warm_up_and_calls() -> None:
+    asked: list[int] = []
+
+    def contender(calls: int) -> list[float]:
+        asked.append(calls)
+        return [1.0] * calls
+
+    take_turns({"a": contender}, Turns(rounds=3, calls=4, warm_up=2))
+    assert asked == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("timings", "shown"),
+    [
+        (Timings(((15.2e-6,), (15.2e-6,), (17e-6,))), "15.2 us (15.2-17)"),
+        (Timings(((0.0009,), (0.0016,), (0.0016,))), "1.6 ms (0.9-1.6)"),
+        (Timings(((2.5,),)), "2.5 s (2.5-2.5)"),
+        (Timings(((4e-7,),)), "0.4 us (0.4-0.4)"),
+        (Timings(((0.3141,),)), "314 ms (314-314)"),
+        (None, "-"),
+    ],
+)
+def test_times_in_a_unit_that_fits(timings: Timings | None, shown: str) -> None:
+    assert table.time_cell(timings) == shown
+
+
+def test_sizes_in_powers_of_two() -> None:
+    assert [table.size_cell(size) for size in (1 << 10, 64 << 10, 1 << 20, 96 << 20)] == [
+        "1 KB",
+        "64 KB",
+        "1 MB",
+        "96 MB",
+    ]
+
+
+def test_table_of_collectives() -> None:
+    times = CollectiveTimes(
+        (
+            Comparison(
+                "allreduce", 1 << 10, {"raw oneCCL": steady(1e-5), "ccl": steady(2e-5), "gloo": steady(1e-4)}
+            ),
+            Comparison(
+                "allreduce",
+                96 << 20,
+                {
+                    "raw oneCCL": steady(0.05),
+                    "raw in 4 MB pieces": steady(0.01),
+                    "ccl": steady(0.011),
+                    "gloo": steady(0.077),
+                },
+            ),
+            Comparison("broadcast", 1 << 20, {"ccl": steady(1e-3), "gloo": steady(3e-3)}),
+        )
+    )
+    allreduce, broadcast = (block.splitlines() for block in times.table().split("\n\n"))
+    assert allreduce[0] == "allreduce, float32"
+    assert allreduce[1].split("  ")[0] == "size"
+    assert "raw in 4 MB pieces" in allreduce[1]
+    assert "ccl / raw oneCCL" in allreduce[1]
+    small, large = allreduce[2:]
+    assert small.split()[:2] == ["1", "KB"]
+    assert " - " in small  # not cut into pieces
+    assert small.endswith("5 (5-5)")
+    assert "11 ms (11-11)" in large
+    assert "0.22 (0.22-0.22)" in large
+    # All columns begin where their heads do.
+    assert [large.index(cell) for cell in ("50 ms", "10 ms", "11 ms")] == [
+        allreduce[1].index(head) for head in ("raw oneCCL", "raw in 4 MB", "ccl  ")
+    ]
+    assert "raw" not in broadcast[1]
+    assert broadcast[2].endswith("3 (3-3)")
+
+
+def test_collectives_as_json() -> None:
+    comparison = Comparison("allreduce", 1024, {"ccl": steady(1.0, 2.0), "gloo": steady(3.0, 8.0)})
+    entry = comparison.as_dict()
+    assert entry["operation"] == "allreduce"
+    assert entry["bytes"] == 1024
+    assert entry["seconds"]["ccl"]["spread"] == [1.0, 2.0]
+    assert entry["seconds"]["ccl"]["calls_per_round"] == 3
+    assert entry["ratios"] == {"gloo/ccl": {"median": 3.5, "spread": [3.0, 4.0], "rounds": [3.0, 4.0]}}
+
+
+def test_each_backend_is_judged_at_its_best_bucket() -> None:
+    step = StepTimes(
+        "float32",
+        steady(0.3, 0.3),
+        {
+            "ccl": {1: steady(0.5, 0.5), 25: steady(0.4, 0.4)},
+            "gloo": {1: steady(0.6, 0.5), 25: steady(0.9, 0.9)},
+        },
+    )
+    assert step.best("ccl") == 25
+    assert step.best("gloo") == 1
+    assert step.ratio().spread == pytest.approx((1.25, 1.5))
+    lines = DdpTimes((step,)).table().splitlines()
+    assert lines[0] == "training step, float32"
+    assert lines[2].startswith("1 MB   best of gloo") or lines[2].startswith("1 MB  best of gloo")
+    assert lines[3].startswith("25 MB  best of ccl")
+    assert lines[4] == "no communication: 300 ms (300-300)"
+    assert lines[5] == "gloo / ccl, each at its best: 1.38 (1.25-1.5)"
+    assert step.as_dict()["best_bucket_cap_mb"] == {"ccl": 25, "gloo": 1}

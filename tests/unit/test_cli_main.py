@@ -1,0 +1,127 @@
+"""The command `cpudist`: its help, its version, and wrong words."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cpudist.cli.main import main, with_dashes
+from cpudist.version import __version__
+
+_LAUNCHER_PREFIXES = ("PMI_", "MPI_", "OMPI_", "SLURM_", "PMIX_")
+_LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_NAMES:
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], []])
+def test_help_shows_the_commands_and_examples(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    for expected in ("build", "bench", "mpirun -n 2 cpudist bench collectives", "cpudist-train"):
+        assert expected in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [("build", "CPUDIST_CACHE"), ("bench", "torchrun"), ("bench", "--quick")]
+)
+def test_help_of_a_command(command: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"cpudist {__version__}\n"
+
+
+def test_python_m_cpudist_is_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cpudist", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("cpudist", run_name="__main__")
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"cpudist {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["fly"], "invalid choice: 'fly'"),
+        (["--fast"], "COMMAND"),
+        (["bench"], "{collectives,ddp}"),
+        (["bench", "gpus"], "'gpus'"),
+        (["build", "--json", "x"], "--json"),
+    ],
+)
+def test_wrong_words_are_one_line(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("cpudist: ")
+    assert shown.err.count("\n") == 1
+    assert expected in shown.err
+    assert "--help" in shown.err
+
+
+def test_under_a_launcher_rank_0_alone_speaks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    assert main(["fly"]) == 2
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr()
+    assert shown.out == shown.err == ""
+
+
+def test_build_into_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    assert main(["build", "--output", str(taken)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"cpudist: --output {taken} is not a folder")
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(("age", "said"), [(-1, "compiled in 0 s: "), (3600, "was there already: ")])
+def test_build_says_where_and_how_to_use_it(
+    age: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "cpudist_ccl.so"
+    binary.touch()
+    os.utime(binary, (time.time() - age,) * 2)
+    monkeypatch.setattr("cpudist.backends.ccl.build.ensure_built", lambda cache: binary)
+    assert main(["build", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{said}{binary}",
+        f"set CPUDIST_CACHE={tmp_path} where jobs run",
+    ]
+
+
+def test_options_may_be_spelled_with_underscores() -> None:
+    assert with_dashes(["launch", "--max_restarts=2", "--ppn", "a_b", "--", "train.py", "--num_epochs"]) == [
+        *("launch", "--max-restarts=2", "--ppn", "a_b"),
+        *("--", "train.py", "--num_epochs"),
+    ]

@@ -1,0 +1,94 @@
+"""TARGET runs as it would under plain python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpudist.errors import UserError
+from cpudist.training.target import Recipe, Script, resolve
+
+# Runs a target in a process of its own, since a target takes over sys.argv, sys.path and __main__.
+_RUN = "from cpudist.training.target import resolve; resolve({name!r}, {args!r}, module={module}).run()"
+
+_SCRIPT = """
+import dataclasses, multiprocessing, pickle, sys
+import neighbour
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+def double(x):
+    return 2 * x
+
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Point(3))) == Point(3)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(double, [4]) == [8]
+    print(sys.argv, neighbour.NAME, sys.modules["__main__"].__dict__ is globals())
+"""
+
+
+def _run(folder: Path, name: str, args: list[str], *, module: bool = False) -> str:
+    code = _RUN.format(name=name, args=args, module=module)
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "script.py").write_text(_SCRIPT)
+    (inner / "neighbour.py").write_text("NAME = 'neighbour'")
+    (inner / "package").mkdir()
+    (inner / "package" / "__init__.py").write_text("print('imported')")
+    (inner / "package" / "part.py").write_text("import sys; print(__name__, __package__, sys.argv[1:])")
+    return tmp_path
+
+
+def test_script_sees_its_arguments_its_neighbours_and_itself(folder: Path) -> None:
+    assert _run(folder, "inner/script.py", ["--a", "1"]) == "['inner/script.py', '--a', '1'] neighbour True"
+
+
+def test_module_as_python_dash_m(folder: Path) -> None:
+    assert _run(folder / "inner", "package.part", ["x"], module=True) == "imported\n__main__ package ['x']"
+
+
+def test_modules_are_looked_for_without_importing_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder / "inner")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    resolve("package.part", [], module=True)
+    for name in ("package", "package.missing", "package.part.deeper", "missing.part", "json."):
+        with pytest.raises(UserError, match="there is no module"):
+            resolve(name, [], module=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_recipes_and_scripts_are_told_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / "inner")
+    assert resolve("clm", ["--help"]) == Recipe("clm", ("--help",))
+    assert resolve("script.py", ["a"]) == Script(Path("script.py"), ("a",))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("clmm", "the recipes are: .*clm"),
+        ("missing.py", "no script"),
+        ("a/b", "no script"),
+        (".", "a folder"),
+    ],
+)
+def test_unknown_targets_say_what_could_have_been(name: str, part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        resolve(name, [])
