@@ -27,10 +27,10 @@ def join(launcher: Launcher, placement: Placement, timeout: float) -> Any:
     library = launcher.libmpi(os.environ)
     if library is not None and "mpi4py.MPI" not in sys.modules:
         os.environ.setdefault("MPI4PY_LIBMPI", library)
-    MPI = _initialised(launcher, timeout)
-    world = MPI.COMM_WORLD
+    mpi = _initialised(launcher, timeout)
+    world = mpi.COMM_WORLD
     if (world.size, world.rank) != (placement.size, placement.rank):
-        version = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
         raise UserError(
             f"{launcher.name} says rank {placement.rank} of {placement.size}, but MPI says rank {world.rank} of "
             f"{world.size}: {version} is not the launcher's MPI library; use that library's own mpirun, or set "

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from cpudist import backends, launchers
 from cpudist.backends.base import Backend, Seat
 from cpudist.errors import UserError
-from cpudist.training import failure
 from cpudist.rendezvous import Meeting, exchange, meet, node_identity
+from cpudist.training import failure
 from cpudist.world import Member, World, assign_nodes
 
 if TYPE_CHECKING:
@@ -59,27 +59,21 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
     global _session
     if _session is not None:
         if backend not in ("auto", _session.world.backend):
-            raise UserError(
-                f"cpudist is already running on {_session.world.backend}; call cpudist.shutdown() first"
-            )
+            raise UserError(f"cpudist is already running on {_session.world.backend}; call cpudist.shutdown() first")
         return _session.world
     import torch.distributed as dist
 
     if timeout <= 0:
         raise UserError(f"the timeout must be a positive number of seconds, not {timeout}")
     if dist.is_initialized():
-        raise UserError(
-            "torch.distributed is initialised already; call cpudist.init() instead of init_process_group()"
-        )
+        raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     launcher = launchers.detect(os.environ)
     placement = launcher.placement(os.environ)
     meeting = meet(launcher, placement, os.environ, timeout)
     everyone = _Everyone(meeting.store, placement.rank, placement.size, timeout)
     members = [
         Member.from_json(text)
-        for text in everyone.tell(
-            "member", Member(node_identity(), socket.gethostname(), placement).to_json()
-        )
+        for text in everyone.tell("member", Member(node_identity(), socket.gethostname(), placement).to_json())
     ]
     world = assign_nodes(members, launcher.name)[placement.rank]
     failure.watch(world, meeting.store, timeout)
@@ -146,9 +140,7 @@ class _Everyone:
 
     def tell(self, key: str, value: str) -> list[str]:
         """Publish this rank's value and return all ranks' values, in rank order."""
-        return exchange(
-            self.store, self.rank, self.size, f"init/{key}", value, self.timeout, what="starting the job"
-        )
+        return exchange(self.store, self.rank, self.size, f"init/{key}", value, self.timeout, what="starting the job")
 
 
 def _running() -> Session:

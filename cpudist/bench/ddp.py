@@ -133,9 +133,7 @@ class _Training:
         torch.manual_seed(0)
         self._model: torch.nn.Module = BertForMaskedLM(config).train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5, fused=True)
-        self._tokens = torch.randint(
-            _VOCABULARY, (_BATCH, _TOKENS), generator=torch.Generator().manual_seed(rank)
-        )
+        self._tokens = torch.randint(_VOCABULARY, (_BATCH, _TOKENS), generator=torch.Generator().manual_seed(rank))
         self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
 
     def contender(

@@ -47,9 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("subject", choices=("collectives", "ddp"), metavar="{collectives,ddp}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and where they are from")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
-    parser.add_argument(
-        "--quick", action="store_true", help="a smoke test in seconds; its figures mean little"
-    )
+    parser.add_argument("--quick", action="store_true", help="a smoke test in seconds; its figures mean little")
     parser.set_defaults(action=_bench, every_rank=True)
 
 

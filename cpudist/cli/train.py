@@ -95,13 +95,9 @@ def _parser() -> _Parser:
         metavar="FILE",
         help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
     )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="TARGET is a module, as with python -m"
-    )
+    parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")
     parser.add_argument("target", nargs="?", metavar="TARGET", help="path/to/script.py, a module or a recipe")
-    parser.add_argument(
-        "args", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments"
-    )
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments")
     return parser
 
 

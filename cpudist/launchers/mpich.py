@@ -10,8 +10,8 @@ from cpudist.launchers.base import Launcher, Placement, Rendezvous
 class Mpich(Launcher):
     """Hydra, and whatever else speaks PMI-1 and sets PMI_RANK.
 
-    Started as `mpirun -n N` without `-ppn` or slots in a hostfile, MPICH 4.0's Hydra counts one slot per host, and Intel
-    MPI's library aborts on that in MPI_Init ("MPIDU_bc_table_create"). Nothing in a rank's environment shows it.
+    Started as `mpirun -n N` without `-ppn` or slots in a hostfile, MPICH 4.0's Hydra counts one slot per host, and
+    Intel MPI's library aborts on that in MPI_Init ("MPIDU_bc_table_create"). Nothing in a rank's environment shows it.
     """
 
     name = "mpich"

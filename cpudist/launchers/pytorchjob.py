@@ -16,8 +16,8 @@ _INSIDE_A_POD: tuple[type[Launcher], ...] = (IntelMpi, Mpich, OpenMpi)
 
 
 class PyTorchJob(Launcher):
-    """The operator sets RANK to the pod's index but WORLD_SIZE to pods × nprocPerNode: with several processes in a pod
-    RANK is the rank of a node, and a launcher inside the pod has to tell the processes apart.
+    """The operator sets RANK to the pod's index but WORLD_SIZE to pods times nprocPerNode: with several processes in a
+    pod RANK is the rank of a node, and a launcher inside the pod has to tell the processes apart.
 
     Variables that were set by hand or by a script are read the same way; they need no PET_ variables and no local rank.
     """
@@ -29,8 +29,8 @@ class PyTorchJob(Launcher):
         if "PET_NNODES" in env or "PET_NODE_RANK" in env:  # the operator's mark, meant for torchrun
             return True
         # By hand: scripts like to set these under mpirun and srun too, which know better.
-        by_hand = "RANK" in env or "WORLD_SIZE" in env
-        return by_hand and not any(other.detect(env) for other in (*_INSIDE_A_POD, Slurm))
+        others: tuple[type[Launcher], ...] = (*_INSIDE_A_POD, Slurm)
+        return ("RANK" in env or "WORLD_SIZE" in env) and not any(other.detect(env) for other in others)
 
     @classmethod
     def placement(cls, env: Mapping[str, str]) -> Placement:

@@ -38,9 +38,7 @@ class Slurm(Launcher):
         return Placement(
             rank=cls.integer(env, "SLURM_PROCID"),
             # SLURM_NTASKS is what the job asked for; --preserve-env and nested steps leave it at that.
-            size=cls.integer(
-                env, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-            ),
+            size=cls.integer(env, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"),
             local_rank=cls.integer(env, "SLURM_LOCALID"),
             local_size=tasks[node_rank],
             node_rank=node_rank,
@@ -67,7 +65,5 @@ class Slurm(Launcher):
         # Not SLURM_NTASKS_PER_NODE, which exists only when the user asked for it.
         text = env.get("SLURM_STEP_TASKS_PER_NODE")
         if text is None:
-            raise UserError(
-                "slurm started this process, but SLURM_STEP_TASKS_PER_NODE is not set: start it with srun"
-            )
+            raise UserError("slurm started this process, but SLURM_STEP_TASKS_PER_NODE is not set: start it with srun")
         return expand_counts(text)

@@ -64,6 +64,4 @@ def _expand_bracket(ranges: str, text: str) -> Iterator[str]:
 
 
 def _not_understood(text: str) -> UserError:
-    return UserError(
-        f"Slurm's list {text!r} is not understood: set MASTER_ADDR and start the step with srun itself"
-    )
+    return UserError(f"Slurm's list {text!r} is not understood: set MASTER_ADDR and start the step with srun itself")

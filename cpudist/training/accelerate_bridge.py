@@ -44,9 +44,7 @@ def install(world: World) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         _set_variable("OMP_NUM_THREADS", str(torch.get_num_threads()))
     _undo.callback(after_import("accelerate.state", lambda module: _patch_accelerate(module, world)))
-    _undo.callback(
-        after_import("transformers.training_args", lambda module: _patch_training_arguments(module, world))
-    )
+    _undo.callback(after_import("transformers.training_args", lambda module: _patch_training_arguments(module, world)))
 
 
 def remove() -> None:
@@ -65,9 +63,7 @@ def _patch_accelerate(state: ModuleType, world: World) -> None:
             "pip install 'accelerate<1.16'"
         )
 
-    def stay(
-        self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
-    ) -> tuple[str, Any]:
+    def stay(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None) -> tuple[str, Any]:
         return _agreed(backend, world), multi_cpu
 
     _set_attribute(state.PartialState, "_prepare_backend", stay)

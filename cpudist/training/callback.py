@@ -39,9 +39,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         self._warm = False
         self._mark()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         training = self._record.training
         training.steps += 1
         if training.steps == 2 and not self._warm:
@@ -71,14 +69,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
             self._record.training.losses.append(float(logs["loss"]))
         self._mark()
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._mark()
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._mark()
 
     def _mark(self) -> None:

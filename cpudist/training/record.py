@@ -146,9 +146,7 @@ def _own_pinning(world: World) -> dict[str, Any]:
 def _gather_pinning(size: int) -> list[dict[str, Any] | None]:
     """What every rank said when it started its record; None for one that has not, or without a store."""
     store, keys = session.store(), [_PINNING.format(rank=rank) for rank in range(size)]
-    with contextlib.suppress(
-        RuntimeError
-    ):  # some rank is missing; the others' entries are still worth having
+    with contextlib.suppress(RuntimeError):  # some rank is missing; the others' entries are still worth having
         store.wait(keys, timedelta(seconds=_STORE_SECONDS))
     try:
         return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]

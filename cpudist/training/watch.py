@@ -68,9 +68,7 @@ class Watch:
         """Come to a good end: nobody leaves while others may fail, and rank 0's store outlives its users."""
         if self._stop.is_set():
             return
-        with contextlib.suppress(
-            RuntimeError
-        ):  # some rank has not come to its end in time, or has left at its own
+        with contextlib.suppress(RuntimeError):  # some rank has not come to its end in time, or has left at its own
             self._store.add(_FINISHED, 1)
             if self._world.rank == 0:
                 self._store.set(_HOST_FINISHED, "1")
@@ -82,9 +80,7 @@ class Watch:
             else:
                 self._store.wait([_ALL_FINISHED], timedelta(seconds=self._timeout))
                 self.stop()
-                self._store.set(
-                    _LEFT.format(rank=self._world.rank), "1"
-                )  # the last word: it awaits no answer
+                self._store.set(_LEFT.format(rank=self._world.rank), "1")  # the last word: it awaits no answer
         self.stop()
 
     def stop(self) -> None:

@@ -60,9 +60,7 @@ def run(command: list[str], script: str, **env: str) -> jobs.Result:
 def test_two_ranks_meet(name: str, command: list[str], script: str) -> None:
     done = run(command, script)
     assert done.returncode == 0, done.output
-    seats = [
-        f"World(rank={n}(2), local_rank={n}(2), node=0(1), backend='', launcher='{name}')" for n in (0, 1)
-    ]
+    seats = [f"World(rank={n}(2), local_rank={n}(2), node=0(1), backend='', launcher='{name}')" for n in (0, 1)]
     assert sorted(line for line in done.stdout.splitlines() if line) == seats
 
 

@@ -40,14 +40,10 @@ def _json(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_trains_evaluates_and_leaves_everything_behind(
-    tmp_path: Path, corpus: list[str], backend: str
-) -> None:
+def test_trains_evaluates_and_leaves_everything_behind(tmp_path: Path, corpus: list[str], backend: str) -> None:
     output = tmp_path / "out"
     words = ["--do_train", "--do_eval", "--eval_on_start", "--max_steps", "40", "--learning_rate", "5e-3"]
-    result = _clm(
-        2, output, "--train_file", *corpus, *words, "--per_device_train_batch_size", "4", backend=backend
-    )
+    result = _clm(2, output, "--train_file", *corpus, *words, "--per_device_train_batch_size", "4", backend=backend)
     assert result.returncode == 0, result.output
 
     record = _json(output / "cpudist.json")
@@ -58,9 +54,7 @@ def test_trains_evaluates_and_leaves_everything_behind(
     assert record["tokens_per_second"] == pytest.approx(32 * record["samples_per_second"], rel=1e-4)
     assert 0 < record["step_seconds"]["median"] <= record["step_seconds"]["p95"]
     assert [entry["rank"] for entry in record["pinning"]] == [0, 1]
-    assert (
-        record["communication_share"] is None if backend == "gloo" else 0 < record["communication_share"] < 1
-    )
+    assert record["communication_share"] is None if backend == "gloo" else 0 < record["communication_share"] < 1
 
     assert (output / "loss.png").read_bytes().startswith(b"\x89PNG")
     for name in ("model.safetensors", "tokenizer.json", "train_results.json", "eval_results.json"):

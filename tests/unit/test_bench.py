@@ -42,9 +42,7 @@ def test_contenders_take_turns_and_warm_up_is_not_counted() -> None:
         return [100.0, 100.0, seconds, seconds, seconds]
 
     turns = Turns(rounds=2, calls=3, warm_up=2)
-    timings = take_turns(
-        {"a": lambda calls: contender("a", 1.0), "b": lambda calls: contender("b", 2.0)}, turns
-    )
+    timings = take_turns({"a": lambda calls: contender("a", 1.0), "b": lambda calls: contender("b", 2.0)}, turns)
     assert log == ["a", "b", "a", "b"]
     assert timings["a"] == Timings(((1.0,) * 3, (1.0,) * 3))
     assert timings["b"].median == 2.0
@@ -88,9 +86,7 @@ def test_sizes_in_powers_of_two() -> None:
 def test_table_of_collectives() -> None:
     times = CollectiveTimes(
         (
-            Comparison(
-                "allreduce", 1 << 10, {"raw oneCCL": steady(1e-5), "ccl": steady(2e-5), "gloo": steady(1e-4)}
-            ),
+            Comparison("allreduce", 1 << 10, {"raw oneCCL": steady(1e-5), "ccl": steady(2e-5), "gloo": steady(1e-4)}),
             Comparison(
                 "allreduce",
                 96 << 20,

@@ -51,9 +51,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"cpudist {__version__}\n"
 
 
-def test_python_m_cpudist_is_the_same(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["cpudist", "--version"])
     with pytest.raises(SystemExit) as end:
         runpy.run_module("cpudist", run_name="__main__")
@@ -71,9 +69,7 @@ def test_python_m_cpudist_is_the_same(
         (["build", "--json", "x"], "--json"),
     ],
 )
-def test_wrong_words_are_one_line(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_words_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

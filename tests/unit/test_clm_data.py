@@ -74,12 +74,8 @@ def test_evaluation_loss_does_not_depend_on_batches(tmp_path: Path) -> None:
     data = [{"input_ids": row, "labels": row} for row in torch.randint(16, (7, 8))]
     losses = []
     for batch_size in (1, 3, 7):
-        options = TrainingArguments(
-            str(tmp_path), use_cpu=True, per_device_eval_batch_size=batch_size, report_to=[]
-        )
-        losses.append(
-            LanguageModelTrainer(model=model, args=options, eval_dataset=data).evaluate()["eval_loss"]
-        )
+        options = TrainingArguments(str(tmp_path), use_cpu=True, per_device_eval_batch_size=batch_size, report_to=[])
+        losses.append(LanguageModelTrainer(model=model, args=options, eval_dataset=data).evaluate()["eval_loss"])
     rows = torch.stack([entry["input_ids"] for entry in data])
     with torch.no_grad():
         expected = model.eval()(rows, labels=rows).loss.item()

@@ -84,9 +84,7 @@ def test_torchrun_wins_over_the_srun_and_the_pod_it_runs_in() -> None:
     assert detect(STEP | POD | TORCHRUN).name == "torchrun"
 
 
-@pytest.mark.parametrize(
-    ("text", "sizes"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("3(x2),1", [3, 3, 1])]
-)
+@pytest.mark.parametrize(("text", "sizes"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("3(x2),1", [3, 3, 1])])
 def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -> None:
     for node, local_size in enumerate(sizes):
         env = STEP | {

@@ -53,9 +53,7 @@ def test_what_nobody_knew_is_null(record: RunRecord) -> None:
 
 
 def test_numbers_follow_from_the_steps(record: RunRecord) -> None:
-    record.training = Training(
-        3, [1.0, 3.0], samples_per_step=8, communication_seconds=1.0, losses=[5.0, 2.0]
-    )
+    record.training = Training(3, [1.0, 3.0], samples_per_step=8, communication_seconds=1.0, losses=[5.0, 2.0])
     record.tokens_per_sample = 10
     fields = record.as_dict("completed")
     assert fields["steps"] == 3

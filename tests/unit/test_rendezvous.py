@@ -33,8 +33,7 @@ def test_every_rank_gets_every_value_in_rank_order_again_and_again(server: TCPSt
     def run(rank: int) -> None:
         store = client(server)
         got[rank] = [
-            exchange(store, rank, size, key, f"{key}{rank}" if rank else "", 10, what="testing")
-            for key in "ab"
+            exchange(store, rank, size, key, f"{key}{rank}" if rank else "", 10, what="testing") for key in "ab"
         ]
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]

@@ -15,18 +15,14 @@ from cpudist.world import Member, World, assign_nodes
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
-def members(
-    nodes_of_ranks: list[int], local: bool = True, identities: list[str] | None = None
-) -> list[Member]:
+def members(nodes_of_ranks: list[int], local: bool = True, identities: list[str] | None = None) -> list[Member]:
     """One member per rank; the argument says on which node each rank is."""
     found = []
     for rank, node in enumerate(nodes_of_ranks):
         local_rank = nodes_of_ranks[:rank].count(node) if local else None
         local_size = nodes_of_ranks.count(node) if local else None
         identity = identities[node] if identities else f"node{node}"
-        found.append(
-            Member(identity, "same-name", Placement(rank, len(nodes_of_ranks), local_rank, local_size))
-        )
+        found.append(Member(identity, "same-name", Placement(rank, len(nodes_of_ranks), local_rank, local_size)))
     return found
 
 
@@ -49,9 +45,7 @@ def test_any_order_of_ranks(shape: list[int], local: bool, shuffle: random.Rando
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans())
-def test_nodes_that_look_the_same_are_told_apart_by_local_ranks(
-    nodes: int, ppn: int, round_robin: bool
-) -> None:
+def test_nodes_that_look_the_same_are_told_apart_by_local_ranks(nodes: int, ppn: int, round_robin: bool) -> None:
     ranks = [rank % nodes if round_robin else rank // ppn for rank in range(nodes * ppn)]
     check(assign_nodes(members(ranks, identities=["twin"] * nodes), "mpich"), ranks)
 

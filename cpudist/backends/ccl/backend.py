@@ -11,6 +11,7 @@ import torch
 from cpudist.backends.base import Seat
 from cpudist.backends.ccl import library
 from cpudist.backends.ccl.register import register
+from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.backends.ddp import DdpBackend
 from cpudist.errors import UserError
 
@@ -63,7 +64,7 @@ class CclBackend(DdpBackend):
             return {"ccl_implementation": f"{_INTEL} {self._intel}"}
         return {
             "ccl_implementation": "cpudist",
-            "oneccl": library.find_oneccl().version,
+            "oneccl": find_oneccl().version,
         }
 
     def communication_seconds(self) -> float | None:

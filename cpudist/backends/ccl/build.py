@@ -6,6 +6,7 @@ c10d's C++ interface belongs to one torch version, so a binary serves that versi
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import subprocess
@@ -69,11 +70,8 @@ def _key(oneccl: OneCcl) -> str:
 
 
 def _find(folder: Path, compiler: Compiler | None) -> Path | None:
-    if compiler:
-        candidates = [folder / compiler.label / "cpudist_ccl.so"]
-    else:
-        candidates = sorted(folder.glob("*/cpudist_ccl.so"))
-    return next((path for path in candidates if path.exists()), None)
+    made_by = glob.escape(compiler.label) if compiler else "*"
+    return next(iter(sorted(folder.glob(f"{made_by}/cpudist_ccl.so"))), None)
 
 
 @contextmanager
@@ -118,9 +116,7 @@ def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
         command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output)
         log = target.parent / "compile.log"
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             raise UserError(f"compiling the ccl backend took over {_COMPILE_SECONDS:.0f} s") from None
         log.write_text(" ".join(command) + "\n" + done.stdout + done.stderr)

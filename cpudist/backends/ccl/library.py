@@ -72,8 +72,8 @@ def settings(transport: Transport) -> dict[str, str]:
         # No thread of its own that polls: on a core that computes it costs more than it brings, and over OFI a small
         # allreduce takes 8 ms instead of 24 us. csrc/engine.hpp makes the progress.
         "CCL_WORKER_OFFLOAD": "0",
-        # Left to itself it chooses an algorithm by the bytes of this rank, and ranks with different shares then wait for
-        # each other for ever (a scatter of 9.6 MB at 2 ranks).
+        # Left to itself it chooses an algorithm by the bytes of this rank, and ranks with different shares then wait
+        # for each other for ever (a scatter of 9.6 MB at 2 ranks).
         "CCL_ALLTOALLV": "scatter",
         # Its warnings (about the settings above, among others) would come from every rank.
         "CCL_LOG_LEVEL": "error",
@@ -81,7 +81,7 @@ def settings(transport: Transport) -> dict[str, str]:
 
 
 def _leave(module: Any) -> None:
-    """At interpreter exit: no call enters oneCCL any more; after a failure, end before its destructors wait for ever."""
+    """At interpreter exit: no call enters oneCCL any more; after a failure, end before its destructors wait for it."""
     failed = not module.usable()
     module.close()
     if failed:

@@ -1,7 +1,7 @@
 """Makes `init_process_group("ccl")` known to torch.
 
-torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``), and `import cpudist` calls it
-too, so a script needs neither `import oneccl_bindings_for_pytorch` nor any other import. It must stay cheap and must
+torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``), and `import cpudist` calls
+it too, so a script needs neither `import oneccl_bindings_for_pytorch` nor any other import. It must stay cheap and must
 not fail: nothing is compiled or loaded before the first process group is created.
 """
 

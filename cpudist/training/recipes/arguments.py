@@ -49,14 +49,10 @@ def checkpoint_to_resume(arguments: TrainingArguments) -> str | None:
     if str(wanted).lower() in ("last", "true"):
         last = _last_checkpoint(arguments)
         if last is None:
-            raise UserError(
-                f"there is no checkpoint in {arguments.output_dir}; leave --resume_from_checkpoint out"
-            )
+            raise UserError(f"there is no checkpoint in {arguments.output_dir}; leave --resume_from_checkpoint out")
         return last
     if not os.path.isdir(wanted):
-        raise UserError(
-            f"there is no checkpoint {wanted}; --resume_from_checkpoint takes its folder, or last"
-        )
+        raise UserError(f"there is no checkpoint {wanted}; --resume_from_checkpoint takes its folder, or last")
     return str(wanted)
 
 

@@ -43,9 +43,7 @@ class ModelArguments:
 
     model_name_or_path: str | None = field(
         default=None,
-        metadata={
-            "help": "Pretrained model to go on from: a folder or a hub name. Without it: from scratch."
-        },
+        metadata={"help": "Pretrained model to go on from: a folder or a hub name. Without it: from scratch."},
     )
     model_type: str = field(default="gpt2", metadata={"help": "From scratch: the architecture."})
     config_overrides: str | None = field(
@@ -57,9 +55,7 @@ class ModelArguments:
     )
     tokenizer_name: str | None = field(
         default=None,
-        metadata={
-            "help": "Tokenizer: a folder or a hub name. Without it the model's, or one that is trained."
-        },
+        metadata={"help": "Tokenizer: a folder or a hub name. Without it the model's, or one that is trained."},
     )
     vocab_size: int = field(default=8192, metadata={"help": "Size of a tokenizer that is trained."})
 
@@ -77,20 +73,14 @@ class DataArguments:
     )
     validation_split_percentage: int | None = field(
         default=None,
-        metadata={
-            "help": "Without --validation_file: how much of the training text to hold out (default 5)."
-        },
+        metadata={"help": "Without --validation_file: how much of the training text to hold out (default 5)."},
     )
     block_size: int | None = field(
         default=None,
         metadata={"help": "Tokens per sample (default: 256, or the model's length if that is less)."},
     )
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on that many blocks at most."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate on that many blocks at most."}
-    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on that many blocks at most."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on that many blocks at most."})
     sample_prompt: str | None = field(
         default=None,
         metadata={"help": "What the sample at the end starts with (default: a line break)."},
@@ -157,9 +147,7 @@ def _lines(files: list[str], arguments: TrainingArguments) -> Dataset | None:
     return text.read_lines(text.find_files(files), arguments) if files else None
 
 
-def _tokenizer(
-    model: ModelArguments, checkpoint: str | None, train_lines: Dataset | None
-) -> PreTrainedTokenizerBase:
+def _tokenizer(model: ModelArguments, checkpoint: str | None, train_lines: Dataset | None) -> PreTrainedTokenizerBase:
     # A checkpoint's model knows only the tokenizer that it was trained with.
     name = model.tokenizer_name or checkpoint or model.model_name_or_path
     if name is not None:

@@ -46,9 +46,7 @@ def perplexity(loss: float) -> float:
 
 def _loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """One sample's summed losses, each token predicted from those before it; alone, as logits are large."""
-    return torch.nn.functional.cross_entropy(
-        logits[:-1].float(), labels[1:], ignore_index=_IGNORED, reduction="sum"
-    )
+    return torch.nn.functional.cross_entropy(logits[:-1].float(), labels[1:], ignore_index=_IGNORED, reduction="sum")
 
 
 def _mean_loss(gathered: EvalPrediction) -> dict[str, float]:

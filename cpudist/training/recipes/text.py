@@ -35,9 +35,7 @@ def find_files(entries: Sequence[str]) -> list[str]:
         elif path.is_dir():
             found = [file for file in sorted(path.rglob("*")) if file.is_file() and _is_text(file)]
         else:
-            found = [
-                Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()
-            ]
+            found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
         if not found:
             raise UserError(f"{entry} names no text file (looked from {Path.cwd()})")
         files += found
@@ -91,9 +89,7 @@ def cut_into_blocks(
             desc=f"Cutting into blocks of {block_size} tokens",
         )
     if len(blocks) == 0:
-        raise UserError(
-            f"the text is too short for one block of {block_size} tokens; give more or --block_size"
-        )
+        raise UserError(f"the text is too short for one block of {block_size} tokens; give more or --block_size")
     return blocks
 
 

@@ -1,0 +1,40 @@
+"""One rank misbehaves: `faults.py late|killed|raises|caught`. The others must hear of it and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import cpudist
+
+
+def main(fault: str) -> None:
+    world = cpudist.init("ccl", timeout=3)
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    if world.rank == 1:
+        if fault == "raises":
+            raise ValueError("rank 1 has had enough")
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    try:
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+    except dist.DistBackendError as error:
+        if fault != "caught":
+            raise
+        print(f"caught: {error}", flush=True)
+        try:
+            dist.barrier()
+        except dist.DistBackendError as again:
+            print(f"again: {again}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
