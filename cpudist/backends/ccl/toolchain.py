@@ -96,17 +96,17 @@ def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Pa
         raise UserError(f"Python.h is not in {python_include}; install the package python3-dev")
     includes = [*include_paths(), python_include, str(oneccl.prefix / "include")]
     libraries = [*library_paths(), str(oneccl.lib)]
-    # torch 2.8 tells extensions which pybind11 it was built with; later ones no longer need that.
-    pybind = {
-        f"-D_PYBIND11_{name}={value!r}".replace("'", '"')
+    # pybind11 lets modules share types only if these are the same; torch 2.8 says which it was built with.
+    pybind = [
+        f'-DPYBIND11_{name}="{value}"'
         for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
         if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
-    }
+    ]
     return [
         compiler.command,
         *("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *sorted(pybind),
+        *pybind,
         *(f"-isystem{path}" for path in includes),
         *("-o", str(output), str(source)),
         *(f"-L{path}" for path in libraries),
