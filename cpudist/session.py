@@ -12,11 +12,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cpudist import backends, launchers
+from cpudist import backends, failure, launchers
 from cpudist.backends.base import Backend, Seat
 from cpudist.errors import UserError
 from cpudist.rendezvous import Meeting, exchange, meet, node_identity
-from cpudist.training import failure
 from cpudist.world import Member, World, assign_nodes
 
 if TYPE_CHECKING:

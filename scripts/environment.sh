@@ -1,41 +1,60 @@
 # Sourced by quickstart.sh and test.sh: makes the environment .venv in the checkout.
-#
-# torch is pinned before anything else is installed: a range would drag several GB of CUDA packages in.
-TORCH_VERSION=2.13.0
+# shellcheck shell=bash
+
+# Pinned before anything else is installed: with torch unpinned, pip would fetch several GB of CUDA packages.
+readonly TORCH=2.13.0
+readonly VENV="$PWD/.venv"
+
+say() { printf '\n== %s\n' "$*"; }
 
 die() {
-    echo "$(basename "$0"): $*" >&2
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
     exit 2
 }
 
-# The newest Python that is new enough, as a command.
-find_python() {
-    local candidate
-    for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11 python3.10; do
-        if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
-    done
-    die "Python 3.10 or newer is needed; install it: apt-get install python3 python3-venv"
+# need WHAT PACKAGE COMMAND...: where the command fails, installs the Debian package if it may, or says to.
+need() {
+    local what=$1 package=$2
+    shift 2
+    if "$@" >/dev/null 2>&1; then return; fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "$what: installing the package $package"
+        { apt-get update -qq && apt-get install -y -qq "$package"; } >/dev/null ||
+            die "$what is missing and apt-get could not install $package"
+    else
+        die "$what is missing; install it: sudo apt-get install $package"
+    fi
 }
 
-# make_environment EXTRAS: creates or updates .venv; does nothing when pyproject.toml is as it was.
+has_headers() {
+    python3 -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+}
+
+check_machine() {
+    need "Python 3" python3 command -v python3
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        die "Python 3.10 or newer is needed, this is $(python3 -V 2>&1)"
+    need "a C++ compiler" g++ command -v "${CXX:-g++}"
+    need "Python's C headers" python3-dev has_headers
+    [ -x "$VENV/bin/python" ] || need "Python's venv" python3-venv python3 -c 'import ensurepip'
+}
+
+# make_environment EXTRAS: installs cpudist[EXTRAS], unless that has been done for this pyproject.toml.
 make_environment() {
-    local extras=$1 stamp=.venv/.installed wanted python
-    command -v "${CXX:-g++}" >/dev/null || die "a C++ compiler is needed; install it: apt-get install g++"
-    wanted="$TORCH_VERSION $extras $(sha256sum pyproject.toml | cut -d' ' -f1) $PWD"
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-        return
+    local marker="$VENV/.installed-$1" wanted
+    wanted="torch $TORCH $(sha256sum pyproject.toml)"
+    if [ "$(cat "$marker" 2>/dev/null)" != "$wanted" ]; then
+        say "environment: installing torch $TORCH and cpudist[$1] into $VENV (a few minutes)"
+        [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
+        timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$TORCH"
+        timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$1]"
+        printf '%s' "$wanted" >"$marker"
     fi
-    python=$(find_python)
-    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        die "$python cannot make virtual environments; install the package: apt-get install python3-venv"
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
-    echo "installing torch $TORCH_VERSION and cpudist[$extras] into .venv (a few minutes the first time)" >&2
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "torch==$TORCH_VERSION" ||
-        die "pip could not install torch==$TORCH_VERSION; its message is above"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]" "torch==$TORCH_VERSION" ||
-        die "pip could not install cpudist; its message is above"
-    echo "$wanted" >"$stamp"
+    # Intel MPI's mpirun looks for its own helpers on PATH.
+    export PATH="$VENV/bin:$PATH"
+}
+
+build_backend() {
+    say "backend: compiling ccl, unless that has been done (half a minute)"
+    timeout 900 cpudist build
 }

@@ -7,46 +7,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly VENV="$PWD/.venv"
+. scripts/environment.sh
+
 readonly RUN=runs/quickstart
-readonly TORCH=2.13.0 # pinned first: with torch unpinned, pip would fetch several GB of CUDA packages
-
-say() { printf '\n== %s\n' "$*"; }
-fail() {
-    printf 'quickstart: %s\n' "$*" >&2
-    exit 2
-}
-
-check_machine() {
-    command -v python3 >/dev/null || fail "there is no python3; apt install python3 python3-venv"
-    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-        fail "Python 3.10 or newer is needed, this is $(python3 -V 2>&1)"
-    command -v g++ >/dev/null || fail "there is no C++ compiler; apt install g++"
-    python3 -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
-        fail "Python's header files are missing; apt install python3-dev"
-    [ -x "$VENV/bin/python" ] || python3 -c 'import ensurepip' 2>/dev/null ||
-        fail "Python's venv is incomplete; apt install python3-venv"
-}
-
-# pip runs only when what it would install has changed since it last succeeded.
-make_environment() {
-    local marker="$VENV/.quickstart" wanted
-    wanted="torch $TORCH $(sha256sum pyproject.toml)"
-    if [ "$(cat "$marker" 2>/dev/null)" = "$wanted" ]; then
-        say "environment: $VENV is up to date"
-        return
-    fi
-    say "environment: installing into $VENV (a few minutes)"
-    [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
-    timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$TORCH"
-    timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[ccl,plot]"
-    printf '%s' "$wanted" >"$marker"
-}
-
-build_backend() {
-    say "backend: compiling ccl, unless that has been done (a minute)"
-    timeout 600 cpudist build
-}
 
 # Standard library modules, in an order that is the same everywhere; every tenth is held out to evaluate on.
 library_files() {
@@ -73,9 +36,7 @@ train() {
 }
 
 check_machine
-make_environment
-# mpirun looks for its own helpers on PATH.
-export PATH="$VENV/bin:$PATH"
+make_environment ccl,plot
 build_backend
 train
 say "done: $RUN/cpudist.json"

@@ -7,15 +7,14 @@ its parser here and is called with the parsed options.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from cpudist import failure
 from cpudist.cli import bench, build
 from cpudist.errors import UserError
-from cpudist.launchers import detect
-from cpudist.training import failure
+from cpudist.launchers import launched_rank
 from cpudist.version import __version__
 
 COMMANDS = (build, bench)
@@ -57,14 +56,6 @@ def with_dashes(words: Sequence[str]) -> list[str]:
     words = list(words)
     ours = words.index("--") if "--" in words else len(words)
     return [_with_dashes(word) for word in words[:ours]] + words[ours:]
-
-
-def launched_rank() -> int | None:
-    """This process's rank from the launcher's variables alone; None if they make no sense."""
-    try:
-        return int(detect(os.environ).placement(os.environ).rank)
-    except UserError:
-        return None
 
 
 def _with_dashes(word: str) -> str:

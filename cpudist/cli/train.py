@@ -7,7 +7,6 @@ run record, in failure everywhere at once.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from cpudist import failure
 from cpudist.errors import UserError
-from cpudist.launchers import detect
-from cpudist.training import failure
+from cpudist.launchers import launched_rank
 from cpudist.training.recipes import RECIPES
 from cpudist.training.target import Recipe, Target, resolve
 
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(target, Recipe) and target.wants_help:
             return _show_recipe_help(target)
     except UserError as error:
-        if _rank() in (0, None):
+        if launched_rank() in (0, None):
             print(f"cpudist-train: {error}", file=sys.stderr)
         return failure.USER_ERROR
     return _run(options, target)
@@ -127,7 +126,7 @@ def _run(options: argparse.Namespace, target: Target) -> int:
         world = session.init(options.backend, options.timeout)
         job.run(target, world, options.record)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
-        failure.fail(error, _show, _rank())
+        failure.fail(error, _show, launched_rank())
     return 0
 
 
@@ -144,21 +143,13 @@ def _is_ours(where: TracebackType) -> bool:
     return name in (__name__, "runpy", "cpudist.training.job", "cpudist.training.target")
 
 
-def _rank() -> int | None:
-    """This process's rank from the launcher's variables alone; None if they make no sense."""
-    try:
-        return int(detect(os.environ).placement(os.environ).rank)
-    except UserError:
-        return None
-
-
 def _show_help() -> int:
-    if _rank() in (0, None):
+    if launched_rank() in (0, None):
         _parser().print_help()
     return 0
 
 
 def _show_recipe_help(target: Recipe) -> int:
-    if _rank() in (0, None):
+    if launched_rank() in (0, None):
         target.run()
     return 0

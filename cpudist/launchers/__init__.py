@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from cpudist.errors import UserError
 from cpudist.launchers.base import Launcher, Placement
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpich import Mpich
@@ -17,7 +18,7 @@ from cpudist.launchers.single import Single
 from cpudist.launchers.slurm import Slurm
 from cpudist.launchers.torchrun import Torchrun
 
-__all__ = ["LAUNCHERS", "Launcher", "Placement", "detect"]
+__all__ = ["LAUNCHERS", "Launcher", "Placement", "detect", "launched_rank"]
 
 # Launchers run inside each other and variables are inherited, so the innermost one must be asked first:
 # - torchrun runs inside everything: mpirun or srun may start one torchrun per node, a pod may run it.
@@ -31,3 +32,11 @@ LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJob, IntelMpi, Mpich, 
 def detect(env: Mapping[str, str] = os.environ) -> Launcher:
     """Return the launcher that started this process; `Single` when none did."""
     return next(launcher() for launcher in LAUNCHERS if launcher.detect(env))
+
+
+def launched_rank(env: Mapping[str, str] = os.environ) -> int | None:
+    """This process's rank from the launcher's variables alone; None where they make no sense."""
+    try:
+        return detect(env).placement(env).rank
+    except UserError:
+        return None

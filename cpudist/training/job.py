@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from cpudist import session
-from cpudist.training import accelerate_bridge, failure, record
+from cpudist import failure, session
+from cpudist.training import accelerate_bridge, record
 from cpudist.training.on_import import after_import
 from cpudist.training.quiet import quiet_libraries
 

@@ -61,7 +61,7 @@ def test_wrong_target_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str]
 def test_other_ranks_keep_quiet_about_a_wrong_target(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "_rank", lambda: 1)
+    monkeypatch.setattr(train, "launched_rank", lambda: 1)
     assert train.main(["nonsense"]) == 2
     assert train.main(["--help"]) == 0
     assert capfd.readouterr() == ("", "")

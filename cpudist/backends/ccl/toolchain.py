@@ -89,13 +89,18 @@ def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Pa
         UserError: when Python's headers are missing.
     """
     import torch
-    from torch.utils.cpp_extension import include_paths, library_paths
 
     python_include = sysconfig.get_path("include")
     if not Path(python_include, "Python.h").exists():
         raise UserError(f"Python.h is not in {python_include}; install the package python3-dev")
-    includes = [*include_paths(), python_include, str(oneccl.prefix / "include")]
-    libraries = [*library_paths(), str(oneccl.lib)]
+    torch_folder = Path(torch.__file__).parent
+    torch_include = torch_folder / "include"
+    includes = [
+        torch_include,
+        torch_include / "torch/csrc/api/include",
+        python_include,
+        oneccl.prefix / "include",
+    ]
     # pybind11 lets modules share types only if these are the same; torch 2.8 says which it was built with.
     pybind = [
         f'-DPYBIND11_{name}="{value}"'
@@ -109,7 +114,7 @@ def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Pa
         *pybind,
         *(f"-isystem{path}" for path in includes),
         *("-o", str(output), str(source)),
-        *(f"-L{path}" for path in libraries),
+        *(f"-L{torch_folder / 'lib'}", f"-L{oneccl.lib}"),
         *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libintlc.so.5", "-l:libhwloc.so.15"),
         *("-lc10", "-ltorch_cpu", "-ltorch_python"),
         *(f"-Wl,-rpath,{oneccl.lib}", "-Wl,--disable-new-dtags"),

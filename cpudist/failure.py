@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist.errors import UserError
-from cpudist.training.watch import GRACE_SECONDS, Watch, end_process, name_of, say
+from cpudist.watch import GRACE_SECONDS, Watch, end_process, name_of, say
 
 if TYPE_CHECKING:
     from cpudist.world import World
