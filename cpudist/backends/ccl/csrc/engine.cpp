@@ -73,7 +73,7 @@ void Engine::submit(const OperationPtr& operation, bool background) {
     progress(finished);
   }
   for (const auto& done : finished) done->announce();
-  if (background && thread_.joinable() && !operation->done()) wake_.notify_one();
+  if (background && has_thread() && !operation->done()) wake_.notify_one();
 }
 
 void Engine::progress(Finished& finished) {
@@ -123,7 +123,7 @@ void Engine::drive(Operation& operation, Milliseconds timeout) {
     }
   }
   blocked_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
-  if (--drivers_ == 0 && thread_.joinable()) wake_.notify_one();
+  if (--drivers_ == 0 && has_thread()) wake_.notify_one();
 }
 
 void Engine::tick() {
@@ -136,7 +136,7 @@ void Engine::tick() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(Operation& operation) {
-  if (!thread_.joinable()) drive(operation, kNoTimeout);
+  if (!has_thread()) drive(operation, kNoTimeout);
   std::unique_lock<std::mutex> lock(mutex_);
   if (operation.future_) return operation.future_;
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));

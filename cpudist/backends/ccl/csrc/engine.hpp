@@ -21,6 +21,7 @@ class Engine {
 
   // Starts the thread that moves operations on while the caller computes.
   void start_thread();
+  bool has_thread() const { return thread_.joinable(); }
 
   // Starts an operation. `background`: nobody is about to wait for it. Throws when oneCCL is out of use.
   void submit(const OperationPtr& operation, bool background);

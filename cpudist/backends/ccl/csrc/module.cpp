@@ -46,6 +46,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("timeout_seconds"), py::arg("group"), py::arg("most_under_way"), Unlocked());
   module.def("start_thread", [] { cpudist::Engine::get().start_thread(); }, Unlocked());
+  module.def("has_thread", [] { return cpudist::Engine::get().has_thread(); });
   module.def("usable", [] { return cpudist::Engine::get().usable(); });
   module.def("close", [] { cpudist::Engine::get().close(); }, Unlocked());
   module.def("blocked_seconds", [] { return cpudist::Engine::get().blocked_seconds(); });
