@@ -52,6 +52,14 @@ def test_ddp_fsdp_dtensor_and_checkpoints(launch: list[str], tmp_path: Path) -> 
     assert "stack passed" in result.stdout, result.output
 
 
+@pytest.mark.parametrize("leave", ["destroy", "just end"])
+def test_init_process_group_without_cpudist(leave: str) -> None:
+    """A script that knows torch alone, under mpirun: oneCCL starts and ends MPI itself."""
+    result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output
+
+
 def test_a_late_rank_is_an_error_that_names_the_operation() -> None:
     result = run(JOBS["intel-mpi, 2 ranks"], "faults.py", "late", timeout=60)
     assert result.returncode != 0

@@ -81,10 +81,15 @@ def settings(transport: Transport) -> dict[str, str]:
 
 
 def _leave(module: Any) -> None:
-    """At interpreter exit: no call enters oneCCL any more; after a failure, end before its destructors wait for it."""
-    failed = not module.usable()
-    module.close()
-    if failed:
+    """At interpreter exit: leave oneCCL in order, or after a failure end before its destructors wait for lost peers."""
+    import torch.distributed as dist
+
+    if not module.usable():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+    # oneCCL ends the MPI that it has started with its last communicator; a rank that goes without that counts as
+    # crashed. After an uncaught exception just that is wanted: the launcher then ends the other ranks.
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
+    module.close()

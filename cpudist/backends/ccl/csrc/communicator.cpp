@@ -17,10 +17,14 @@ class StoreKvs final : public ccl::kvs_interface {
  public:
   explicit StoreKvs(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  // oneCCL polls: an empty answer means "not there yet".
+  // An empty answer means "not there yet"; oneCCL then asks again at once, which would flood the store of a large job.
   ccl::vector_class<char> get(const ccl::string_class& key) override {
     const std::string name(key.c_str());
-    if (!store_ || !store_->check({name})) return {};
+    if (!store_) return {};
+    if (!store_->check({name})) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return {};
+    }
     const auto value = store_->get(name);
     return {value.begin(), value.end()};
   }
