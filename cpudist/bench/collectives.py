@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,11 +111,6 @@ class CollectiveTimes:
 
     def as_list(self) -> list[dict[str, Any]]:
         return [comparison.as_dict() for comparison in self.comparisons]
-
-    def draw(self, path: Path) -> None:
-        from cpudist.bench import plot
-
-        plot.draw_collectives(self, path)
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False) -> CollectiveTimes:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,11 +79,6 @@ class DdpTimes:
 
     def as_list(self) -> list[dict[str, Any]]:
         return [one.as_dict() for one in self.steps]
-
-    def draw(self, path: Path) -> None:
-        from cpudist.bench import plot
-
-        plot.draw_ddp(self, path)
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTimes:

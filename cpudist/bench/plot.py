@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cpudist.bench.collectives import CollectiveTimes, Comparison
+from cpudist.bench.ddp import DdpTimes, StepTimes
 from cpudist.bench.measure import CCL, GLOO, PIECES, RAW
 from cpudist.bench.table import size_cell
-
-if TYPE_CHECKING:
-    from cpudist.bench.collectives import CollectiveTimes, Comparison
-    from cpudist.bench.ddp import DdpTimes, StepTimes
-    from cpudist.bench.timing import Timings
+from cpudist.bench.timing import Timings
 
 _COLORS = {
     RAW: "tab:gray",
@@ -22,7 +20,15 @@ _COLORS = {
 }
 
 
-def draw_collectives(times: CollectiveTimes, path: Path) -> None:
+def draw(times: CollectiveTimes | DdpTimes, path: Path) -> None:
+    """Draw a benchmark's results into a PNG file."""
+    if isinstance(times, CollectiveTimes):
+        _draw_collectives(times, path)
+    else:
+        _draw_ddp(times, path)
+
+
+def _draw_collectives(times: CollectiveTimes, path: Path) -> None:
     """Allreduce: time over size, both logarithmic. The other operations: bars, at their largest size."""
     others = {one.operation: one for one in times.comparisons if one.operation != "allreduce"}
     figure = _figure(width=13, height=5)
@@ -32,7 +38,7 @@ def draw_collectives(times: CollectiveTimes, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_ddp(times: DdpTimes, path: Path) -> None:
+def _draw_ddp(times: DdpTimes, path: Path) -> None:
     """A bar per backend and bucket size; one panel per dtype."""
     figure = _figure(width=5.5 * len(times.steps), height=4)
     for one, axes in zip(times.steps, figure.subplots(1, len(times.steps), squeeze=False).flat, strict=True):

@@ -30,8 +30,6 @@ class Results(Protocol):
 
     def as_list(self) -> list[dict[str, Any]]: ...
 
-    def draw(self, path: Path) -> None: ...
-
 
 def environment(world: World) -> dict[str, Any]:
     """The job and this rank's machine."""

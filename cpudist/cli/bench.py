@@ -7,12 +7,9 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
-
-if TYPE_CHECKING:
-    from cpudist.cli.main import Parser
 
 _EPILOG = """\
 what is measured:
@@ -54,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
 def _bench(options: argparse.Namespace) -> None:
     # Late: they import torch, which takes seconds that --help need not wait for.
     from cpudist import session
-    from cpudist.bench import collectives, ddp, report
+    from cpudist.bench import collectives, ddp, plot, report
 
     world = session.init("ccl")
     if world.size < 2:
@@ -62,7 +59,9 @@ def _bench(options: argparse.Namespace) -> None:
     if world.rank == 0:
         _check_outputs(options)
     say = _to_stderr if world.rank == 0 else _say_nothing
-    run: Callable[..., report.Results] = collectives.run if options.subject == "collectives" else ddp.run
+    run: Callable[..., collectives.CollectiveTimes | ddp.DdpTimes] = (
+        collectives.run if options.subject == "collectives" else ddp.run
+    )
     measured = run(world, say, options.quick)
     if world.rank == 0:
         environment = report.environment(world)
@@ -70,7 +69,7 @@ def _bench(options: argparse.Namespace) -> None:
         if options.json:
             report.write(options.json, options.subject, environment, measured)
         if options.plot:
-            measured.draw(options.plot)
+            plot.draw(measured, options.plot)
     session.shutdown()
 
 

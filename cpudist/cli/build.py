@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
-
-if TYPE_CHECKING:
-    from cpudist.cli.main import Parser
 
 _DESCRIPTION = """\
 Compile the oneCCL backend ahead of time. The first job would do it by itself, but needs a C++ compiler then,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from cpudist import failure
 from cpudist.cli import bench, build
+from cpudist.cli.parser import Parser, with_dashes
 from cpudist.errors import UserError
 from cpudist.launchers import launched_rank
 from cpudist.version import __version__
@@ -30,17 +30,6 @@ examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """Of all ranks that a launcher started, rank 0 alone speaks: errors are `UserError`s, help is its own."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; {self.prog} --help explains what it takes")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if launched_rank() in (0, None):
-            super()._print_message(message, file)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
@@ -49,20 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _report(error)
     return _run_rank(options) if options.every_rank else _run_alone(options)
-
-
-def with_dashes(words: Sequence[str]) -> list[str]:
-    """Options as `--like-this`, also where the user wrote `--like_this`; what follows `--` stays as it is."""
-    words = list(words)
-    ours = words.index("--") if "--" in words else len(words)
-    return [_with_dashes(word) for word in words[:ours]] + words[ours:]
-
-
-def _with_dashes(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
 
 
 def _parser() -> Parser:

@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
 
 from cpudist import failure
+from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
 from cpudist.launchers import launched_rank
 from cpudist.training.recipes import RECIPES
@@ -39,13 +39,6 @@ Options come before TARGET; everything after it goes to TARGET untouched.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports wrong options as a `UserError`, so that rank 0 alone shows it."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; cpudist-train --help lists the options")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit status, or ends the process when the job fails."""
     words = sys.argv[1:] if argv is None else list(argv)
@@ -63,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(options, target)
 
 
-def _parser() -> _Parser:
+def _parser() -> Parser:
     recipes = "\n".join(f"  {name:<10}{text}" for name, text in RECIPES.items())
-    parser = _Parser(
+    parser = Parser(
         prog="cpudist-train",
         usage="cpudist-train [OPTIONS] {SCRIPT.py | -m MODULE | RECIPE} [ARGS...]",
         description="Run TARGET on this rank of a distributed job, with the process group made for it.",

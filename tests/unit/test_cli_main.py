@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.cli.main import main, with_dashes
+from cpudist.cli.main import main
+from cpudist.cli.parser import with_dashes
 from cpudist.version import __version__
 
 _LAUNCHER_PREFIXES = ("PMI_", "MPI_", "OMPI_", "SLURM_", "PMIX_")
