@@ -36,7 +36,7 @@ def main() -> None:
     sampler = DistributedSampler(train, world.size, world.rank, shuffle=True)
     loader = DataLoader(train, batch_size=32, sampler=sampler)
 
-    for epoch in range(8):
+    for epoch in range(20):
         sampler.set_epoch(epoch)
         for batch, target in loader:
             loss = torch.nn.functional.cross_entropy(model(batch), target)

@@ -395,6 +395,7 @@ def check_refusals() -> None:
     refuses(lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR), "bitwise")
     refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.bool), dist.ReduceOp.AVG), "no average")
     refuses(lambda: dist.all_reduce(torch.zeros(2).to_sparse()), "dense")
+    refuses(lambda: dist.all_reduce(torch.zeros(1).expand(3)), "refers to a single memory location")
     refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)), "cannot reduce")
     refuses(
         lambda: dist.all_to_all_single(torch.zeros(2 * world.size + 1), torch.zeros(2 * world.size + 1)),

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <ATen/MemoryOverlap.h>
+
 namespace cpudist::plans {
 
 namespace {
@@ -19,6 +21,7 @@ at::Tensor to_read(Plan& plan, const at::Tensor& tensor) {
 at::Tensor to_write(Plan& plan, const at::Tensor& tensor, bool holds_input) {
   at::Tensor buffer = tensor;
   if (!tensor.is_contiguous()) {
+    at::assert_no_internal_overlap(tensor);  // an expanded tensor has no place for every element
     buffer = holds_input ? tensor.contiguous() : at::empty(tensor.sizes(), tensor.options());
     plan.after.push_back([tensor, buffer] { tensor.copy_(buffer); });
   }
