@@ -24,6 +24,12 @@ def join(launcher: Launcher, placement: Placement, timeout: float) -> Any:
     Raises:
         UserError: mpi4py or an MPI library is missing, or MPI's world is not the launcher's.
     """
+    if launcher.name == "mpich" and "I_MPI_MPIRUN" in os.environ:
+        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH; with MPICH's, MPI_Init aborts.
+        raise UserError(
+            "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "
+            f"activate the environment, or: export PATH={sys.prefix}/bin:$PATH"
+        )
     library = launcher.libmpi(os.environ)
     if library is not None and "mpi4py.MPI" not in sys.modules:
         os.environ.setdefault("MPI4PY_LIBMPI", library)

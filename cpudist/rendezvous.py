@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpudist import mpi
 from cpudist.errors import StartupTimeout, UserError
@@ -116,22 +116,14 @@ def _get_all(store: Store, keys: list[str]) -> list[bytes]:
 
 
 def _env_store(placement: Placement, address: str, port: int, timeout: float) -> Store:
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore
 
     # torchrun's agent serves the store itself; then no rank does.
     serves = placement.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not serves:
         _first_reachable([address], port, timeout)
     try:
-        store = TCPStore(
-            address,
-            port,
-            placement.size,
-            is_master=serves,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        store = _tcp_store(placement, address, port, timeout, serves=serves)
     except RuntimeError as error:
         raise UserError(
             f"rank {placement.rank} cannot open {address}:{port} (MASTER_ADDR, MASTER_PORT): {_first_line(error)}"
@@ -141,20 +133,11 @@ def _env_store(placement: Placement, address: str, port: int, timeout: float) ->
 
 
 def _meet_over_mpi(launcher: Launcher, placement: Placement, timeout: float) -> Meeting:
-    from torch.distributed import TCPStore
-
     world = mpi.join(launcher, placement, timeout)
-    server: Store | None = None
+    server: Any = None
     offer: tuple[list[str], int] | None = None
     if placement.rank == 0:
-        server = TCPStore(
-            "localhost",
-            0,
-            placement.size,
-            is_master=True,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-        )
+        server = _tcp_store(placement, "localhost", 0, timeout, serves=True)  # the system picks a free port
         offer = (mpi.addresses(), server.port)
     with mpi.bounded("agreeing on rank 0's address over MPI", timeout):
         candidates, port = world.bcast(offer)
@@ -164,15 +147,21 @@ def _meet_over_mpi(launcher: Launcher, placement: Placement, timeout: float) -> 
     if server is not None:
         return Meeting(server, candidates[0], port)
     address = _first_reachable(candidates, port, timeout)
-    store = TCPStore(
+    return Meeting(_tcp_store(placement, address, port, timeout, serves=False), address, port)
+
+
+def _tcp_store(placement: Placement, address: str, port: int, timeout: float, *, serves: bool) -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore(
         address,
         port,
         placement.size,
-        is_master=False,
+        is_master=serves,
         timeout=timedelta(seconds=timeout),
         wait_for_workers=False,
+        multi_tenant=True,
     )
-    return Meeting(store, address, port)
 
 
 def _first_reachable(candidates: list[str], port: int, timeout: float) -> str:

@@ -73,3 +73,12 @@ def test_a_split_world_is_refused(script: str) -> None:
     assert "refused: " in done.stderr
     assert "Intel(R) MPI Library" in done.stderr
     assert "MPI4PY_LIBMPI" in done.stderr
+
+
+def test_intels_mpirun_with_another_hydra_first_on_path_says_so(script: str) -> None:
+    if shutil.which("mpirun.mpich") is None:
+        pytest.skip("mpirun.mpich is not installed")
+    # jobs.run puts the environment first; here the system's programs come before it.
+    command = ["env", "PATH=/usr/bin:/bin", *jobs.mpirun(2), sys.executable, script]
+    result = jobs.run(command, timeout=90)
+    assert "refused: Intel MPI's mpirun has started MPICH's mpiexec.hydra" in result.stderr, result.output

@@ -30,6 +30,11 @@ class Backoff {
   int polls_ = 0;
 };
 
+void announce(std::vector<OperationPtr>& finished) {
+  for (const auto& operation : finished) operation->announce();
+  finished.clear();
+}
+
 std::string seconds(Clock::duration time) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(time).count());
@@ -72,7 +77,7 @@ void Engine::submit(const OperationPtr& operation, bool background) {
     in_flight_.push_back(operation);
     progress(finished);
   }
-  for (const auto& done : finished) done->announce();
+  announce(finished);
   if (background && has_thread() && !operation->done()) wake_.notify_one();
 }
 
@@ -112,8 +117,7 @@ void Engine::drive(Operation& operation, Milliseconds timeout) {
     }
     const auto now = Clock::now();
     if (!finished.empty()) {
-      for (const auto& done : finished) done->announce();
-      finished.clear();
+      announce(finished);
       backoff.reset();
       moved = now;
     } else if (now - begin > limit) {
@@ -132,7 +136,7 @@ void Engine::tick() {
     std::lock_guard<std::mutex> lock(mutex_);
     progress(finished);
   }
-  for (const auto& done : finished) done->announce();
+  announce(finished);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(Operation& operation) {
@@ -158,7 +162,7 @@ void Engine::expire(Operation& operation, Clock::duration waited) {
                     ": a peer is late, gone or called something else; end the job and look at the other ranks' output",
                 finished);
   }
-  for (const auto& done : finished) done->announce();
+  announce(finished);
 }
 
 void Engine::abandon_all(const std::string& reason, Finished& finished) {
@@ -178,7 +182,7 @@ void Engine::close() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (usable()) abandon_all("the process is ending", finished);
   }
-  for (const auto& done : finished) done->announce();
+  announce(finished);
   if (thread_.joinable()) {
     wake_.notify_all();
     thread_.join();
@@ -207,8 +211,7 @@ void Engine::run() {
     }
     const auto now = Clock::now();
     if (!finished.empty()) {
-      for (const auto& done : finished) done->announce();
-      finished.clear();
+      announce(finished);
       backoff.reset();
       moved = now;
     } else if (late) {
