@@ -65,6 +65,11 @@ class CclBackend(DdpBackend):
             options.setdefault("bucket_cap_mb", 100)
         return super().wrap(model, **options)
 
+    def stop(self) -> None:
+        if not self._intel:
+            library.load().drain()
+        super().stop()
+
     def transport(self) -> str | None:
         return os.environ.get("CCL_ATL_TRANSPORT")
 

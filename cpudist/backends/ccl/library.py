@@ -90,6 +90,8 @@ def _leave(module: Any) -> None:
         os._exit(1)
     # oneCCL ends the MPI that it has started with its last communicator; a rank that goes without that counts as
     # crashed. After an uncaught exception just that is wanted: the launcher then ends the other ranks.
-    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
-        dist.destroy_process_group()
+    if getattr(sys, "last_value", None) is None:
+        module.drain()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     module.close()

@@ -16,5 +16,6 @@ dist.init_process_group("ccl")
 tensor = torch.tensor(float(dist.get_rank()))
 dist.all_reduce(tensor)
 print(f"sum {tensor.item()} on {dist.get_backend()} over {os.environ['CCL_ATL_TRANSPORT']}")
+dist.all_reduce(torch.ones(3_000_000), async_op=True)  # nobody waits for it; every rank must finish it all the same
 if sys.argv[1] == "destroy":
     dist.destroy_process_group()

@@ -176,6 +176,15 @@ void Engine::abandon_all(const std::string& reason, Finished& finished) {
   out_of_use_ = true;
 }
 
+void Engine::drain(Milliseconds limit) {
+  const auto begin = Clock::now();
+  for (bool idle = false; !idle && usable() && Clock::now() - begin < limit; sched_yield()) {
+    tick();
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle = in_flight_.empty();
+  }
+}
+
 void Engine::close() {
   Finished finished;
   {

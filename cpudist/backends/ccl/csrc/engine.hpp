@@ -44,6 +44,9 @@ class Engine {
     return function();
   }
 
+  // Finishes what nobody has waited for, as peers may; gives up after `limit`, for a message may never come.
+  void drain(Milliseconds limit);
+
   // From here on no call enters oneCCL and nothing that it may still touch is released (at interpreter exit).
   void close();
 

@@ -48,6 +48,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("start_thread", [] { cpudist::Engine::get().start_thread(); }, Unlocked());
   module.def("has_thread", [] { return cpudist::Engine::get().has_thread(); });
   module.def("usable", [] { return cpudist::Engine::get().usable(); });
+  module.def("drain", [] { cpudist::Engine::get().drain(std::chrono::seconds(5)); }, Unlocked());
   module.def("close", [] { cpudist::Engine::get().close(); }, Unlocked());
   module.def("blocked_seconds", [] { return cpudist::Engine::get().blocked_seconds(); });
   module.def("raw_allreduce", &cpudist::raw_allreduce, py::arg("store"), py::arg("rank"), py::arg("size"),
