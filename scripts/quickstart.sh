@@ -29,9 +29,9 @@ train() {
     timeout 1200 mpirun -n 2 cpudist-train --backend ccl clm \
         --train_file "${train_files[@]}" --validation_file "${held_out[@]}" \
         --vocab_size 2048 --block_size 128 --config_overrides n_layer=2,n_embd=256,n_head=4 \
-        --do_train --max_steps 700 --per_device_train_batch_size 4 \
+        --do_train --max_steps 500 --per_device_train_batch_size 4 \
         --learning_rate 1.5e-3 --lr_scheduler_type cosine --warmup_steps 20 --adam_beta2 0.95 \
-        --do_eval --eval_on_start --eval_strategy steps --eval_steps 175 --max_eval_samples 256 \
+        --do_eval --eval_on_start --eval_strategy steps --eval_steps 125 --max_eval_samples 256 \
         --logging_steps 25 --disable_tqdm true --save_strategy no --output_dir "$RUN"
 }
 
