@@ -28,6 +28,7 @@ def create_group(options: Any) -> Any:
         StartupTimeout: when ranks of the group are missing after its timeout; it names them.
     """
     module = load()
+    module.drain()  # a peer may need what is under way before it can come here, and nothing moves while we meet
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
     seats = [
@@ -42,8 +43,7 @@ def create_group(options: Any) -> Any:
             what=f"creating the ccl group {options.group_id!r}",
         )
     ]
-    if cores_to_spare(seats, rank, torch.get_num_threads()) >= 1:
-        module.start_thread()
+    _decide_on_thread(module, seats, rank)
     one_node = len({seat["node"] for seat in seats}) == 1
     return module.create_group(
         PrefixStore("oneccl", options.store),
@@ -53,6 +53,20 @@ def create_group(options: Any) -> Any:
         options.group_id,
         _UNDER_WAY_ON_ONE_NODE if one_node else _UNDER_WAY_ACROSS_NODES,
     )
+
+
+_decided = False
+
+
+def _decide_on_thread(module: Any, seats: list[dict[str, Any]], rank: int) -> None:
+    """Start the thread for progress where this rank has a core left over for it.
+
+    The first group decides: it is the whole job, while a subgroup does not see who else uses the node's cores.
+    """
+    global _decided
+    if not _decided and cores_to_spare(seats, rank, torch.get_num_threads()) >= 1:
+        module.start_thread()
+    _decided = True
 
 
 def cores_to_spare(seats: list[dict[str, Any]], rank: int, threads: int) -> int:
