@@ -160,7 +160,7 @@ def _tcp_store(placement: Placement, address: str, port: int, timeout: float, *,
         is_master=serves,
         timeout=timedelta(seconds=timeout),
         wait_for_workers=False,
-        multi_tenant=True,
+        multi_tenant=port != 0,  # as torch's own env:// has it: a script may open the same port again
     )
 
 
