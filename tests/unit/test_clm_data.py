@@ -12,8 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from cpudist.errors import UserError
 from cpudist.training.recipes import clm, text
 from cpudist.training.recipes.arguments import check_training_arguments, checkpoint_to_resume, parse
-from cpudist.training.recipes.clm import DataArguments, ModelArguments
-from cpudist.training.recipes.language_model import LanguageModelTrainer
+from cpudist.training.recipes.clm import DataArguments, ModelArguments, next_token_losses
+from cpudist.training.recipes.evaluation import ExactTrainer
 
 _TEXT = "".join(f"def function_{i}(x):\n    return x + {i}\n\n" for i in range(200))
 
@@ -75,7 +75,9 @@ def test_evaluation_loss_does_not_depend_on_batches(tmp_path: Path) -> None:
     losses = []
     for batch_size in (1, 3, 7):
         options = TrainingArguments(str(tmp_path), use_cpu=True, per_device_eval_batch_size=batch_size, report_to=[])
-        losses.append(LanguageModelTrainer(model=model, args=options, eval_dataset=data).evaluate()["eval_loss"])
+        losses.append(
+            ExactTrainer(score=next_token_losses, model=model, args=options, eval_dataset=data).evaluate()["eval_loss"]
+        )
     rows = torch.stack([entry["input_ids"] for entry in data])
     with torch.no_grad():
         expected = model.eval()(rows, labels=rows).loss.item()

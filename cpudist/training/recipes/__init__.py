@@ -2,7 +2,8 @@
 
 Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an
 example of how little a script needs to know about the job it runs in. Modules that several recipes share:
-arguments.py (options), outcome.py (what is left behind at the end), text.py (text files to blocks of tokens).
+arguments.py (options), sources.py and text.py (data), models.py (pretrained ones), evaluation.py (exact metrics on
+any number of ranks), course.py (train and evaluate), outcome.py (what is left behind at the end).
 
 This file names the recipes without importing them: transformers takes seconds.
 """

@@ -31,7 +31,7 @@ def parse(recipe: str, description: str, types: Sequence[type], argv: list[str])
 
 
 def check_training_arguments(arguments: TrainingArguments) -> None:
-    """What no recipe can do without, and what must not be overwritten."""
+    """What no recipe can do without, what must not be overwritten, and the defaults that suit every recipe."""
     if not (arguments.do_train or arguments.do_eval):
         raise UserError("nothing to do: give --do_train, --do_eval or both")
     if arguments.do_train and arguments.resume_from_checkpoint is None and _last_checkpoint(arguments):
@@ -39,6 +39,8 @@ def check_training_arguments(arguments: TrainingArguments) -> None:
             f"{arguments.output_dir} holds checkpoints of an earlier run: go on from them with "
             "--resume_from_checkpoint last, or give another --output_dir"
         )
+    if arguments.ddp_find_unused_parameters is None:  # Trainer would look for them in every step, in vain
+        arguments.ddp_find_unused_parameters = False
 
 
 def checkpoint_to_resume(arguments: TrainingArguments) -> str | None:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from datasets import Dataset
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
     TrainingArguments,
     default_data_collator,
     set_seed,
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import outcome, text
+from cpudist.training.recipes import course, models, outcome, text
 from cpudist.training.recipes.arguments import check_training_arguments, checkpoint_to_resume, parse
-from cpudist.training.recipes.language_model import LanguageModelTrainer, perplexity
+from cpudist.training.recipes.evaluation import ExactTrainer, evaluate_language_model, token_losses
+from cpudist.training.recipes.sources import at_most, hold_out
 
 # From scratch, unless --config_overrides says more: a model that a CPU core trains in minutes.
 # Without dropout, which is for data that is seen many times, and costs a core a tenth of its time.
@@ -34,7 +36,6 @@ _SMALL_GPT2 = {
     "resid_pdrop": 0.0,
 }
 _DEFAULT_BLOCK = 256
-_DEFAULT_VALIDATION_PERCENTAGE = 5
 
 
 @dataclass
@@ -92,8 +93,6 @@ def main(argv: list[str]) -> None:
     types = (ModelArguments, DataArguments, TrainingArguments)
     model_arguments, data_arguments, arguments = parse("clm", __doc__ or "", types, argv)
     check_training_arguments(arguments)
-    if arguments.ddp_find_unused_parameters is None:  # Trainer would look for them in every step, in vain
-        arguments.ddp_find_unused_parameters = False
     _check_data_arguments(data_arguments, arguments)
     checkpoint = checkpoint_to_resume(arguments)
     outcome.start_record(arguments.output_dir)
@@ -108,7 +107,8 @@ def main(argv: list[str]) -> None:
         model.loss_type = "ForCausalLM"
     outcome.start_record(arguments.output_dir, tokens_per_sample=block_size)
 
-    trainer = LanguageModelTrainer(
+    trainer = ExactTrainer(
+        score=next_token_losses,
         model=model,
         args=arguments,
         train_dataset=train if arguments.do_train else None,
@@ -119,16 +119,15 @@ def main(argv: list[str]) -> None:
     if trainer.is_world_process_zero():
         samples = f"{len(train) if train else 0} blocks of {block_size} tokens to train on"
         print(f"clm: {model.num_parameters():,} parameters, {samples}", flush=True)
-    if arguments.do_train:
-        _train(trainer, checkpoint)
-    if arguments.do_eval:
-        _evaluate(trainer)
-    if arguments.do_train:
-        outcome.draw_curve(trainer, "clm")
+    course.run(trainer, "clm", checkpoint, evaluate_language_model)
     if trainer.is_world_process_zero():
         sample = _write_sample(model, tokenizer, data_arguments.sample_prompt)
         outcome.add_results({"sample": sample})
         print(f"a sample of what the model writes:\n{sample}", flush=True)
+
+
+def next_token_losses(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return token_losses(outputs.logits[:, :-1], inputs["labels"][:, 1:])
 
 
 def _check_data_arguments(data: DataArguments, arguments: TrainingArguments) -> None:
@@ -138,9 +137,6 @@ def _check_data_arguments(data: DataArguments, arguments: TrainingArguments) -> 
         raise UserError("--do_eval needs --validation_file, or --train_file to hold a part of it out")
     if data.block_size is not None and data.block_size < 2:
         raise UserError("--block_size must be 2 or more: a token is predicted from those before it")
-    percentage = data.validation_split_percentage
-    if percentage is not None and not 0 < percentage < 100:
-        raise UserError("--validation_split_percentage must lie between 1 and 99")
 
 
 def _lines(files: list[str], arguments: TrainingArguments) -> Dataset | None:
@@ -151,7 +147,7 @@ def _tokenizer(model: ModelArguments, checkpoint: str | None, train_lines: Datas
     # A checkpoint's model knows only the tokenizer that it was trained with.
     name = model.tokenizer_name or checkpoint or model.model_name_or_path
     if name is not None:
-        return _load(AutoTokenizer, name)
+        return models.load(AutoTokenizer, name)
     if train_lines is None:
         raise UserError("there is nothing to train a tokenizer on; give --tokenizer_name or --train_file")
     return text.train_tokenizer(train_lines, model.vocab_size)
@@ -177,23 +173,14 @@ def _blocks(
         lines = _lines(data.validation_file, arguments)
         evaluation = text.cut_into_blocks(lines, tokenizer, block_size, arguments)
     elif arguments.do_eval and train is not None:
-        if len(train) < 2:
-            raise UserError("the text is too short to hold a part of it out; give more, or --validation_file")
-        share = (data.validation_split_percentage or _DEFAULT_VALIDATION_PERCENTAGE) / 100
-        seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
-        parts = train.train_test_split(test_size=max(1, int(share * len(train))), seed=seed)
-        train, evaluation = parts["train"], parts["test"]
-    return _at_most(train, data.max_train_samples), _at_most(evaluation, data.max_eval_samples)
-
-
-def _at_most(blocks: Dataset | None, count: int | None) -> Dataset | None:
-    return blocks if blocks is None or count is None else blocks.select(range(min(count, len(blocks))))
+        train, evaluation = hold_out(train, data.validation_split_percentage, arguments)
+    return at_most(train, data.max_train_samples), at_most(evaluation, data.max_eval_samples)
 
 
 def _model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_size: int) -> PreTrainedModel:
     if arguments.model_name_or_path is not None:
         # In fp32 whatever the file holds: these are the weights that the optimizer changes.
-        return _load(AutoModelForCausalLM, arguments.model_name_or_path, dtype=torch.float32)
+        return models.load(AutoModelForCausalLM, arguments.model_name_or_path, dtype=torch.float32)
     try:
         config = AutoConfig.for_model(
             arguments.model_type,
@@ -209,29 +196,6 @@ def _model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_
         return AutoModelForCausalLM.from_config(config)
     except ValueError as error:
         raise UserError(f"--model_type or --config_overrides: {' '.join(str(error).split())}") from error
-
-
-def _load(auto_class: type, name: str, **kwargs: object) -> PreTrainedModel | PreTrainedTokenizerBase:
-    try:
-        return auto_class.from_pretrained(name, **kwargs)  # type: ignore[attr-defined]
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load {name}: {reason}") from error
-
-
-def _train(trainer: Trainer, checkpoint: str | None) -> None:
-    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-    trainer.save_model()
-    trainer.save_state()
-    outcome.report(trainer, "train", metrics)
-
-
-def _evaluate(trainer: Trainer) -> None:
-    metrics = trainer.evaluate()
-    metrics["perplexity"] = perplexity(metrics["eval_loss"])
-    outcome.report(trainer, "eval", metrics)
-    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    outcome.add_results({"perplexity": {"first": perplexity(losses[0]), "last": metrics["perplexity"]}})
 
 
 def _write_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str | None) -> str:
