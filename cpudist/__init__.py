@@ -2,7 +2,8 @@
 
     import cpudist
     world = cpudist.init()
-    model = cpudist.wrap(model.to(world.device))
+    model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16)
+    model = cpudist.wrap(model)
     loss.backward(); cpudist.step(optimizer)
     cpudist.shutdown()
 
@@ -20,7 +21,9 @@ from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist import backends
-    from cpudist.session import init, shutdown, step, wrap
+    from cpudist.api import init, shutdown
+    from cpudist.optimization import optimize
+    from cpudist.session import step, wrap
     from cpudist.world import World
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "__version__",
     "backends",
     "init",
+    "optimize",
     "shutdown",
     "step",
     "wrap",
@@ -37,8 +41,9 @@ __all__ = [
 
 _HOMES = {
     "World": "cpudist.world",
-    "init": "cpudist.session",
-    "shutdown": "cpudist.session",
+    "init": "cpudist.api",
+    "optimize": "cpudist.optimization",
+    "shutdown": "cpudist.api",
     "step": "cpudist.session",
     "wrap": "cpudist.session",
 }

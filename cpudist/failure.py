@@ -61,6 +61,12 @@ def _hook(kind: type[BaseException], error: BaseException, where: TracebackType 
         fail(error, show=lambda error: _previous_hook(kind, error, where))
 
 
+def set_timeout(seconds: float) -> None:
+    """Bound the wait for the other ranks in `finish`."""
+    if _watch is not None:
+        _watch.timeout = seconds
+
+
 def on_failure(action: Callable[[], None]) -> None:
     """Let rank 0 do `action` before a failing job ends; it may run in another thread than the main one."""
     if _watch is not None:

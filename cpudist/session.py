@@ -23,38 +23,21 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-@dataclass(frozen=True)
+@dataclass
 class Session:
     """Everything that `init` has set up in this process."""
 
     world: World
     backend: Backend
     meeting: Meeting
+    timeout: float  # seconds
 
 
 _session: Session | None = None
 
 
 def init(backend: str = "auto", timeout: float = 300.0) -> World:
-    """Join the job that the launcher started and make its default process group.
-
-    Works under Intel MPI, MPICH and Open MPI (``mpirun``), Slurm (``srun``), torchrun, Kubeflow's PyTorchJob, and as a
-    single process. Afterwards `torch.distributed` is ready, and the variables that libraries read (RANK, WORLD_SIZE,
-    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set. Calling it again returns the same world.
-
-    Args:
-        backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
-            used or fails, it never falls back.
-        timeout: bound on the start and on every collective, in seconds.
-
-    Returns:
-        This rank's `World`.
-
-    Raises:
-        UserError: the launcher's variables contradict each other or MPI, the backend cannot be used, or a process group
-            exists that cpudist did not make.
-        StartupTimeout: a rank did not arrive in time; the message names it.
-    """
+    """Join the job that the launcher started and make its default process group; see `cpudist.init`."""
     global _session
     if _session is not None:
         if backend not in ("auto", _session.world.backend):
@@ -80,7 +63,7 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
     chosen.start(Seat(world.rank, world.size, world.local_rank, world.local_size, meeting.store, timeout))
     failure.keep_excepthook()
     world = replace(world, backend=chosen.name, device_type=chosen.device().type)
-    _session = Session(world, chosen, meeting)
+    _session = Session(world, chosen, meeting, timeout)
     _export(world, meeting)
     return world
 
@@ -103,6 +86,25 @@ def wrap(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
 def step(optimizer: torch.optim.Optimizer) -> None:
     """Apply the gradients of a backward pass; the same call for every backend."""
     _running().backend.step(optimizer)
+
+
+def ddp_options() -> dict[str, Any]:
+    """What suits `DistributedDataParallel` here where somebody else than `wrap` makes it."""
+    return _running().backend.ddp_options()
+
+
+def set_timeout(seconds: float) -> None:
+    """Bound every collective of the job from now on, on this rank."""
+    session = _running()
+    if seconds != session.timeout:
+        session.backend.set_timeout(seconds)
+        failure.set_timeout(seconds)
+        session.timeout = seconds
+
+
+def timeout() -> float:
+    """The bound on every collective of the job, in seconds."""
+    return _running().timeout
 
 
 def current() -> World | None:

@@ -37,7 +37,7 @@ class Watch:
 
     def __init__(self, world: World, store: Any, timeout: float) -> None:
         self._world = world
-        self._timeout = timeout
+        self.timeout = timeout  # for the other ranks to finish
         # Own connections: the main thread may be blocked in the job's store, or in the other one of these.
         self._store = _connect(store)
         self._watched = _connect(store)
@@ -72,13 +72,13 @@ class Watch:
             self._store.add(_FINISHED, 1)
             if self._world.rank == 0:
                 self._store.set(_HOST_FINISHED, "1")
-                self._poll(lambda: self._store.add(_FINISHED, 0) == self._world.size, self._timeout)
+                self._poll(lambda: self._store.add(_FINISHED, 0) == self._world.size, self.timeout)
                 self.stop()
                 self._store.set(_ALL_FINISHED, "1")
                 left = [_LEFT.format(rank=rank) for rank in range(1, self._world.size)]
                 self._poll(lambda: not left or self._store.check(left), _STORE_SECONDS)
             else:
-                self._store.wait([_ALL_FINISHED], timedelta(seconds=self._timeout))
+                self._store.wait([_ALL_FINISHED], timedelta(seconds=self.timeout))
                 self.stop()
                 self._store.set(_LEFT.format(rank=self._world.rank), "1")  # the last word: it awaits no answer
         self.stop()

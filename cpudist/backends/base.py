@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cpudist.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
@@ -52,6 +54,14 @@ class Backend(ABC):
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients of a backward pass."""
         optimizer.step()
+
+    def ddp_options(self) -> dict[str, Any]:
+        """What suits `DistributedDataParallel` on this backend where somebody else wraps the model, as Trainer does."""
+        return {}
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound every collective from now on, in the default group and in those made later."""
+        raise UserError(f"the timeout of the backend {self.name} cannot be changed; give it at the start")
 
     def transport(self) -> str | None:
         """What carries the messages: "mpi", "ofi", "tcp", …; None before `start`."""

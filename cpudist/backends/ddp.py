@@ -17,8 +17,7 @@ class DdpBackend(Backend):
     """A backend whose default process group has its own name and reduces gradients through DDP."""
 
     def start(self, seat: Seat) -> None:
-        # Groups that are made without a timeout would otherwise wait for torch's half an hour.
-        distributed_c10d.default_pg_timeout = timedelta(seconds=seat.timeout)
+        self._bound_new_groups(seat.timeout)
         dist.init_process_group(
             self.name,
             store=seat.store,
@@ -32,7 +31,21 @@ class DdpBackend(Backend):
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`; ``options`` are DDP's own."""
-        return DistributedDataParallel(model, **options)
+        return DistributedDataParallel(model, **{**self.ddp_options(), **options})
+
+    def set_timeout(self, seconds: float) -> None:
+        group = distributed_c10d._get_default_group()
+        self._bound(group._get_backend(torch.device("cpu")), seconds)
+        self._bound_new_groups(seconds)
+
+    def _bound(self, group: Any, seconds: float) -> None:
+        """Bound the collectives of `group`, the backend's own object."""
+        group._set_default_timeout(timedelta(seconds=seconds))
+
+    @staticmethod
+    def _bound_new_groups(seconds: float) -> None:
+        # Groups that are made without a timeout would otherwise wait for torch's half an hour.
+        distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
 
     def stop(self) -> None:
         if dist.is_initialized():

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from cpudist import failure, session
-from cpudist.training import accelerate_bridge, record
-from cpudist.training.on_import import after_import
+from cpudist import api, failure, huggingface, optimization
+from cpudist.huggingface.on_import import after_import
+from cpudist.training import record
 from cpudist.training.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ def run(target: Target, world: World, record_path: Path | None) -> None:
     """Run `target` to its good end on every rank, or raise what it raised on this one."""
     if world.rank != 0:
         quiet_libraries()
+    optimization.forget()
     this = record.begin(world, record_path)
     failure.on_failure(lambda: this.write("failed"))
     with ExitStack() as stack:
-        accelerate_bridge.install(world)
-        stack.callback(accelerate_bridge.remove)
+        huggingface.install(world)
+        stack.callback(huggingface.remove)
         stack.callback(after_import("transformers.trainer", lambda module: _measure(module, this, stack)))
         try:
             target.run()
@@ -34,7 +35,7 @@ def run(target: Target, world: World, record_path: Path | None) -> None:
                 raise
     failure.finish()
     this.write("completed")
-    session.shutdown()
+    api.shutdown()
 
 
 def _measure(trainer_module: ModuleType, this: record.RunRecord, stack: ExitStack) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 
-from cpudist.training.on_import import after_import
+from cpudist.huggingface.on_import import after_import
 
 _QUIET = {
     "TQDM_DISABLE": "1",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from cpudist import session
+from cpudist import optimization, session
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class RunRecord:
         self.world = world
         self.path = path
         self.dtype: str | None = None
-        self.optimizations: list[str] = []
         self.training = Training()
         self.tokens_per_sample: int | None = None
         self.results: dict[str, Any] = {}  # of a recipe: metrics, a sample, files written
@@ -91,7 +90,7 @@ class RunRecord:
             "backend": world.backend,
             "transport": session.transport(),
             "dtype": self.dtype,
-            "optimizations": self.optimizations,
+            "optimizations": optimization.choices(),
             "pinning": self._pinning,
             "steps": training.steps or None,
             "samples_per_second": _rounded(samples_per_second),

@@ -57,13 +57,17 @@ class CclBackend(DdpBackend):
             register()
         super().start(seat)
 
-    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Wrap in `DistributedDataParallel`; ``options`` are DDP's own."""
-        if not self._intel and not library.load().has_thread():
-            # Without a thread for progress no bucket overlaps with computing, so few large ones are fastest
-            # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
-            options.setdefault("bucket_cap_mb", 100)
-        return super().wrap(model, **options)
+    def ddp_options(self) -> dict[str, Any]:
+        if self._intel or library.load().has_thread():
+            return {}
+        # Without a thread for progress no bucket overlaps with computing, so few large ones are fastest
+        # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
+        return {"bucket_cap_mb": 100}
+
+    def _bound(self, group: Any, seconds: float) -> None:
+        if self._intel:
+            raise UserError(f"{_INTEL} cannot change its timeout; give it at the start: cpudist-train --timeout")
+        library.load().set_timeout(group, seconds)
 
     def stop(self) -> None:
         if not self._intel:

@@ -38,6 +38,13 @@ c10::intrusive_ptr<c10d::Backend> create_group(const c10::intrusive_ptr<c10d::St
   return c10::make_intrusive<cpudist::ProcessGroupCcl>(store, rank, size, timeout, group, most_under_way);
 }
 
+// torch hands groups back as their base class, which takes no timeout before torch 2.9.
+void set_timeout(const c10::intrusive_ptr<c10d::Backend>& group, double seconds) {
+  auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
+  TORCH_CHECK(ours, "not a process group of cpudist's ccl backend");
+  ours->setTimeout(cpudist::Milliseconds(static_cast<int64_t>(seconds * 1000)));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(cpudist_ccl, module) {
@@ -45,6 +52,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("start", &start, Unlocked());
   module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("timeout_seconds"), py::arg("group"), py::arg("most_under_way"), Unlocked());
+  module.def("set_timeout", &set_timeout, py::arg("group"), py::arg("seconds"));
   module.def("start_thread", [] { cpudist::Engine::get().start_thread(); }, Unlocked());
   module.def("has_thread", [] { return cpudist::Engine::get().has_thread(); });
   module.def("usable", [] { return cpudist::Engine::get().usable(); });

@@ -1,0 +1,68 @@
+"""Trains a small BERT classifier by Trainer alone and writes what happened: run by the ranks of a test.
+
+Knows nothing of cpudist, except where the first word is --init: then it is started without cpudist-train.
+"""
+
+import json
+import sys
+
+if sys.argv[1] == "--init":
+    sys.argv.pop(1)
+    import cpudist
+
+    cpudist.init()
+
+import torch
+import torch.distributed as dist
+from transformers import BertConfig, BertForSequenceClassification, HfArgumentParser, Trainer, TrainingArguments
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+
+torch.manual_seed(0)
+model = BertForSequenceClassification(
+    BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+)
+generator = torch.Generator().manual_seed(0)
+tokens = torch.randint(4, 64, (255, 16), generator=generator)
+labels = (tokens[:, 0] > 33).long()
+samples = [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
+
+
+def accuracy(gathered):
+    assert len(gathered.predictions) == len(gathered.label_ids) == 51, "repeated samples are dropped"
+    return {"accuracy": float((gathered.predictions.argmax(1) == gathered.label_ids).mean())}
+
+
+trainer = Trainer(
+    model=model,
+    args=arguments,
+    train_dataset=samples[:204],
+    eval_dataset=samples[204:],
+    compute_metrics=accuracy,
+)
+if arguments.do_train:
+    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+metrics = trainer.evaluate()
+if trainer.is_world_process_zero():
+    trainer.save_model(arguments.output_dir)
+    found = {
+        "backend": dist.get_backend(),
+        "wrapped": type(trainer.model_wrapped).__name__,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "metrics": metrics,
+        "best": trainer.state.best_metric,
+        "checkpoint": trainer.state.best_model_checkpoint,
+        "parameters": {name: value.double().sum().item() for name, value in model.state_dict().items()},
+        "torch_xla": "torch_xla" in sys.modules,
+    }
+    with open(f"{arguments.output_dir}/found.json", "w") as file:
+        json.dump(found, file)

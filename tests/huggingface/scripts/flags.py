@@ -1,0 +1,79 @@
+"""Fills TrainingArguments in every way that scripts do, and trains once: run by the ranks of a test."""
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+
+FOLDER, BACKEND = Path(sys.argv[1]), sys.argv[2]
+FLAGS = {
+    "output_dir": str(FOLDER / "out"),
+    "ddp_backend": BACKEND,
+    "use_ipex": True,
+    "no_cuda": True,
+    "bf16": True,
+    "max_steps": 20,
+    "learning_rate": 0.1,
+    "report_to": "none",
+    "save_strategy": "no",
+    "ddp_timeout": 77,
+    "disable_tqdm": "true",  # the only one here that takes no bare flag
+}
+
+
+@dataclass
+class OwnArguments(Seq2SeqTrainingArguments):
+    extra: int = field(default=3)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x, labels):
+        return {"loss": ((self.layer(x) - labels) ** 2).mean()}
+
+
+def as_words():
+    for name, value in FLAGS.items():
+        yield f"--{name}"
+        if value is not True:
+            yield str(value)
+
+
+def every_way(kind):
+    parser = HfArgumentParser(kind)
+    yield kind(**FLAGS)
+    yield parser.parse_args_into_dataclasses(list(as_words()))[0]
+    yield parser.parse_dict(dict(FLAGS))[0]
+    yield parser.parse_json_file(str(FOLDER / "flags.json"))[0]
+    yield parser.parse_yaml_file(str(FOLDER / "flags.json"))[0]  # JSON is YAML
+    yield replace(kind(**FLAGS), seed=1)
+
+
+if dist.get_rank() == 0:
+    (FOLDER / "flags.json").write_text(json.dumps(FLAGS))
+dist.barrier()
+for kind in (TrainingArguments, Seq2SeqTrainingArguments, OwnArguments):
+    for arguments in every_way(kind):
+        for name in ("ddp_backend", "use_ipex", "no_cuda", "bf16", "max_steps", "ddp_timeout"):
+            assert getattr(arguments, name) == FLAGS[name], name
+        assert arguments.use_cpu
+        assert arguments.to_dict()["use_ipex"] is True
+assert not TrainingArguments("out", report_to="none").use_ipex
+assert not hasattr(TrainingArguments("out", report_to="none"), "extra")
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 4)
+data = [{"x": x, "labels": x.sum(0, keepdim=True)} for x in inputs]
+trainer = Trainer(model=Model(), args=arguments, train_dataset=data)
+loss = trainer.train().training_loss
+if trainer.is_world_process_zero():
+    wrapped = type(trainer.model_wrapped).__name__
+    print(wrapped, dist.get_backend(), arguments.world_size, arguments.device, "torch_xla" in sys.modules)
+    assert loss < 2.5, loss
