@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.bench import table
+from cpudist.bench import table, workload
 from cpudist.bench.measure import CCL, GLOO, both_groups, timed, together
 from cpudist.bench.timing import Contender, Ratio, Timings, Turns, ratio, take_turns
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 BACKENDS = (CCL, GLOO)
 BUCKETS_MB = (1, 4, 25, 100)
 _DTYPES = (torch.float32, torch.bfloat16)
-_BATCH, _TOKENS, _VOCABULARY = 2, 64, 30522
 _ALONE = "no communication"
 
 # Two steps of warm-up: DDP settles its buckets after its first step.
@@ -85,7 +84,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTim
     """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is."""
     groups = both_groups()
     model = _Training(world.rank)
-    say(f"BERT with {model.parameters / 1e6:.1f} million parameters, {_BATCH} x {_TOKENS} tokens per rank")
+    say(workload.describe(model.model))
     return DdpTimes(tuple(_measure(model, dtype, groups, say, quick) for dtype in _DTYPES))
 
 
@@ -113,22 +112,9 @@ class _Training:
     """One model, its optimizer and this rank's batch. Each turn wraps it anew: one DDP is alive at a time."""
 
     def __init__(self, rank: int) -> None:
-        from transformers import BertConfig, BertForMaskedLM
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        config = BertConfig(
-            vocab_size=_VOCABULARY,
-            hidden_size=384,
-            num_hidden_layers=7,
-            num_attention_heads=12,
-            intermediate_size=1536,
-        )
-        torch.manual_seed(0)
-        self._model: torch.nn.Module = BertForMaskedLM(config).train()
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5, fused=True)
-        self._tokens = torch.randint(_VOCABULARY, (_BATCH, _TOKENS), generator=torch.Generator().manual_seed(rank))
-        self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        self.model = workload.bert()
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        self._tokens = workload.tokens(rank)
 
     def contender(
         self, dtype: torch.dtype, group: dist.ProcessGroup, bucket: int, communicate: bool = True
@@ -137,7 +123,7 @@ class _Training:
 
         def measure(calls: int) -> list[float]:
             gc.collect()  # the last turn's DDP, with its hooks on the model: it is part of reference cycles
-            model = DistributedDataParallel(self._model, process_group=group, bucket_cap_mb=bucket)
+            model = DistributedDataParallel(self.model, process_group=group, bucket_cap_mb=bucket)
             with nullcontext() if communicate else model.no_sync():
                 return timed(partial(self._step, model, dtype))(calls)
 

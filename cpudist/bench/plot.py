@@ -11,6 +11,7 @@ from cpudist.bench.ddp import DdpTimes, StepTimes
 from cpudist.bench.measure import CCL, GLOO, PIECES, RAW
 from cpudist.bench.table import size_cell
 from cpudist.bench.timing import Timings
+from cpudist.bench.train import TrainTimes
 
 _COLORS = {
     RAW: "tab:gray",
@@ -20,12 +21,14 @@ _COLORS = {
 }
 
 
-def draw(times: CollectiveTimes | DdpTimes, path: Path) -> None:
+def draw(times: CollectiveTimes | DdpTimes | TrainTimes, path: Path) -> None:
     """Draw a benchmark's results into a PNG file."""
     if isinstance(times, CollectiveTimes):
         _draw_collectives(times, path)
-    else:
+    elif isinstance(times, DdpTimes):
         _draw_ddp(times, path)
+    else:
+        _draw_train(times, path)
 
 
 def _draw_collectives(times: CollectiveTimes, path: Path) -> None:
@@ -44,6 +47,19 @@ def _draw_ddp(times: DdpTimes, path: Path) -> None:
     for one, axes in zip(times.steps, figure.subplots(1, len(times.steps), squeeze=False).flat, strict=True):
         _draw_steps(one, axes)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+def _draw_train(times: TrainTimes, path: Path) -> None:
+    """A bar per choice, one panel per set of kernels."""
+    figure = _figure(width=9, height=1 + 2.5 * len(times.parts))
+    for (name, part), axes in zip(
+        times.parts.items(), figure.subplots(len(times.parts), 1, squeeze=False).flat, strict=True
+    ):
+        medians, errors = _medians_and_errors(list(part.values()))
+        axes.barh(list(part), medians, xerr=errors, color="tab:blue", capsize=2)
+        axes.invert_yaxis()
+        axes.set(title=f"training step, {name}", xlabel="seconds")
     figure.savefig(path, dpi=120)
 
 

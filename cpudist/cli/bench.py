@@ -1,4 +1,4 @@
-"""`cpudist bench`: measure this machine's communication; every rank of a job runs it."""
+"""`cpudist bench`: measure communication and training on this machine; every rank of a job runs it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from pathlib import Path
 from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
 
+_ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "train": 1}
+
 _EPILOG = """\
 what is measured:
   collectives   (half a minute) allreduce from 1 KB to 96 MB on raw oneCCL (a loop in C++), on the ccl process
                 group and on gloo; all-gather, reduce-scatter, broadcast and all-to-all on ccl and gloo
   ddp           (some minutes) a training step of a 24-million-parameter BERT under DistributedDataParallel,
                 in float32 and bfloat16, on ccl and gloo at several bucket sizes, and without communication
+  train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
+                or with master weights, compiled, and with Intel's extension where it is installed
 
 All contenders take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
@@ -28,6 +32,8 @@ examples:
     torchrun --nproc-per-node 2 --no-python cpudist bench collectives
   on the hosts of a file, two ranks on each:
     mpirun -f hostfile -n 4 -ppn 2 cpudist bench ddp
+  what is worth having on this CPU:
+    cpudist bench train
 """
 
 
@@ -35,13 +41,13 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command `bench`."""
     parser = commands.add_parser(
         "bench",
-        help="measure communication here: oneCCL against gloo",
-        description="Measure how fast the ranks of a job communicate; a launcher runs it on every rank.",
+        help="measure communication and training here",
+        description="Measure how fast the ranks of a job communicate and train; a launcher runs it on every rank.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("subject", choices=("collectives", "ddp"), metavar="{collectives,ddp}")
+    parser.add_argument("subject", choices=tuple(_ENOUGH_RANKS), metavar="{collectives,ddp,train}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and where they are from")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="a smoke test in seconds; its figures mean little")
@@ -51,18 +57,20 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
 def _bench(options: argparse.Namespace) -> None:
     # Late: they import torch, which takes seconds that --help need not wait for.
     from cpudist import session
-    from cpudist.bench import collectives, ddp, plot, report
+    from cpudist.bench import collectives, ddp, plot, report, train
 
     world = session.init("ccl")
-    if world.size < 2:
+    if world.size < _ENOUGH_RANKS[options.subject]:
         raise UserError("one rank has nobody to talk to; start it as: mpirun -n 2 cpudist bench …")
     if world.rank == 0:
         _check_outputs(options)
     say = _to_stderr if world.rank == 0 else _say_nothing
-    run: Callable[..., collectives.CollectiveTimes | ddp.DdpTimes] = (
-        collectives.run if options.subject == "collectives" else ddp.run
-    )
-    measured = run(world, say, options.quick)
+    subjects: dict[str, Callable[..., collectives.CollectiveTimes | ddp.DdpTimes | train.TrainTimes]] = {
+        "collectives": collectives.run,
+        "ddp": ddp.run,
+        "train": train.run,
+    }
+    measured = subjects[options.subject](world, say, options.quick)
     if world.rank == 0:
         environment = report.environment(world)
         print(report.headline(environment), measured.table(), sep="\n\n", flush=True)

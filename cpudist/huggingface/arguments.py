@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 
-_USED = {"use_cpu", "fp16", "fp16_full_eval", "ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb"}
+_USED = {"use_cpu", "local_rank", "fp16", "fp16_full_eval", "ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb"}
 
 
 @dataclasses.dataclass
@@ -70,6 +70,8 @@ def _for_this_job(original: Callable[[Any], None], world: World, seconds: float)
         no_cuda, self.no_cuda = self.no_cuda, False
         original(self)
         self.no_cuda = no_cuda
+        if world.size > 1:  # as on GPUs; scripts ask it whether they are alone and whether they are the first here
+            self.local_rank = world.local_rank
         if self.ddp_timeout != seconds:
             session.set_timeout(self.ddp_timeout)
 

@@ -54,15 +54,28 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
         if optimizer is None:  # for inference it would fold layers, and the model could no more be saved as it was
             return
-        extension.optimize(
-            model,
-            optimizer=optimizer,
-            dtype=torch.float32,  # the number format is chosen elsewhere, this says: leave the weights alone
-            inplace=True,
-            weights_prepack=False,
-            split_master_weight_for_bf16=False,
-            fuse_update_step=False,
-        )
+        with _in_training(model):
+            extension.optimize(
+                model,
+                optimizer=optimizer,
+                dtype=torch.float32,  # the number format is chosen elsewhere, this says: leave the weights alone
+                inplace=True,
+                weights_prepack=False,
+                split_master_weight_for_bf16=False,
+                fuse_update_step=False,
+            )
+
+
+@contextlib.contextmanager
+def _in_training(model: torch.nn.Module) -> Iterator[None]:
+    """Intel's extension goes by the mode, and pretrained models come in that for evaluation."""
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            module.training = modes.get(module, model.training)
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkey
     [
         (["fly"], "invalid choice: 'fly'"),
         (["--fast"], "COMMAND"),
-        (["bench"], "{collectives,ddp}"),
+        (["bench"], "{collectives,ddp,train}"),
         (["bench", "gpus"], "'gpus'"),
         (["build", "--json", "x"], "--json"),
     ],

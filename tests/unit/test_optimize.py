@@ -211,6 +211,9 @@ def test_intels_extension_is_the_first_choice(capfd: pytest.CaptureFixture[str])
     model = _model()
     model, optimizer = cpudist.optimize(model, _adamw(model))
     assert optimization.choices()[0] == "ipex"
-    assert capfd.readouterr().err.count("\n") == 1, "none of its notes"
+    captured = capfd.readouterr()
+    assert captured.err.count("\n") == 1, "none of its notes"
+    assert captured.out == ""
+    assert cpudist.optimize(_model().eval(), _adamw(model))[0].training is False, "a pretrained model"
     moved = model.to("cpu:0")  # as accelerate does, what corrupts prepacked weights
     assert _train(moved, optimizer, 100) < 0.2

@@ -1,0 +1,37 @@
+"""What the benchmarks of training train: a BERT with 24.5 million parameters, on random tokens."""
+
+from __future__ import annotations
+
+import torch
+
+BATCH, TOKENS = 2, 64
+_VOCABULARY = 30522
+
+
+def bert() -> torch.nn.Module:
+    """The model, the same on every rank and at every call, in training mode."""
+    from transformers import BertConfig, BertForMaskedLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    config = BertConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=384,
+        num_hidden_layers=7,
+        num_attention_heads=12,
+        intermediate_size=1536,
+    )
+    torch.manual_seed(0)
+    model: torch.nn.Module = BertForMaskedLM(config).train()
+    return model
+
+
+def tokens(rank: int) -> torch.Tensor:
+    """One rank's batch, shape (BATCH, TOKENS); it serves as labels, too."""
+    return torch.randint(_VOCABULARY, (BATCH, TOKENS), generator=torch.Generator().manual_seed(rank))
+
+
+def describe(model: torch.nn.Module) -> str:
+    """The workload in words."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return f"BERT with {parameters / 1e6:.1f} million parameters, {BATCH} x {TOKENS} tokens per rank"
