@@ -1,9 +1,14 @@
-# Sourced by quickstart.sh and test.sh: makes the environment .venv in the checkout.
+# Sourced by quickstart.sh and test.sh: makes environments in the checkout.
 # shellcheck shell=bash
 
-# Pinned before anything else is installed: with torch unpinned, pip would fetch several GB of CUDA packages.
-readonly TORCH=2.13.0
-readonly VENV="$PWD/.venv"
+# An environment is a folder and the versions in it that do not follow from pyproject.toml. The newest torch is pinned
+# because pip would otherwise fetch several GB of CUDA packages; torch 2.8 brings them along in any case.
+# shellcheck disable=SC2034  # used by the scripts that source this one
+readonly NEWEST=(.venv torch==2.13.0)
+# The oldest versions, and what exists for torch 2.8 but no longer for the newest, or changes what other packages do.
+# shellcheck disable=SC2034
+readonly TORCH_2_8=(.venv-torch2.8 torch==2.8.0 transformers==4.57.6 datasets==4.4.1
+    intel_extension_for_pytorch==2.8.0 torch_xla==2.8.1)
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -36,22 +41,24 @@ check_machine() {
         die "Python 3.10 or newer is needed, this is $(python3 -V 2>&1)"
     need "a C++ compiler" g++ command -v "${CXX:-g++}"
     need "Python's C headers" python3-dev has_headers
-    [ -x "$VENV/bin/python" ] || need "Python's venv" python3-venv python3 -c 'import ensurepip'
 }
 
-# make_environment EXTRAS: installs cpudist[EXTRAS], unless that has been done for this pyproject.toml.
+# make_environment EXTRAS FOLDER PIN...: installs cpudist[EXTRAS] and these versions into FOLDER, unless that has been done
+# for this pyproject.toml, and puts FOLDER first on PATH, where Intel MPI's mpirun looks for its own helpers.
 make_environment() {
-    local marker="$VENV/.installed-$1" wanted
-    wanted="torch $TORCH $(sha256sum pyproject.toml)"
+    local extras=$1 folder=$PWD/$2 pins=("${@:3}")
+    local python=$folder/bin/python marker=$folder/.installed-$extras wanted
+    wanted="${pins[*]} $(sha256sum pyproject.toml)"
     if [ "$(cat "$marker" 2>/dev/null)" != "$wanted" ]; then
-        say "environment: installing torch $TORCH and cpudist[$1] into $VENV (a few minutes)"
-        [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
-        timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$TORCH"
-        timeout 1200 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$1]"
+        say "environment: installing cpudist[$extras] with ${pins[*]} into $folder (a few minutes)"
+        if ! [ -x "$python" ]; then
+            need "Python's venv" python3-venv python3 -c 'import ensurepip'
+            python3 -m venv "$folder"
+        fi
+        timeout 1200 "$python" -m pip install --quiet --disable-pip-version-check "${pins[@]}" -e ".[$extras]"
         printf '%s' "$wanted" >"$marker"
     fi
-    # Intel MPI's mpirun looks for its own helpers on PATH.
-    export PATH="$VENV/bin:$PATH"
+    export PATH="$folder/bin:$PATH"
 }
 
 build_backend() {

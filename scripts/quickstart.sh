@@ -36,7 +36,7 @@ train() {
 }
 
 check_machine
-make_environment ccl,plot
+make_environment ccl,plot "${NEWEST[@]}"
 build_backend
 train
 say "done: $RUN/cpudist.json"

@@ -23,8 +23,8 @@ _MARK = "CPUDIST_TEST_JOB"
 _LEAVE_SECONDS = 5.0  # what processes get to be gone by themselves after the command has ended
 
 # A job must not take over the rank of a test run that is itself under a launcher, and `-m pytest` may set
-# these.
-_NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# these. The last one stands in conftest.py; a job must do without.
+_NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USE_TORCH_XLA")
 
 
 @dataclass(frozen=True)

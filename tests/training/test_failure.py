@@ -138,7 +138,8 @@ def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) 
         wait $other; echo $one $?
     """
     result = run(["bash", "-c", start], timeout=BOUND)
-    assert result.stdout.split() == ["1", "1"], result.output
+    # What comes before it is torch 2.8's gloo saying that it is connected.
+    assert result.stdout.splitlines()[-1] == "1 1", result.output
     assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
 
 
