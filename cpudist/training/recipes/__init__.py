@@ -2,8 +2,9 @@
 
 Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an
 example of how little a script needs to know about the job it runs in. Modules that several recipes share:
-arguments.py (options), sources.py and text.py (data), models.py (pretrained ones), evaluation.py (exact metrics on
-any number of ranks), course.py (train and evaluate), outcome.py (what is left behind at the end).
+arguments.py (options), sources.py and text.py (data), models.py (pretrained ones), language_model.py (what clm and mlm
+have in common), evaluation.py (exact metrics on any number of ranks), course.py (train and evaluate), outcome.py (what
+is left behind at the end).
 
 This file names the recipes without importing them: transformers takes seconds.
 """
@@ -11,5 +12,6 @@ This file names the recipes without importing them: transformers takes seconds.
 from __future__ import annotations
 
 RECIPES = {
-    "clm": "causal language model on text files, from scratch or from a pretrained model",
+    "clm": "causal language model on text, from scratch or from a pretrained model",
+    "mlm": "masked language model on text, from scratch or from a pretrained model",
 }

@@ -35,6 +35,12 @@ def add_results(results: dict[str, Any]) -> None:
         this.results.update(results)
 
 
+def report_sample(what: str, sample: str) -> None:
+    """Show a sample of what a trained model does; the run record gets it, too."""
+    add_results({"sample": sample})
+    print(f"a sample of {what}:\n{sample}", flush=True)
+
+
 def draw_curve(trainer: Trainer, recipe: str) -> None:
     """Draw the loss curve into the output folder, on rank 0."""
     if not trainer.is_world_process_zero():
