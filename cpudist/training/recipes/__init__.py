@@ -12,4 +12,6 @@ from __future__ import annotations
 
 RECIPES = {
     "clm": "causal language model on text files, from scratch or from a pretrained model",
+    "classify": "text classification, of texts or pairs, with a pretrained model",
+    "images": "image classification, from scratch or from a pretrained model",
 }
