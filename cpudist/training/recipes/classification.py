@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,28 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from cpudist.training.recipes import outcome
 
 _SHOWN = 8  # predictions printed at the end
+
+
+def loss(arguments: TrainingArguments) -> Callable[..., Tensor]:
+    """What is minimised, for Trainer's `compute_loss_func`: cross entropy over all samples of a step, on all ranks.
+
+    Not the model's own: transformers tells models how many samples a step has, but many (BERT among them) return the
+    mean of their batch all the same, which Trainer then multiplies by the number of ranks and does not divide by the
+    number of accumulated batches.
+    """
+
+    def mean(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        total = torch.nn.functional.cross_entropy(
+            outputs.logits.float(), labels, reduction="sum", label_smoothing=arguments.label_smoothing_factor
+        )
+        return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+    return mean
 
 
 def score(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -51,11 +68,10 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
     return measured
 
 
-def some(evaluation: Dataset | None, train: Dataset | None) -> Dataset:
-    """A few samples to be shown with their predictions: those that the model has not learnt from, if there are any."""
-    samples = train if evaluation is None else evaluation
-    assert samples is not None, "a recipe trains or evaluates"
-    return samples.select(range(min(len(samples), _SHOWN)))
+def some(samples: Dataset) -> Dataset:
+    """A few samples to be shown with their predictions, from all over `samples`, which may be sorted by class."""
+    step = max(1, len(samples) // _SHOWN)
+    return samples.select(range(0, len(samples), step)[:_SHOWN])
 
 
 def show(trainer: Trainer, samples: Dataset, described: Sequence[str], names: Sequence[str]) -> None:

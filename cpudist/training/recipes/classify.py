@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,7 @@ def main(argv: list[str]) -> None:
     trainer = ExactTrainer(
         score=classification.score,
         metrics=classification.metrics,
+        compute_loss_func=classification.loss(arguments),
         model=model,
         args=arguments,
         train_dataset=data.train,
@@ -101,17 +103,18 @@ def main(argv: list[str]) -> None:
         print(f"classify: {model.num_parameters():,} parameters, {len(data.names)} labels, {samples}", flush=True)
     course.run(trainer, "classify", checkpoint, classification.evaluate)
     if trainer.is_world_process_zero():
-        shown = classification.some(data.evaluation, data.train)
-        classification.show(trainer, shown, _beginnings(shown, tokenizer), data.names)
+        shown = data.train if data.evaluation is None else data.evaluation
+        classification.show(trainer, classification.some(shown), data.shown, data.names)
 
 
 @dataclass
 class _Data:
-    """What the samples came to: tokens and "labels", and what the labels are called."""
+    """What the samples came to: tokens and "labels", what the labels are called, and the text of `some` samples."""
 
     train: Dataset | None
     evaluation: Dataset | None
     names: list[str]
+    shown: list[str]
 
 
 def _read(data: DataArguments, arguments: TrainingArguments) -> Mapping[str, Dataset]:
@@ -151,12 +154,13 @@ def _prepare(
     length = _max_length(data, tokenizer, config)
     train = splits.at_most(train, data.max_train_samples, arguments)
     evaluation = splits.at_most(evaluation, data.max_eval_samples, arguments)
+    shown = classification.some(train if evaluation is None else evaluation)
     if train is not None:
         train = tokenise(train, data.label_column, labels.ids_by_value(train_values, names), length)
     if evaluation is not None:
         ids = labels.ids_by_value(values, names)
         evaluation = tokenise.evaluated(evaluation, data.label_column, ids, length)
-    return _Data(train, evaluation, names)
+    return _Data(train, evaluation, names, [_beginning(row, columns) for row in shown])
 
 
 def _max_length(data: DataArguments, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
@@ -192,6 +196,6 @@ def _model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, names:
     return model
 
 
-def _beginnings(tokens: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    texts: Any = tokenizer.batch_decode(tokens["input_ids"], skip_special_tokens=True)
-    return [" ".join(text.split())[:_SHOWN_CHARACTERS] for text in texts]
+def _beginning(row: dict[str, Any], columns: tuple[str, str | None]) -> str:
+    texts = tables.strings([row[name] for name in columns if name is not None])
+    return " | ".join(textwrap.shorten(text, _SHOWN_CHARACTERS, placeholder=" …") for text in texts)

@@ -119,6 +119,7 @@ def main(argv: list[str]) -> None:
     trainer = ExactTrainer(
         score=classification.score,
         metrics=classification.metrics,
+        compute_loss_func=classification.loss(arguments),
         model=model,
         args=arguments,
         train_dataset=data.train,
@@ -133,8 +134,8 @@ def main(argv: list[str]) -> None:
         print(f"images: {model.num_parameters():,} parameters, {len(data.names)} classes, {images}, {size}", flush=True)
     course.run(trainer, "images", checkpoint, classification.evaluate)
     if trainer.is_world_process_zero():
-        shown = classification.some(data.evaluation, data.train)
-        described = [name or f"image {number}" for number, name in enumerate(shown["name"], 1)]
+        shown = classification.some(data.train if data.evaluation is None else data.evaluation)
+        described = [name or f"image {number}" for number, name in enumerate(shown[:]["name"], 1)]
         classification.show(trainer, shown, described, data.names)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from datasets import ClassLabel, Dataset
+from datasets import ClassLabel, Dataset, Value
 from transformers import PretrainedConfig
 
 from cpudist.errors import UserError
@@ -19,18 +19,18 @@ _SHOWN = 20  # an error lists so many names at most
 
 def names_by_value(samples: Dataset, column: str) -> dict[Any, str]:
     """Each value that occurs in `column` with its name, in the classes' order: the declared one, or sorted."""
+    kind = samples.features[column]
+    if not isinstance(kind, (ClassLabel, Value)) or "float" in kind.dtype:
+        raise UserError(f"the column {column} holds {kind}; labels must be strings or whole numbers")
     # Not `unique`, which would copy all columns of what is held out into the cache.
     values = list(dict.fromkeys(samples.select_columns(column)[:][column]))
     if any(value in (None, "") for value in values):
         raise UserError(f"some samples have no label in the column {column}; remove them or complete them")
-    kind = samples.features[column]
-    if isinstance(kind, ClassLabel):
-        if min(values) < 0:  # the hub's test splits often come so
-            raise UserError(f"the samples are not labelled: the column {column} holds {min(values)}")
-        return {value: kind.int2str(value) for value in sorted(values)}
-    if not all(isinstance(value, (str, int)) for value in values):
-        raise UserError(f"the column {column} holds {values[0]!r}; labels must be strings or whole numbers")
-    return dict(sorted(((value, str(value)) for value in values), key=lambda pair: _order(pair[1])))
+    if not isinstance(kind, ClassLabel):
+        return dict(sorted(((value, str(value)) for value in values), key=lambda pair: _order(pair[1])))
+    if min(values) < 0:  # the hub's test splits often come so
+        raise UserError(f"the samples are not labelled: the column {column} holds {min(values)}")
+    return {value: kind.int2str(value) for value in sorted(values)}
 
 
 def settle(train: Iterable[str], evaluation: Iterable[str], known: Sequence[str] | None) -> list[str]:
