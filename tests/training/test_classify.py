@@ -59,7 +59,7 @@ def test_learns_where_docstrings_come_from_and_evaluates_alike_on_any_number_of_
     assert trained["eval_accuracy"] > 0.7, "a quarter of them are right by chance"
 
     names = ("eval_accuracy", "eval_f1", "eval_loss")
-    for ranks in (1, 2, 3):  # 83 samples are a multiple of nothing
+    for ranks in (1, 3):  # two have just done it; 83 samples are a multiple of nothing
         again = tmp_path / f"eval-{ranks}"
         result = _classify(ranks, again, *words, "--model_name_or_path", str(output))
         assert result.returncode == 0, result.output

@@ -91,7 +91,7 @@ def test_folders_are_classes_and_metrics_the_same_on_any_number_of_ranks(tmp_pat
 
     names = ("eval_accuracy", "eval_f1", "eval_loss")
     words = ["--image_folder", str(folder), "--model_name_or_path", str(output), "--do_eval"]
-    for ranks in (1, 2, 3):  # 297 images: no multiple of two ranks' or three ranks' batches
+    for ranks in (1, 3):  # two have just done it; 297 images are no multiple of anybody's batches
         result = _images(ranks, tmp_path / f"eval-{ranks}", *words, "--per_device_eval_batch_size", "8")
         assert result.returncode == 0, result.output
         evaluated = _json(tmp_path / f"eval-{ranks}" / "eval_results.json")
@@ -103,21 +103,22 @@ def test_goes_on_from_checkpoints_and_returns_to_the_best(tmp_path: Path) -> Non
     words += ["--save_strategy", "steps", "--save_steps", "10", "--eval_strategy", "steps", "--eval_steps", "10"]
     # The best is here what nobody would want, the lowest accuracy, since that is certainly not the last model.
     words += ["--load_best_model_at_end", "--metric_for_best_model", "accuracy", "--greater_is_better", "false"]
-    whole = _images(2, tmp_path / "whole", *words, "--max_steps", "30")
-    half = _images(2, tmp_path / "half", *words, "--max_steps", "20")
-    resumed = _images(2, tmp_path / "half", *words, "--max_steps", "30", "--resume_from_checkpoint", "last")
-    assert (whole.returncode, half.returncode, resumed.returncode) == (0, 0, 0), (
-        whole.output + half.output + resumed.output
-    )
+    words += ["--max_steps", "30"]
+    whole = _images(2, tmp_path / "whole", *words)
+    assert whole.returncode == 0, whole.output
+    words += ["--resume_from_checkpoint", str(tmp_path / "whole" / "checkpoint-20")]
+    resumed = _images(2, tmp_path / "resumed", *words)
+    assert resumed.returncode == 0, resumed.output
 
-    state, other = (_json(tmp_path / name / "checkpoint-30" / "trainer_state.json") for name in ("whole", "half"))
+    paths = [tmp_path / name / "checkpoint-30" / "trainer_state.json" for name in ("whole", "resumed")]
+    state, other = (_json(path) for path in paths)
     losses, others = ([entry["loss"] for entry in each["log_history"] if "loss" in entry] for each in (state, other))
     assert len(losses) == 30
     assert others == pytest.approx(losses, rel=1e-3)
 
     accuracies = [entry["eval_accuracy"] for entry in state["log_history"] if "eval_accuracy" in entry]
     assert accuracies[0] < accuracies[-1], "it learns"
-    for name in ("whole", "half"):
+    for name in ("whole", "resumed"):
         evaluated = _json(tmp_path / name / "eval_results.json")
         assert evaluated["eval_accuracy"] == pytest.approx(min(accuracies))
 

@@ -2,8 +2,10 @@
 
 Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an
 example of how little a script needs to know about the job it runs in. Modules that several recipes share:
-arguments.py (options), sources.py and text.py (data), models.py (pretrained ones), evaluation.py (exact metrics on
-any number of ranks), course.py (train and evaluate), outcome.py (what is left behind at the end).
+arguments.py (options), sources.py, splits.py and text.py (data), models.py (pretrained ones), labels.py and
+classification.py (classes), evaluation.py (exact metrics on any number of ranks), course.py (train and evaluate),
+outcome.py (what is left behind at the end), extras.py (packages that may be missing). tables.py belongs to classify,
+pictures.py, pixels.py and convnet.py to images.
 
 This file names the recipes without importing them: transformers takes seconds.
 """

@@ -88,7 +88,7 @@ def show(trainer: Trainer, samples: Dataset, described: Sequence[str], names: Se
 
 def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> list[int]:
     model = trainer.model.eval()
-    batch = trainer.data_collator(rows)
+    batch = trainer._prepare_inputs(trainer.data_collator(rows))
     with torch.no_grad(), trainer.compute_loss_context_manager():
         logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
     predicted: list[int] = logits.argmax(dim=1).tolist()
