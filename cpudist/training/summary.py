@@ -17,7 +17,7 @@ def summarize(record: dict[str, Any]) -> str:
     sample = record.get("results", {}).get("sample")
     if sample:
         lines += [
-            "a sample of what the model writes:",
+            "a sample of what the model says:",
             *(f"    {line}".rstrip() for line in sample.splitlines()),
         ]
     return "\n".join(lines)
@@ -37,6 +37,9 @@ def _facts(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "perplexity" in results:
         first, last = results["perplexity"]["first"], results["perplexity"]["last"]
         yield "perplexity", f"{first:.1f} at first, {last:.1f} at last (on held-out text)"
+    if "accuracy" in results:
+        first, last = results["accuracy"]["first"], results["accuracy"]["last"]
+        yield "accuracy", f"{first:.1%} at first, {last:.1%} at last (on samples it has not learnt from)"
     if "curve" in results:
         yield "loss curve", results["curve"]
     yield "ended", record["exit"]

@@ -2,9 +2,9 @@
 
 Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an
 example of how little a script needs to know about the job it runs in. Modules that several recipes share:
-arguments.py (options), sources.py and text.py (data), models.py (pretrained ones), language_model.py (what clm and mlm
-have in common), evaluation.py (exact metrics on any number of ranks), course.py (train and evaluate), outcome.py (what
-is left behind at the end).
+arguments.py (options), sources.py, splits.py and text.py (data), models.py (pretrained ones), language_model.py (what clm
+and mlm have in common), labels.py and classification.py (classes), evaluation.py (exact metrics on any number of ranks),
+course.py (train and evaluate), outcome.py (what is left behind at the end), extras.py (packages that may be missing).
 
 This file names the recipes without importing them: transformers takes seconds.
 """
@@ -14,4 +14,7 @@ from __future__ import annotations
 RECIPES = {
     "clm": "causal language model on text, from scratch or from a pretrained model",
     "mlm": "masked language model on text, from scratch or from a pretrained model",
+    "qa": "question answering on SQuAD or data like it, from a pretrained model",
+    "classify": "text classification, of texts or pairs, from a pretrained model",
+    "images": "image classification, from scratch or from a pretrained model",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers import TrainingArguments
 
 from cpudist.errors import UserError
@@ -20,8 +21,10 @@ def load(arguments: TrainingArguments, path: str, **kwargs: Any) -> Any:
     with arguments.main_process_first(local=True, desc="reading data"):
         try:
             return load_dataset(path, **kwargs)
-        except (OSError, ValueError) as error:  # those of datasets derive from these
-            reason = str(error).strip().splitlines()[0]
+        except (OSError, ValueError, DatasetsError) as error:
+            # A file that cannot be read is the cause of an error that says nothing.
+            cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+            reason = (str(cause).strip() or repr(cause)).splitlines()[0]
             raise UserError(f"cannot read {kwargs.get('data_files') or path}: {reason}") from error
 
 
