@@ -12,4 +12,5 @@ from __future__ import annotations
 
 RECIPES = {
     "clm": "causal language model on text files, from scratch or from a pretrained model",
+    "qa": "question answering on SQuAD or data like it, from a pretrained model",
 }
