@@ -33,8 +33,9 @@ def patch(trainer_module: ModuleType, patches: Patches) -> None:
     def compute_loss(
         self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        multiplied = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
-        if not (multiplied and self.model_accepts_loss_kwargs and isinstance(num_items_in_batch, torch.Tensor)):
+        hands_over = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
+        if not (hands_over and multiplies and isinstance(num_items_in_batch, torch.Tensor)):
             return original(self, model, inputs, return_outputs, num_items_in_batch)
         count = num_items_in_batch.as_subclass(_Count)
         count.used = False
