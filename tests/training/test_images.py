@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-import cpudist.training.recipes.convnet  # noqa: F401 - makes its model type known to transformers
+import cpudist.training.recipes.vision.convnet  # noqa: F401 - makes its model type known to transformers
 
 BOUND = 150.0
 

@@ -11,7 +11,7 @@ import pytest
 import questions
 from jobs import Result, mpirun, run, train
 
-from cpudist.training.recipes import squad
+from cpudist.training.recipes.questions import squad
 
 BOUND = 300.0
 

@@ -15,7 +15,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import classification, classify, labels, splits, tables
+from cpudist.training.recipes import classify
+from cpudist.training.recipes.classes import classification, labels, tables
+from cpudist.training.recipes.common import splits
 
 _WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "very", "not", "so", "##so"]
 

@@ -10,10 +10,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import clm, text
-from cpudist.training.recipes.arguments import check_training_arguments, checkpoint_to_resume, parse
+from cpudist.training.recipes import clm
 from cpudist.training.recipes.clm import DataArguments, ModelArguments, next_token_losses
-from cpudist.training.recipes.evaluation import ExactTrainer
+from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
+from cpudist.training.recipes.common.evaluation import ExactTrainer
+from cpudist.training.recipes.language import text
 
 _TEXT = "".join(f"def function_{i}(x):\n    return x + {i}\n\n" for i in range(200))
 

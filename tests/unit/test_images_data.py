@@ -14,9 +14,11 @@ from sklearn.datasets import load_digits
 from transformers import AutoImageProcessor, AutoModelForImageClassification, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import images, labels, pictures, pixels
-from cpudist.training.recipes.convnet import ConvnetConfig, ConvnetForImageClassification
-from cpudist.training.recipes.pixels import Shape
+from cpudist.training.recipes import images
+from cpudist.training.recipes.classes import labels
+from cpudist.training.recipes.vision import pictures, pixels
+from cpudist.training.recipes.vision.convnet import ConvnetConfig, ConvnetForImageClassification
+from cpudist.training.recipes.vision.pixels import Shape
 
 _GREY = Shape(8, 1)
 _COLOURS = Shape(6, 3)

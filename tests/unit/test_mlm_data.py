@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerBase, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import mlm, text
-from cpudist.training.recipes.evaluation import IGNORED, ExactTrainer
+from cpudist.training.recipes import mlm
+from cpudist.training.recipes.common.evaluation import IGNORED, ExactTrainer
+from cpudist.training.recipes.language import text
 from cpudist.training.recipes.mlm import Masking, accuracy, mask_once, masked_loss, masked_token_scores
 
 _LINES = [f"def function_{i}(x): return x + {i}\n" for i in range(200)]

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from transformers import CanineTokenizer, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import qa, squad
-from cpudist.training.recipes.spans import Cutter, Search, best_answers
-from cpudist.training.recipes.squad import Question
+from cpudist.training.recipes import qa
+from cpudist.training.recipes.questions import squad
+from cpudist.training.recipes.questions.spans import Cutter, Search, best_answers
+from cpudist.training.recipes.questions.squad import Question
 
 TOKENIZERS = {side: questions.small_tokenizer(side) for side in ("right", "left")}
 

@@ -1,10 +1,8 @@
 """Ready-made training scripts: `cpudist-train clm --train_file …`.
 
-Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an
-example of how little a script needs to know about the job it runs in. Modules that several recipes share:
-arguments.py (options), sources.py, splits.py and text.py (data), models.py (pretrained ones), language_model.py (what clm
-and mlm have in common), labels.py and classification.py (classes), evaluation.py (exact metrics on any number of ranks),
-course.py (train and evaluate), outcome.py (what is left behind at the end), extras.py (packages that may be missing).
+Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an example of
+how little a script needs to know about the job it runs in. What recipes share lies in folders: common (all of them),
+language (clm, mlm), questions (qa), classes (classify, images), vision (images).
 
 This file names the recipes without importing them: transformers takes seconds.
 """

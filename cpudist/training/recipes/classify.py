@@ -22,9 +22,10 @@ from transformers import (
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import classification, course, labels, models, outcome, sources, splits, tables
-from cpudist.training.recipes.arguments import check_training_arguments, checkpoint_to_resume, parse
-from cpudist.training.recipes.evaluation import ExactTrainer
+from cpudist.training.recipes.classes import classification, labels, tables
+from cpudist.training.recipes.common import course, models, outcome, sources, splits
+from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
+from cpudist.training.recipes.common.evaluation import ExactTrainer
 
 _SHOWN_CHARACTERS = 100
 

@@ -15,10 +15,11 @@ from transformers import (
     default_data_collator,
 )
 
-from cpudist.training.recipes import course, language_model, outcome, text
-from cpudist.training.recipes.arguments import parse
-from cpudist.training.recipes.evaluation import ExactTrainer, evaluate_language_model, token_losses
-from cpudist.training.recipes.language_model import ModelArguments
+from cpudist.training.recipes.common import course, outcome
+from cpudist.training.recipes.common.arguments import parse
+from cpudist.training.recipes.common.evaluation import ExactTrainer, evaluate_language_model, token_losses
+from cpudist.training.recipes.language import language_model, text
+from cpudist.training.recipes.language.language_model import ModelArguments
 
 # From scratch, unless --config_overrides says more: a model that a CPU core trains in minutes.
 # Without dropout, which is for data that is seen many times, and costs a core a tenth of its time.

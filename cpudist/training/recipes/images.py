@@ -18,20 +18,12 @@ from transformers import (
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import (
-    classification,
-    course,
-    extras,
-    labels,
-    models,
-    outcome,
-    pictures,
-    pixels,
-    splits,
-)
-from cpudist.training.recipes.arguments import check_training_arguments, checkpoint_to_resume, parse
-from cpudist.training.recipes.convnet import ConvnetConfig
-from cpudist.training.recipes.evaluation import ExactTrainer
+from cpudist.training.recipes.classes import classification, labels
+from cpudist.training.recipes.common import course, extras, models, outcome, splits
+from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
+from cpudist.training.recipes.common.evaluation import ExactTrainer
+from cpudist.training.recipes.vision import pictures, pixels
+from cpudist.training.recipes.vision.convnet import ConvnetConfig
 
 _DEFAULT_SIZE = 32
 # From scratch, unless --config_overrides says more: a model that a CPU core trains in minutes. Without dropout, as clm.

@@ -22,10 +22,11 @@ from transformers import (
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import course, language_model, outcome, text
-from cpudist.training.recipes.arguments import parse
-from cpudist.training.recipes.evaluation import IGNORED, ExactTrainer, evaluate_language_model, token_losses
-from cpudist.training.recipes.language_model import ModelArguments
+from cpudist.training.recipes.common import course, outcome
+from cpudist.training.recipes.common.arguments import parse
+from cpudist.training.recipes.common.evaluation import IGNORED, ExactTrainer, evaluate_language_model, token_losses
+from cpudist.training.recipes.language import language_model, text
+from cpudist.training.recipes.language.language_model import ModelArguments
 
 # From scratch, unless --config_overrides says more; small and without dropout for clm's reasons.
 _RECIPE = language_model.Recipe(

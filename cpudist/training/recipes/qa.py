@@ -29,11 +29,12 @@ from transformers import (
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import course, models, outcome, sources, squad
-from cpudist.training.recipes.arguments import check_training_arguments, checkpoint_to_resume, parse
-from cpudist.training.recipes.evaluation import ExactTrainer
-from cpudist.training.recipes.spans import Cutter, Judge, Search
-from cpudist.training.recipes.squad import Question
+from cpudist.training.recipes.common import course, models, outcome, sources
+from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
+from cpudist.training.recipes.common.evaluation import ExactTrainer
+from cpudist.training.recipes.questions import squad
+from cpudist.training.recipes.questions.spans import Cutter, Judge, Search
+from cpudist.training.recipes.questions.squad import Question
 
 PREDICTIONS = "eval_predictions.json"
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import extras, sources, splits
+from cpudist.training.recipes.common import extras, sources, splits
 
 DIGITS = "digits"
 DIGITS_SIZE = 8

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import sources
+from cpudist.training.recipes.common import sources
 
 Parts = tuple[Dataset | None, Dataset | None]
 

@@ -18,9 +18,10 @@ from transformers import (
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import models, outcome, text
-from cpudist.training.recipes.arguments import check_training_arguments, checkpoint_to_resume
-from cpudist.training.recipes.sources import at_most, hold_out
+from cpudist.training.recipes.common import models, outcome
+from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume
+from cpudist.training.recipes.common.sources import at_most, hold_out
+from cpudist.training.recipes.language import text
 
 _DEFAULT_BLOCK = 256
 

@@ -11,7 +11,8 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import sources, splits, text
+from cpudist.training.recipes.common import sources, splits
+from cpudist.training.recipes.language import text
 
 # Without this, pandas takes the label "None" and the text "NA" for missing.
 _CSV = {"keep_default_na": False}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import EvalPrediction, Trainer
 
-from cpudist.training.recipes import outcome
+from cpudist.training.recipes.common import outcome
 
 IGNORED = -100  # the label that means "no target here"
 

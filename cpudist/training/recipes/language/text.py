@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import sources
+from cpudist.training.recipes.common import sources
 
 # The special tokens of a tokenizer that is trained: as GPT-2's, and as BERT's.
 CAUSAL = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from transformers import Trainer
 
-from cpudist.training.recipes import outcome
+from cpudist.training.recipes.common import outcome
 
 
 def run(

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import squad
-from cpudist.training.recipes.squad import Question
+from cpudist.training.recipes.questions import squad
+from cpudist.training.recipes.questions.squad import Question
 from cpudist.version import __version__
 
 _OUTSIDE = -1  # the character position of a token that is not of the context

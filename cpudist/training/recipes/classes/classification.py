@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
-from cpudist.training.recipes import outcome
+from cpudist.training.recipes.common import outcome
 
 _SHOWN = 8  # predictions printed at the end
 
