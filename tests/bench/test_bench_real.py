@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jobs
 
+from cpudist.optimization import ipex
+
 
 def test_collectives_under_mpirun(tmp_path: Path) -> None:
     kept = tmp_path / "out" / "collectives.json"
@@ -36,3 +38,18 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
     assert result.returncode == 2, result.output
     assert "mpirun -n 2" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_training_on_one_rank(tmp_path: Path) -> None:
+    kept, drawn = tmp_path / "train.json", tmp_path / "train.png"
+    command = [str(jobs.BIN / "cpudist"), "bench", "train", "--quick", "--json", str(kept), "--plot", str(drawn)]
+    result = jobs.run(command, timeout=180)
+    assert result.returncode == 0, result.output
+    parts = json.loads(kept.read_text())["results"]
+    assert [part["kernels"] for part in parts] == ["PyTorch's own kernels", "Intel's extension"][
+        : 1 + (not ipex.missing())
+    ]
+    for part in parts:
+        assert "bfloat16, master weights (the default)" in part["seconds"]
+        assert all(one["median"] > 0 for one in part["seconds"].values())
+    assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ from cpudist.bench import table
 from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.ddp import DdpTimes, StepTimes
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
+from cpudist.bench.train import TrainTimes
 
 
 def steady(*medians: float) -> Timings:
@@ -148,3 +149,13 @@ def test_each_backend_is_judged_at_its_best_bucket() -> None:
     assert lines[4] == "no communication: 300 ms (300-300)"
     assert lines[5] == "gloo / ccl, each at its best: 1.38 (1.25-1.5)"
     assert step.as_dict()["best_bucket_cap_mb"] == {"ccl": 25, "gloo": 1}
+
+
+def test_choices_are_compared_with_plain_float32() -> None:
+    part = {"float32, as PyTorch makes it": steady(4.0, 8.0), "bfloat16": steady(2.0, 2.0)}
+    times = TrainTimes({"PyTorch's own kernels": part})
+    lines = times.table().splitlines()
+    assert lines[0] == "training step, PyTorch's own kernels"
+    assert lines[3].endswith("3 (2-4)")
+    (found,) = times.as_list()
+    assert found["ratios"]["float32, as PyTorch makes it/bfloat16"]["rounds"] == [2.0, 4.0]
