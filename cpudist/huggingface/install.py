@@ -10,6 +10,7 @@ import torch
 from cpudist.huggingface import arguments, loss, state, trainer
 from cpudist.huggingface.on_import import after_import
 from cpudist.huggingface.patch import Patches
+from cpudist.optimization.native import own_compile_cache
 
 if TYPE_CHECKING:
     from cpudist.world import World
@@ -30,6 +31,8 @@ def install(world: World) -> None:
     # Where this is unset, accelerate divides the machine's cores by the ranks, pinned or not.
     if "OMP_NUM_THREADS" not in os.environ:
         patches.variable("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        patches.variable("TORCHINDUCTOR_CACHE_DIR", own_compile_cache(world.rank))
     patches.then(after_import("accelerate.state", lambda module: state.patch(module, world, patches)))
     patches.then(after_import("transformers.training_args", lambda module: arguments.patch(module, world, patches)))
     patches.then(after_import("transformers.trainer", lambda module: trainer.patch(module, patches)))

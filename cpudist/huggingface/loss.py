@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._pytree import tree_map
@@ -29,6 +30,8 @@ def patch(trainer_module: ModuleType, patches: Patches) -> None:
     known = original is not None and list(inspect.signature(original).parameters) == _COMPUTE_LOSS
     check_known(trainer_module, range(4, 6), known, "transformers>=4.57.6,<6")
 
+    uses_count: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
     @functools.wraps(original)
     def compute_loss(
         self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -37,10 +40,15 @@ def patch(trainer_module: ModuleType, patches: Patches) -> None:
         multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
         if not (hands_over and multiplies and isinstance(num_items_in_batch, torch.Tensor)):
             return original(self, model, inputs, return_outputs, num_items_in_batch)
-        count = num_items_in_batch.as_subclass(_Count)
-        count.used = False
-        result = original(self, model, inputs, return_outputs, count)
-        if count.used:
+        if self in uses_count:
+            result = original(self, model, inputs, return_outputs, num_items_in_batch)
+        else:
+            count = num_items_in_batch.as_subclass(_Count)
+            count.used = False
+            with torch.compiler.set_stance("force_eager"):  # compiled code would not tell
+                result = original(self, model, inputs, return_outputs, count)
+            uses_count[self] = count.used
+        if uses_count[self]:
             return result
         if return_outputs:
             return result[0] / self.accelerator.num_processes, result[1]

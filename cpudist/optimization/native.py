@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 import tempfile
 from pathlib import Path
 
@@ -36,10 +35,9 @@ def channels_last(model: torch.nn.Module) -> bool:
     return True
 
 
-def own_compile_cache(rank: int) -> tuple[str, str]:
-    """The variable that says where torch.compile keeps what it compiled, and this rank's own place for it.
+def own_compile_cache(rank: int) -> str:
+    """A folder of this rank's own for what torch.compile makes, to be named in TORCHINDUCTOR_CACHE_DIR.
 
-    In a place that ranks share, one that is killed while it writes leaves a truncated library for all.
+    In a folder that ranks share, one that is killed while it writes leaves a truncated library for all.
     """
-    folder = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}", f"rank{rank}")
-    return "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    return str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}", f"rank{rank}"))

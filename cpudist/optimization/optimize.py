@@ -59,8 +59,7 @@ def optimize(
         precision.compute_under_autocast(model, dtype)
         chosen.append(f"{precision.name(dtype)} autocast")
     if compile:
-        variable, folder = native.own_compile_cache(_rank())
-        os.environ[variable] = folder
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(_rank()))
         model = torch.compile(model)  # type: ignore[assignment]
         chosen.append("torch.compile")
     _note(chosen)
