@@ -1,4 +1,4 @@
-"""A plain training loop on several ranks: handwritten digits, a small convolutional net, no Trainer.
+"""A plain training loop on several ranks, in bfloat16: handwritten digits, a small convolutional net, no Trainer.
 
     pip install scikit-learn
     mpirun -n 2 python examples/train_digits.py
@@ -31,8 +31,10 @@ def main() -> None:
         torch.nn.Flatten(),
         torch.nn.Linear(16 * 4 * 4, 10),
     )
-    model = cpudist.wrap(model.to(world.device))
+    model = model.to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16)
+    model = cpudist.wrap(model)
     sampler = DistributedSampler(train, world.size, world.rank, shuffle=True)
     loader = DataLoader(train, batch_size=32, sampler=sampler)
 
