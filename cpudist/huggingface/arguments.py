@@ -29,9 +29,7 @@ _USED = {"use_cpu", "local_rank", "fp16", "fp16_full_eval", "ddp_backend", "ddp_
 class _Flags:
     use_ipex: bool = dataclasses.field(
         default=False,
-        metadata={
-            "help": "Optimise with Intel's extension for PyTorch, or with PyTorch's own means where it is not there."
-        },
+        metadata={"help": "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means."},
     )
     no_cuda: bool = dataclasses.field(default=False, metadata={"help": "The old name of --use_cpu."})
 
@@ -40,9 +38,7 @@ def patch(training_args: ModuleType, world: World, patches: Patches) -> None:
     """Change `transformers.TrainingArguments`, and the classes derived from it so far and later."""
     cls = training_args.TrainingArguments
     fields = getattr(cls, "__dataclass_fields__", {})
-    known = {"use_cpu", "ddp_timeout", "ddp_bucket_cap_mb"} <= fields.keys() and "choices" in fields[
-        "ddp_backend"
-    ].metadata
+    known = fields.keys() >= _USED and "choices" in fields["ddp_backend"].metadata
     check_known(training_args, range(4, 6), known, "transformers>=4.57.6,<6")
 
     flags = [field for field in dataclasses.fields(_Flags) if field.name not in fields]
