@@ -16,7 +16,7 @@ check_style_and_types() {
 run_tests() {
     build_backend
     say "tests"
-    timeout 1200 python -m pytest "$@"
+    timeout 1800 python -m pytest "$@"
 }
 
 # Both, whatever becomes of the first: one failing environment says nothing about the other.
