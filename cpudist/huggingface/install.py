@@ -35,6 +35,7 @@ def install(world: World) -> None:
         patches.variable("TORCHINDUCTOR_CACHE_DIR", own_compile_cache(world.rank))
     patches.then(after_import("accelerate.state", lambda module: state.patch(module, world, patches)))
     patches.then(after_import("transformers.training_args", lambda module: arguments.patch(module, world, patches)))
+    patches.then(after_import("transformers.modeling_utils", lambda module: trainer.patch_models(module, patches)))
     patches.then(after_import("transformers.trainer", lambda module: trainer.patch(module, patches)))
     patches.then(after_import("transformers.trainer", lambda module: loss.patch(module, patches)))
 

@@ -19,18 +19,26 @@ from cpudist.errors import UserError
 LOW = torch.bfloat16
 
 
-def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> MasterWeights:
     """Turn the float32 parameters of `model` to bfloat16, and let `optimizer` work on float32 copies of them.
+
+    The model must then be called under autocast, or see to the number formats of its inputs and outputs.
 
     Raises:
         UserError: the model is wrapped in DDP already, which knows the parameters as they were.
     """
     if isinstance(model, DistributedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
-    _MasterWeights(model, optimizer)
+    return MasterWeights(model, optimizer)
 
 
-class _MasterWeights:
+class MasterWeights:
+    """The float32 copies of a model's parameters.
+
+    The parameters stay in bfloat16 from then on: DDP hangs on to what autograd makes of them, and would go on without
+    a word, and without reducing gradients, if their type were changed again.
+    """
+
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._masters: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         for parameter in _convertible(model):
@@ -40,9 +48,9 @@ class _MasterWeights:
         model.register_state_dict_post_hook(functools.partial(self._give))  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(self._take)  # type: ignore[no-untyped-call]
         if optimizer is not None:
-            self._hand_over(optimizer)
+            self.hand_over(optimizer)
 
-    def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+    def hand_over(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimizer see the master weights instead of the parameters."""
         for group in optimizer.param_groups:
             group["params"] = [self._masters.get(parameter, parameter) for parameter in group["params"]]
@@ -67,8 +75,8 @@ class _MasterWeights:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # After the optimizer itself in `args`.
-        if len(args) > 1 or kwargs.get("closure") is not None:
+        _, *positional = args  # the first is the optimizer itself
+        if any(closure is not None for closure in (*positional, *kwargs.values())):
             raise UserError(
                 "an optimizer that calls a closure computes gradients itself; give optimize(..., autocast=True)"
             )

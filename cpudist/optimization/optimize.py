@@ -12,6 +12,9 @@ from cpudist.launchers import launched_rank
 from cpudist.optimization import ipex as intel
 from cpudist.optimization import master_weights, native, precision
 
+_AUTOCAST = "bfloat16 autocast"
+_MASTER_WEIGHTS = "bfloat16 parameters with float32 master weights"
+
 _choices: list[str] = []
 
 
@@ -54,7 +57,7 @@ def optimize(
     if dtype is torch.bfloat16 and not autocast:
         master_weights.keep(model, optimizer)
         precision.compute_in(model, dtype)
-        chosen.append("bfloat16 parameters with float32 master weights")
+        chosen.append(_MASTER_WEIGHTS)
     elif dtype is not torch.float32:
         precision.compute_under_autocast(model, dtype)
         chosen.append(f"{precision.name(dtype)} autocast")
@@ -67,22 +70,29 @@ def optimize(
     return model, optimizer
 
 
-def in_trainer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, use_ipex: bool, bf16: bool) -> None:
-    """What `--use_ipex` means to a Trainer, which sees to bfloat16 itself (autocast); to be called before DDP.
+def in_trainer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, use_ipex: bool, bf16: bool
+) -> master_weights.MasterWeights | None:
+    """What `--use_ipex` means to a Trainer, which sees to autocast itself; to be called before DDP.
 
-    Without `use_ipex` nothing is changed: then this only notes what Trainer does, for the run record.
+    Without `use_ipex` nothing is changed: then this only notes what Trainer does, for the run record. Returns the
+    master weights, if there are any: Trainer has to be shown them when it saves.
     """
     reason = intel.missing()
-    if use_ipex:
-        chosen = _apply_engine(model, optimizer, reason)
-    else:
-        chosen = ["native", *(["fused " + type(optimizer).__name__] if _is_fused(optimizer) else [])]
+    if not use_ipex:
+        fused = ["fused " + type(optimizer).__name__] if _is_fused(optimizer) else []
+        _note(["native", *fused, *([_AUTOCAST] if bf16 else [])])
+        return None
+    chosen, masters = _apply_engine(model, optimizer, reason), None
+    if bf16 and not hasattr(model, "peft_config"):  # adapters are loaded past the model's state
+        masters = master_weights.keep(model, optimizer)
+        chosen.append(_MASTER_WEIGHTS)
     if bf16:
-        chosen.append("bfloat16 autocast")
+        chosen.append(_AUTOCAST)
     _note(chosen)
-    if use_ipex:
-        warning = f"warning: --use_ipex: {reason}; going on with " if reason else ""
-        _say(f"{warning}{', '.join(chosen)}{_slow(torch.bfloat16 if bf16 else torch.float32)}")
+    warning = f"warning: --use_ipex: {reason}; going on with " if reason else ""
+    _say(f"{warning}{', '.join(chosen)}{_slow(torch.bfloat16 if bf16 else torch.float32)}")
+    return masters
 
 
 def choices() -> list[str]:

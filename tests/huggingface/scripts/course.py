@@ -52,6 +52,10 @@ trainer = Trainer(
 if arguments.do_train:
     trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
 metrics = trainer.evaluate()
+parameters = {name: value.double().sum().item() for name, value in model.state_dict().items()}
+everyones = [None] * dist.get_world_size()
+dist.all_gather_object(everyones, parameters)
+assert all(one == parameters for one in everyones), "the ranks have trained apart"
 if trainer.is_world_process_zero():
     trainer.save_model(arguments.output_dir)
     found = {
@@ -61,7 +65,7 @@ if trainer.is_world_process_zero():
         "metrics": metrics,
         "best": trainer.state.best_metric,
         "checkpoint": trainer.state.best_model_checkpoint,
-        "parameters": {name: value.double().sum().item() for name, value in model.state_dict().items()},
+        "parameters": parameters,
         "torch_xla": "torch_xla" in sys.modules,
     }
     with open(f"{arguments.output_dir}/found.json", "w") as file:
