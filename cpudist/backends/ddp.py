@@ -11,6 +11,7 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.base import Backend, Seat
+from cpudist.errors import UserError
 
 
 class DdpBackend(Backend):
@@ -40,7 +41,12 @@ class DdpBackend(Backend):
 
     def _bound(self, group: Any, seconds: float) -> None:
         """Bound the collectives of `group`, the backend's own object."""
-        group._set_default_timeout(timedelta(seconds=seconds))
+        if not hasattr(group, "set_timeout"):  # before torch 2.9 gloo takes a new limit and goes on with the old one
+            raise UserError(
+                f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
+                f"give cpudist-train --timeout {seconds:g} where the script says ddp_timeout"
+            )
+        group.set_timeout(timedelta(seconds=seconds))
 
     @staticmethod
     def _bound_new_groups(seconds: float) -> None:

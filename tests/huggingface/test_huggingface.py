@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from jobs import Result, mpirun, run, train
 
 from cpudist.optimization import ipex
@@ -118,6 +119,10 @@ def test_ipex_and_bf16_train_and_what_is_saved_is_what_was_trained(tmp_path: Pat
 def test_ddp_timeout_bounds_collectives(tmp_path: Path, backend: str, group: str) -> None:
     command = train("--backend", backend, str(SCRIPTS / "late.py"), str(tmp_path), backend, group)
     result = run(mpirun(2, *command), timeout=BOUND)
+    if backend == "gloo" and group == "world" and not hasattr(dist.ProcessGroupGloo, "set_timeout"):
+        assert result.returncode == 2, result.output
+        assert "--timeout 5" in result.stderr, result.output
+        return
     assert result.returncode != 0, result.output
     assert ("timed out after 5.0 s" if backend == "ccl" else "Timed out waiting 5000ms") in result.stderr, result.output
 
@@ -222,5 +227,6 @@ def test_a_script_with_accelerate_alone(tmp_path: Path, backend: str) -> None:
     script.write_text(_ACCELERATE)
     result: Result = run(mpirun(3, *train("--backend", backend, str(script))), timeout=BOUND)
     assert result.returncode == 0, result.output
-    assert result.stdout.strip() == f"DistributedDataParallel {backend} 3 [0, 1, 2]", result.output
+    # Before it torch 2.8's gloo says how many peers it has.
+    assert result.stdout.splitlines()[-1] == f"DistributedDataParallel {backend} 3 [0, 1, 2]", result.output
     assert result.stderr == ""
