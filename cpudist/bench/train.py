@@ -24,17 +24,19 @@ from cpudist.optimization import ipex
 if TYPE_CHECKING:
     from cpudist.world import World
 
-_FULL = Turns(rounds=5, calls=4, warm_up=2)
+_FULL = Turns(rounds=5, calls=2, warm_up=1)
 _QUICK = Turns(rounds=2, calls=1, warm_up=1)
 
-_NATIVE, _INTEL = "PyTorch's own kernels", "Intel's extension"
+_LARGE: workload.Shape = (8, 128)
+
+_GIVEN, _KEPT, _INTEL = "freed memory goes back to the kernel", "freed memory is kept", "Intel's extension, memory kept"
 _PLAIN = "float32, as PyTorch makes it"
 _RECIPE = "Intel's recipe: bfloat16, weights prepacked, autocast"
 _BF16 = torch.bfloat16
 _CHOICES: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16, autocast": {"dtype": _BF16, "autocast": True},
-    "bfloat16, master weights (the default)": {"dtype": _BF16},
+    "bfloat16, master weights": {"dtype": _BF16},
 }
 _COMPILED: dict[str, dict[str, Any]] = {
     "bfloat16, master weights, compiled": {"dtype": _BF16, "compile": True},
@@ -43,67 +45,78 @@ _COMPILED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TrainTimes:
-    """A step's times by what was chosen; every one of a part took turns with the others of that part."""
+    """A step's times by what was chosen; those of a part took turns, and the parts came one after the other.
+
+    The first of the first part is what PyTorch does when nobody chooses.
+    """
 
     parts: dict[str, dict[str, Timings]]
 
+    @property
+    def plain(self) -> Timings:
+        return next(iter(next(iter(self.parts.values())).values()))
+
     def table(self) -> str:
         """One block of lines per part."""
-        return "\n\n".join(f"training step, {name}\n{_block(part)}" for name, part in self.parts.items())
+        return "\n\n".join(f"training step, {name}\n{self._block(part)}" for name, part in self.parts.items())
 
     def as_list(self) -> list[dict[str, Any]]:
-        return [{"kernels": name, **_as_dict(part)} for name, part in self.parts.items()]
+        return [
+            {
+                "part": name,
+                "seconds": {choice: timings.as_dict() for choice, timings in part.items()},
+                "ratios": {f"{_PLAIN}/{choice}": ratio(self.plain, one).as_dict() for choice, one in part.items()},
+            }
+            for name, part in self.parts.items()
+        ]
+
+    def _block(self, part: dict[str, Timings]) -> str:
+        rows = [[name, table.time_cell(one), table.ratio_cell(ratio(self.plain, one))] for name, one in part.items()]
+        return table.render(["", "time", "times as fast"], rows)
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False) -> TrainTimes:
     """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is."""
-    say(workload.describe(workload.bert()))
+    shape = workload.SMALL if quick else _LARGE
+    say(workload.describe(workload.bert(), shape))
     if not quick:
         say("compiling one of the contenders takes a minute or two")
-    choices = _CHOICES if quick else {**_CHOICES, **_COMPILED}
-    native = {name: {**options, "ipex": False} for name, options in choices.items()}
-    parts = {_NATIVE: _measure(world, native, say, quick)}
-    # In this order: once Intel's extension is imported its kernels serve everybody in the process.
+
+    def take_all(choices: dict[str, Any]) -> dict[str, Timings]:
+        group = dist.new_group(backend="gloo")
+        steps = {name: _Training(world.rank, shape, choice).step for name, choice in choices.items()}
+        contenders = {name: together(timed(step), group) for name, step in steps.items()}
+        return take_turns(contenders, _QUICK if quick else _FULL, say)
+
+    # In this order: what is done to the allocator, or by importing Intel's extension, is done to the whole process.
+    parts = {_GIVEN: take_all({_PLAIN: None, **_each(_CHOICES, ipex=False, keep_memory=False)})}
+    parts[_KEPT] = take_all(_each(_CHOICES if quick else {**_CHOICES, **_COMPILED}, ipex=False))
     if ipex.missing() is None:
-        parts[_INTEL] = _measure(world, _CHOICES, say, quick, intels_recipe=True)
+        parts[_INTEL] = take_all({**_CHOICES, _RECIPE: _RECIPE})
     return TrainTimes(parts)
 
 
-def _measure(
-    world: World,
-    choices: dict[str, dict[str, Any]],
-    say: Callable[[str], None],
-    quick: bool,
-    intels_recipe: bool = False,
-) -> dict[str, Timings]:
-    steps = {_PLAIN: _Training(world.rank).step}
-    steps |= {name: _Training(world.rank, options).step for name, options in choices.items()}
-    if intels_recipe:
-        steps[_RECIPE] = _Training(world.rank, intels_recipe=True).step
-    group = dist.new_group(backend="gloo")
-    contenders = {name: together(timed(step), group) for name, step in steps.items()}
-    return take_turns(contenders, _QUICK if quick else _FULL, say)
+def _each(choices: dict[str, dict[str, Any]], **also: Any) -> dict[str, dict[str, Any]]:
+    return {name: {**options, **also} for name, options in choices.items()}
 
 
 class _Training:
     """A model of its own with its optimizer, on this rank's batch."""
 
-    def __init__(self, rank: int, options: dict[str, Any] | None = None, intels_recipe: bool = False) -> None:
+    def __init__(self, rank: int, shape: workload.Shape, choice: dict[str, Any] | str | None) -> None:
+        """`choice`: options of `optimize`; Intel's recipe; or nothing, for what PyTorch does by itself."""
         model = workload.bert()
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         self._context: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if options is not None:
+        options = choice if isinstance(choice, dict) else {}
+        if isinstance(choice, dict):
             optimization.optimize(model, self._optimizer, **{**options, "compile": False})
-        if intels_recipe:
-            for group in self._optimizer.param_groups:
-                group["fused"] = True
-            extension: Any = __import__(ipex.PACKAGE)
-            extension.optimize(model, dtype=_BF16, optimizer=self._optimizer, inplace=True)
-            self._context = partial(torch.autocast, "cpu", dtype=_BF16)
+        elif choice == _RECIPE:
+            self._apply_intels_recipe(model)
         self._model = session.wrap(model)
-        if options is not None and options.get("compile"):
+        if options.get("compile"):
             self._model.compile()
-        self._tokens = workload.tokens(rank)
+        self._tokens = workload.tokens(rank, shape)
 
     def step(self) -> None:
         with self._context():
@@ -112,15 +125,9 @@ class _Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-
-def _as_dict(part: dict[str, Timings]) -> dict[str, Any]:
-    return {
-        "seconds": {choice: timings.as_dict() for choice, timings in part.items()},
-        "ratios": {f"{_PLAIN}/{choice}": ratio(part[_PLAIN], one).as_dict() for choice, one in part.items()},
-    }
-
-
-def _block(part: dict[str, Timings]) -> str:
-    plain = part[_PLAIN]
-    rows = [[name, table.time_cell(one), table.ratio_cell(ratio(plain, one))] for name, one in part.items()]
-    return table.render(["", "time", "times as fast"], rows)
+    def _apply_intels_recipe(self, model: torch.nn.Module) -> None:
+        for group in self._optimizer.param_groups:
+            group["fused"] = True
+        extension: Any = __import__(ipex.PACKAGE)
+        extension.optimize(model, dtype=_BF16, optimizer=self._optimizer, inplace=True)
+        self._context = partial(torch.autocast, "cpu", dtype=_BF16)

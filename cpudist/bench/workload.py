@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-BATCH, TOKENS = 2, 64
+# Samples per rank and tokens per sample.
+Shape = tuple[int, int]
+SMALL: Shape = (2, 64)
+
 _VOCABULARY = 30522
 
 
@@ -26,12 +29,12 @@ def bert() -> torch.nn.Module:
     return model
 
 
-def tokens(rank: int) -> torch.Tensor:
-    """One rank's batch, shape (BATCH, TOKENS); it serves as labels, too."""
-    return torch.randint(_VOCABULARY, (BATCH, TOKENS), generator=torch.Generator().manual_seed(rank))
+def tokens(rank: int, shape: Shape = SMALL) -> torch.Tensor:
+    """One rank's batch; it serves as labels, too."""
+    return torch.randint(_VOCABULARY, shape, generator=torch.Generator().manual_seed(rank))
 
 
-def describe(model: torch.nn.Module) -> str:
+def describe(model: torch.nn.Module, shape: Shape = SMALL) -> str:
     """The workload in words."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return f"BERT with {parameters / 1e6:.1f} million parameters, {BATCH} x {TOKENS} tokens per rank"
+    return f"BERT with {parameters / 1e6:.1f} million parameters, {shape[0]} x {shape[1]} tokens per rank"

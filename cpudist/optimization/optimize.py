@@ -10,7 +10,7 @@ import torch
 from cpudist.errors import UserError
 from cpudist.launchers import launched_rank
 from cpudist.optimization import ipex as intel
-from cpudist.optimization import master_weights, native, precision
+from cpudist.optimization import master_weights, memory, native, precision
 
 _AUTOCAST = "bfloat16 autocast"
 _MASTER_WEIGHTS = "bfloat16 parameters with float32 master weights"
@@ -26,6 +26,7 @@ def optimize(
     ipex: bool | None = None,
     autocast: bool = False,
     compile: bool = False,
+    keep_memory: bool = True,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
     """Make training `model` with `optimizer` fast on this CPU. Call it before `cpudist.wrap`.
 
@@ -41,6 +42,8 @@ def optimize(
         autocast: for bfloat16, keep float32 parameters and convert on the way: slower, but any model and optimizer will
             do, also those that mix number formats or call a closure.
         compile: compile with ``torch.compile``. Pays where a job is long: compiling takes a minute.
+        keep_memory: let freed memory stay with the process, for the next step to use. The peak of memory grows
+            by up to half; False where memory is scarce.
 
     Returns:
         The model (compiled, if wanted) and the optimizer.
@@ -50,10 +53,10 @@ def optimize(
             is asked for by ``ipex=True`` and cannot be used.
     """
     precision.check(dtype)
-    reason = intel.missing() if ipex is not False else "not asked for"
+    reason = intel.missing() if ipex is not False else "Intel's extension is not asked for"
     if ipex and reason:
         raise UserError(f"{reason}; leave ipex out to go on without it")
-    chosen = _apply_engine(model, optimizer, reason)
+    chosen = _apply_engine(model, optimizer, reason, keep_memory)
     if dtype is torch.bfloat16 and not autocast:
         master_weights.keep(model, optimizer)
         precision.compute_in(model, dtype)
@@ -83,7 +86,7 @@ def in_trainer(
         fused = ["fused " + type(optimizer).__name__] if _is_fused(optimizer) else []
         _note(["native", *fused, *([_AUTOCAST] if bf16 else [])])
         return None
-    chosen, masters = _apply_engine(model, optimizer, reason), None
+    chosen, masters = _apply_engine(model, optimizer, reason, keep_memory=True), None
     if bf16 and not hasattr(model, "peft_config"):  # adapters are loaded past the model's state
         masters = master_weights.keep(model, optimizer)
         chosen.append(_MASTER_WEIGHTS)
@@ -105,7 +108,9 @@ def forget() -> None:
     _note([])
 
 
-def _apply_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, no_ipex: str | None) -> list[str]:
+def _apply_engine(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, no_ipex: str | None, keep_memory: bool
+) -> list[str]:
     """Everything but the number format; returns what it was."""
     chosen = ["native" if no_ipex else "ipex"]
     if not no_ipex:
@@ -114,6 +119,8 @@ def _apply_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
         chosen.append("channels-last convolutions")
     if optimizer is not None and native.fuse(optimizer):
         chosen.append(f"fused {type(optimizer).__name__}")
+    if keep_memory and memory.keep_freed():
+        chosen.append("freed memory kept")
     return chosen
 
 

@@ -152,10 +152,12 @@ def test_each_backend_is_judged_at_its_best_bucket() -> None:
 
 
 def test_choices_are_compared_with_plain_float32() -> None:
-    part = {"float32, as PyTorch makes it": steady(4.0, 8.0), "bfloat16": steady(2.0, 2.0)}
-    times = TrainTimes({"PyTorch's own kernels": part})
+    given = {"float32, as PyTorch makes it": steady(4.0, 8.0), "bfloat16": steady(2.0, 2.0)}
+    times = TrainTimes({"given": given, "kept": {"bfloat16": steady(1.0, 1.0)}})
     lines = times.table().splitlines()
-    assert lines[0] == "training step, PyTorch's own kernels"
+    assert lines[0] == "training step, given"
     assert lines[3].endswith("3 (2-4)")
-    (found,) = times.as_list()
-    assert found["ratios"]["float32, as PyTorch makes it/bfloat16"]["rounds"] == [2.0, 4.0]
+    assert lines[5] == "training step, kept"
+    assert lines[7].endswith("6 (4-8)")
+    found = [part["ratios"]["float32, as PyTorch makes it/bfloat16"]["rounds"] for part in times.as_list()]
+    assert found == [[2.0, 4.0], [4.0, 8.0]]

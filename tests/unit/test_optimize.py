@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -134,12 +136,34 @@ def test_any_optimizer_steps_as_it_would(kind: str, warm: bool) -> None:
 def test_says_what_it_chose(capfd: pytest.CaptureFixture[str]) -> None:
     model = torch.nn.Linear(2, 2)
     cpudist.optimize(model, _adamw(model), dtype=torch.bfloat16, ipex=False)
-    chosen = ["native", "fused AdamW", "bfloat16 parameters with float32 master weights"]
+    chosen = ["native", "fused AdamW", "freed memory kept", "bfloat16 parameters with float32 master weights"]
     assert optimization.choices() == chosen
     captured = capfd.readouterr()
-    assert captured.err.startswith(f"cpudist: optimize: {', '.join(chosen)} (not asked for)")
+    assert captured.err.startswith(f"cpudist: optimize: {', '.join(chosen)} (Intel's extension is not asked for)")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_freed_memory_is_kept(keep: bool) -> None:
+    program = f"""
+import resource, torch, cpudist
+cpudist.optimize(torch.nn.Linear(2, 2), ipex=False, keep_memory={keep})
+for _ in range(60):  # the heap takes a while to find its size
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(1 << 24).fill_(1.0)  # 64 MB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    # Pages that the kernel had to clear the last time: 32, if it makes them as large as it can.
+    assert (int(done.stdout) < 16) is keep, done.stdout
+
+
+def test_who_sets_the_allocator_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    cpudist.optimize(torch.nn.Linear(2, 2), ipex=False)
+    assert "freed memory kept" not in optimization.choices()
 
 
 def test_float16_needs_a_cpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,14 @@ def _parse(parser: HfArgumentParser, argv: list[str]) -> Sequence[Any]:
     elif suffix in (".yaml", ".yml"):
         filled = parser.parse_yaml_file(argv[0])
     else:
-        filled = parser.parse_args_into_dataclasses(args=argv, look_for_args_file=False)
+        *filled, unknown = parser.parse_args_into_dataclasses(
+            args=argv, look_for_args_file=False, return_remaining_strings=True
+        )
+        if unknown:
+            raise UserError(
+                f"{parser.prog} does not know {' '.join(unknown)}; --help lists its options, "
+                "those of cpudist-train itself come before the recipe's name"
+            )
     return filled
 
 
