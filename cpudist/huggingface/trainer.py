@@ -62,7 +62,8 @@ def _optimize(trainer: Any) -> None:
     if trainer.model in _masters:  # by an earlier Trainer: this one has another optimizer
         _masters[trainer.model].hand_over(trainer.optimizer)
         return
-    flags = {"use_ipex": trainer.args.use_ipex, "bf16": trainer.args.bf16}
+    args = trainer.args
+    flags = {"use_ipex": args.use_ipex, "bf16": args.bf16, "compiled": args.torch_compile}
     masters = optimization.in_trainer(trainer.model, trainer.optimizer, **flags)
     if masters is not None:
         _masters[trainer.model] = masters

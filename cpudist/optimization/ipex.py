@@ -19,15 +19,19 @@ from typing import IO, Any
 
 import torch
 
+from cpudist.errors import UserError
+
 PACKAGE = "intel_extension_for_pytorch"
+
+_NOT_COMPILED = "beside Intel's extension compiled models get no gradients below a layer norm"
 
 # That it replaces kernels of torch, which is what it is for, with the details of one; what it found of the machine.
 _NOTES = ("Warning only once for all operators", "No CUDA runtime is found", "My guessed rank = ")
 _DETAILS = ("Overriding a previously", "operator:", "registered at", "dispatch key:", "previous kernel:", "new kernel:")
 
 
-def missing() -> str | None:
-    """Why Intel's extension cannot be used here; None where it can."""
+def missing(compiled: bool = False) -> str | None:
+    """Why Intel's extension cannot be used here, for a model that will be `compiled` or not; None where it can."""
     try:
         found = version(PACKAGE)
     except PackageNotFoundError:
@@ -38,7 +42,18 @@ def missing() -> str | None:
         return f"there is no {PACKAGE} for torch {torch.__version__}, it ended with torch 2.8"
     if found.split(".")[:2] != torch.__version__.split(".")[:2]:
         return f"{PACKAGE} {found} is not for torch {torch.__version__}"
-    return None
+    return _NOT_COMPILED if compiled else None
+
+
+def check_not_loaded() -> None:
+    """Refuse to compile in a process that has loaded Intel's extension, by whomever.
+
+    Raises:
+        UserError: it is loaded. Release 2.8 puts a kernel without a gradient in the place of torch's layer norm;
+            compiled models take that as it is, and the parameters below it get no gradient, without an error.
+    """
+    if PACKAGE in sys.modules:
+        raise UserError(f"{PACKAGE} is loaded: {_NOT_COMPILED}; compile in a process without it")
 
 
 def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -52,6 +67,7 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
     os.environ.setdefault("USE_TORCH_XLA", "0")
     with _without_its_notes():
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
+        torch.compiler.set_stance("force_eager")  # see check_not_loaded: nobody shall compile from here on
         if optimizer is None:  # for inference it would fold layers, and the model could no more be saved as it was
             return
         with _in_training(model):

@@ -41,7 +41,8 @@ def optimize(
         ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch.
         autocast: for bfloat16, keep float32 parameters and convert on the way: slower, but any model and optimizer will
             do, also those that mix number formats or call a closure.
-        compile: compile with ``torch.compile``. Pays where a job is long: compiling takes a minute.
+        compile: compile with ``torch.compile``, which takes a minute. Not beside Intel's extension, release 2.8: with
+            that loaded, compiled models get wrong gradients, so torch is told to compile nothing from then on.
         keep_memory: let freed memory stay with the process, for the next step to use. The peak of memory grows
             by up to half; False where memory is scarce.
 
@@ -50,12 +51,14 @@ def optimize(
 
     Raises:
         UserError: `dtype` cannot be computed in on this CPU, the model is wrapped in DDP already, or Intel's extension
-            is asked for by ``ipex=True`` and cannot be used.
+            is asked for by ``ipex=True`` and cannot be used, or `compile` and Intel's extension is loaded.
     """
     precision.check(dtype)
-    reason = intel.missing() if ipex is not False else "Intel's extension is not asked for"
+    reason = intel.missing(compile) if ipex is not False else "Intel's extension is not asked for"
     if ipex and reason:
         raise UserError(f"{reason}; leave ipex out to go on without it")
+    if compile:
+        intel.check_not_loaded()
     chosen = _apply_engine(model, optimizer, reason, keep_memory)
     if dtype is torch.bfloat16 and not autocast:
         master_weights.keep(model, optimizer)
@@ -69,19 +72,21 @@ def optimize(
         model = torch.compile(model)  # type: ignore[assignment]
         chosen.append("torch.compile")
     _note(chosen)
-    _say(f"{', '.join(chosen)}{_because(reason)}{_slow(dtype)}")
+    _say(f"{', '.join(chosen)}{_because(reason)}{_slow(dtype)}{_uncompiled(reason)}")
     return model, optimizer
 
 
 def in_trainer(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, use_ipex: bool, bf16: bool
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, use_ipex: bool, bf16: bool, compiled: bool
 ) -> master_weights.MasterWeights | None:
     """What `--use_ipex` means to a Trainer, which sees to autocast itself; to be called before DDP.
 
     Without `use_ipex` nothing is changed: then this only notes what Trainer does, for the run record. Returns the
     master weights, if there are any: Trainer has to be shown them when it saves.
     """
-    reason = intel.missing()
+    reason = intel.missing(compiled)
+    if compiled:
+        intel.check_not_loaded()
     if not use_ipex:
         fused = ["fused " + type(optimizer).__name__] if _is_fused(optimizer) else []
         _note(["native", *fused, *([_AUTOCAST] if bf16 else [])])
@@ -94,7 +99,7 @@ def in_trainer(
         chosen.append(_AUTOCAST)
     _note(chosen)
     warning = f"warning: --use_ipex: {reason}; going on with " if reason else ""
-    _say(f"{warning}{', '.join(chosen)}{_slow(torch.bfloat16 if bf16 else torch.float32)}")
+    _say(f"{warning}{', '.join(chosen)}{_slow(torch.bfloat16 if bf16 else torch.float32)}{_uncompiled(reason)}")
     return masters
 
 
@@ -134,6 +139,10 @@ def _note(chosen: list[str]) -> None:
 
 def _because(no_ipex: str | None) -> str:
     return f" ({no_ipex})" if no_ipex else ""
+
+
+def _uncompiled(no_ipex: str | None) -> str:
+    return "" if no_ipex else "; torch.compile is off beside Intel's extension"
 
 
 def _slow(dtype: torch.dtype) -> str:

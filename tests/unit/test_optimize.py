@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -228,6 +230,43 @@ def test_intels_kernels_give_the_same_gradients(dtype: torch.dtype) -> None:
     ((normal * weight) ** 2).sum().backward()
     tolerance = 1e-4 if dtype is torch.float32 else 0.3
     torch.testing.assert_close(low.grad.double(), x.grad, rtol=tolerance, atol=tolerance)
+
+
+# In an own process: the extension cannot be unloaded. Without caches: one may hold what was compiled without it.
+_COMPILES = """
+import sys, torch, cpudist
+from torch.nn import LayerNorm, Linear, Sequential, functional
+from cpudist import optimization
+model = Sequential(Linear(4, 8), LayerNorm(8), Linear(8, 1))
+if sys.argv[1] == "with":
+    cpudist.optimize(model, torch.optim.SGD(model.parameters()))
+    try:
+        cpudist.optimize(model, compile=True)
+    except cpudist.UserError as error:
+        assert "gradients" in str(error)
+    compiled = torch.compile(model)
+else:
+    compiled, _ = cpudist.optimize(model, torch.optim.SGD(model.parameters()), compile=True)
+x = torch.randn(3, 4)
+functional.mse_loss(compiled(x), torch.ones(3, 1)).backward()
+print(optimization.choices()[0], all(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
+"""
+
+
+@WITH_IPEX
+@pytest.mark.parametrize(("intels", "first"), [("with", "ipex"), ("without", "native")])
+def test_compiled_models_have_gradients(tmp_path: Path, intels: str, first: str) -> None:
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILES, intels], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.splitlines()[-1:] == [f"{first} True"], done.stdout + done.stderr
+
+
+@WITH_IPEX
+def test_asking_for_both_is_an_error() -> None:
+    with pytest.raises(cpudist.UserError, match="gradients below a layer norm; leave ipex out"):
+        cpudist.optimize(torch.nn.Linear(2, 2), ipex=True, compile=True)
 
 
 @WITH_IPEX
