@@ -19,7 +19,7 @@ from cpudist import optimization, session
 from cpudist.bench import table, workload
 from cpudist.bench.measure import timed, together
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
-from cpudist.optimization import ipex
+from cpudist.optimization import ipex, native
 
 if TYPE_CHECKING:
     from cpudist.world import World
@@ -126,8 +126,7 @@ class _Training:
         self._optimizer.zero_grad()
 
     def _apply_intels_recipe(self, model: torch.nn.Module) -> None:
-        for group in self._optimizer.param_groups:
-            group["fused"] = True
+        native.fuse(self._optimizer)
         extension: Any = __import__(ipex.PACKAGE)
         extension.optimize(model, dtype=_BF16, optimizer=self._optimizer, inplace=True)
         self._context = partial(torch.autocast, "cpu", dtype=_BF16)

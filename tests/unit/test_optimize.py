@@ -244,6 +244,8 @@ if sys.argv[1] == "with":
         cpudist.optimize(model, compile=True)
     except cpudist.UserError as error:
         assert "gradients" in str(error)
+    else:
+        sys.exit("both at once were allowed")
     compiled = torch.compile(model)
 else:
     compiled, _ = cpudist.optimize(model, torch.optim.SGD(model.parameters()), compile=True)
