@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 
 from cpudist import failure
-from cpudist.cli import bench, build, plan
+from cpudist.cli import bench, build, doctor, plan
 from cpudist.cli.parser import Parser, with_dashes
 from cpudist.errors import UserError
 from cpudist.launchers import launched_rank
 from cpudist.version import __version__
 
-COMMANDS = (build, bench, plan)
+COMMANDS = (plan, doctor, build, bench)
 
 _EPILOG = """\
 `cpudist COMMAND --help` explains a command. Training is started with `cpudist-train`.
