@@ -64,8 +64,8 @@ def _locked(files: Files) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "memlock",
-            f"only {soft / (1 << 20):.0f} MiB of memory may be locked, but {', '.join(cards)} needs it: messages go over TCP",
-            "ulimit -l unlimited (in limits.conf: memlock; for slurmd: LimitMEMLOCK=infinity; docker --ulimit memlock=-1)",
+            f"only {soft / (1 << 20):.0f} MiB of memory may be locked, too little for {cards[0]}: messages go over TCP",
+            "ulimit -l unlimited (limits.conf: memlock; slurmd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)",
         )
 
 

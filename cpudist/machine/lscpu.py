@@ -37,8 +37,8 @@ def _rows(text: str) -> Iterator[dict[str, str]]:
     for line in text.splitlines():
         fields = [field.strip() for field in line.lstrip("# ").replace(":", ",").split(",")]
         if line.startswith("#"):
-            if fields[0].lower() == "cpu":
-                columns = [field.lower() for field in fields]
+            if "cpu" in (names := [field.lower() for field in fields]):
+                columns = names
         elif line.strip():
             yield {name: value for name, value in zip(columns, fields, strict=False) if name}
 
