@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from cpudist import optimization, session
+from cpudist import job
 from cpudist.bench import table, workload
 from cpudist.bench.measure import timed, together
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
-from cpudist.optimization import ipex, native
+from cpudist.optimization import ipex, native, optimize
 
 if TYPE_CHECKING:
     from cpudist.world import World
@@ -110,10 +110,10 @@ class _Training:
         self._context: Callable[[], AbstractContextManager[Any]] = nullcontext
         options = choice if isinstance(choice, dict) else {}
         if isinstance(choice, dict):
-            optimization.optimize(model, self._optimizer, **{**options, "compile": False})
+            optimize(model, self._optimizer, **{**options, "compile": False})
         elif choice == _RECIPE:
             self._apply_intels_recipe(model)
-        self._model = session.wrap(model)
+        self._model = job.require().backend.wrap(model)
         if options.get("compile"):
             self._model.compile()
         self._tokens = workload.tokens(rank, shape)

@@ -9,6 +9,7 @@ import textwrap
 from dataclasses import asdict
 
 from cpudist.cli.parser import Parser
+from cpudist.environments import Environment
 from cpudist.doctor.finding import Finding
 
 _DESCRIPTION = """\
@@ -30,7 +31,9 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.set_defaults(action=_doctor, every_rank=False)
 
 
-def _doctor(options: argparse.Namespace) -> None:
+def _doctor(options: argparse.Namespace, environment: Environment) -> None:
+    if not environment.speaks:
+        return
     # Late: the checks look at packages, which takes time that --help need not wait for.
     from cpudist.doctor import examine
 

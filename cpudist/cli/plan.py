@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
+from cpudist.environments import Environment
 from cpudist.machine.description import machine_from, this_machine
 from cpudist.placement.environment import ByHand, by_hand
 from cpudist.placement.picture import draw
@@ -83,7 +84,9 @@ def _workers(text: str) -> int:
     return int(text)
 
 
-def _plan(options: argparse.Namespace) -> None:
+def _plan(options: argparse.Namespace, environment: Environment) -> None:
+    if not environment.speaks:
+        return
     # The variables of this shell are about this machine; another one is planned as if nothing were set.
     env = {} if options.topology else dict(os.environ)
     machine = machine_from(options.topology) if options.topology else this_machine(env)
