@@ -9,8 +9,8 @@ import textwrap
 from dataclasses import asdict
 
 from cpudist.cli.parser import Parser
-from cpudist.environments import Environment
 from cpudist.doctor.finding import Finding
+from cpudist.environments import Environment
 
 _DESCRIPTION = """\
 Check this host and this environment for what makes jobs fail or slow. Nothing is changed.

@@ -11,7 +11,7 @@ from pathlib import Path
 from cpudist.cli.parser import Parser
 from cpudist.environments import Environment
 from cpudist.machine.description import machine_from, this_machine
-from cpudist.placement.environment import ByHand, by_hand
+from cpudist.placement.by_hand import ByHand, by_hand
 from cpudist.placement.picture import draw
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Part, Wishes
