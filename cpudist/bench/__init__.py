@@ -6,6 +6,5 @@
 - `report.py`: where it was measured, and the JSON; `table.py` and `plot.py`: how it is shown.
 
 Contenders of one table always come from one run: between runs the machine changes more than they differ.
-It knows process groups, oneCCL and what a model can be optimised by. It must not know environments, Trainer, recipes or
-command lines.
+It must not know environments, Trainer's patches, recipes or command lines.
 """

@@ -3,5 +3,5 @@
 - `identity.py`: which machine this is, and where others reach it.
 - `cpus.py`: which CPUs this process may use, and how many of them are left over.
 
-It only reads; it changes nothing. It must not know torch, MPI, environments or anything else of cpudist.
+It only reads and changes nothing. It must not know torch, MPI or environments.
 """

@@ -4,5 +4,5 @@
 - `quiet.py`: all ranks but the first keep quiet; `step_timer.py`: Trainer's steps, measured for the run record.
 - `recipes/`: ready-made training scripts; `curve.py`, `summary.py`: how a run went, to look at and to read.
 
-It must not know environments, rendezvous or how a backend works, nor command lines.
+It must not know environments, rendezvous, process groups or command lines.
 """
