@@ -1,4 +1,4 @@
-"""Measurements that a user repeats on his own machines: `cpudist bench`.
+"""Measurements that users repeat on their own machines: `cpudist bench`.
 
 - `timing.py`: contenders in turn, medians, spreads and ratios; arithmetic only.
 - `measure.py`: timing calls on every rank.

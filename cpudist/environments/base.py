@@ -123,7 +123,7 @@ class Environment(ABC):
 
     @property
     def speaks(self) -> bool:
-        """Whether this process tells the user what all ranks would say alike: rank 0 does."""
+        """Whether this process prints what all ranks would print alike: rank 0 does."""
         return self.rank in (0, None)
 
     def integer(self, name: str) -> int:

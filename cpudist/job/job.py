@@ -161,7 +161,7 @@ class Job:
 
 
 _job: Job | None = None  # the one place where a job's state hangs
-_attempts = itertools.count()  # of this process to start a job, alike on all ranks
+_attempts = itertools.count()  # how often this process has started a job; the same on all ranks
 
 
 def start(environment: Environment, backend: str, timeout: float) -> Job:
