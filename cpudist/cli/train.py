@@ -119,10 +119,11 @@ def _seconds(text: str) -> float:
 def _run(options: argparse.Namespace, target: Target, environment: Environment) -> int:
     # Late: torch takes seconds to import, which a wrong option or --help need not wait for.
     from cpudist import api, job
-    from cpudist.training import run
+    from cpudist.training.run import run_target
 
     try:
-        run.run(target, api.enter(environment, options.backend, options.timeout), options.record)
+        running = api.enter(environment, options.backend, options.timeout)
+        run_target(target, running, options.record)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)
     return 0

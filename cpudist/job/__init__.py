@@ -8,6 +8,6 @@
 It must not know optimization, transformers, recipes or command lines.
 """
 
-from cpudist.job.job import Job, current, fail, require, start
+from cpudist.job.job import Job, current, fail, require, start_job
 
-__all__ = ["Job", "current", "fail", "require", "start"]
+__all__ = ["Job", "current", "fail", "require", "start_job"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cpudist.training.target import Target
 
 
-def run(target: Target, job: Job, record_path: Path | None) -> None:
+def run_target(target: Target, job: Job, record_path: Path | None) -> None:
     """Run `target` to its good end on every rank and end the job, or raise what it raised on this rank."""
     job.held = True
     if job.world.rank != 0:
