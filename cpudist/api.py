@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpudist import environments, huggingface, job
+from cpudist import environments, huggingface
 from cpudist.errors import UserError
+from cpudist.job.job import current, require, start_job
 from cpudist.job.process_group import let_scripts_join
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
             exists that cpudist did not make, or transformers or accelerate are of a version that cpudist does not know.
         StartupTimeout: a rank did not arrive in time; the message names it.
     """
-    running = job.current()
+    running = current()
     if running is None:
         running = enter(environments.detect(), backend, timeout)
     elif backend not in ("auto", running.world.backend):
@@ -48,7 +49,7 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
 
 def enter(environment: Environment, backend: str, timeout: float) -> Job:
     """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
-    started = job.start(environment, backend, timeout)
+    started = start_job(environment, backend, timeout)
     let_scripts_join(started)
     huggingface.install(started)
     return started
@@ -59,7 +60,7 @@ def shutdown() -> None:
 
     Does nothing without a job, and under `cpudist-train`, which leaves the job when the script has ended.
     """
-    running = job.current()
+    running = current()
     if running is not None and not running.held:
         running.leave()
 
@@ -74,7 +75,7 @@ def wrap(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
     Raises:
         UserError: there is no running job.
     """
-    return job.require().backend.wrap(model, **options)
+    return require().backend.wrap(model, **options)
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:
@@ -83,4 +84,4 @@ def step(optimizer: torch.optim.Optimizer) -> None:
     Raises:
         UserError: there is no running job.
     """
-    job.require().backend.step(optimizer)
+    require().backend.step(optimizer)

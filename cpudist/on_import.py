@@ -1,4 +1,4 @@
-"""Do something to a module when it is imported, without importing it.
+"""Change a module as soon as it has been imported, without importing it.
 
 Patching transformers or accelerate up front would cost every script seconds of imports, also those that never
 use them.
@@ -18,7 +18,7 @@ Action = Callable[[ModuleType], None]
 def after_import(name: str, action: Action) -> Callable[[], None]:
     """Call `action` with the module `name`: now if it is loaded, otherwise right after its first import.
 
-    Returns a function that takes the wish back; it does not undo what `action` did.
+    Returns a function that cancels this; it does not undo what `action` did.
     """
     if name in sys.modules:
         action(sys.modules[name])
@@ -64,7 +64,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # From here on the module looks as if we had never been there (inspect and pickle read these).
+        # inspect and pickle read these: they must name the module's own loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

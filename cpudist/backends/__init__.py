@@ -4,7 +4,7 @@
 oneCCL, gloo and others stays inside each backend's own file or folder. Other packages add a backend through the
 entry-point group ``cpudist.backends`` (name = "package.module:Class").
 
-It must not know jobs, transformers, recipes or command lines, nor how models are optimised.
+It must not know jobs, optimization, transformers, recipes or command lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measurements that a user repeats on his own machines: `cpudist bench`.
+"""Measurements that users repeat on their own machines: `cpudist bench`.
 
 - `timing.py`: contenders in turn, medians, spreads and ratios; arithmetic only.
 - `measure.py`: timing calls on every rank.
@@ -6,6 +6,5 @@
 - `report.py`: where it was measured, and the JSON; `table.py` and `plot.py`: how it is shown.
 
 Contenders of one table always come from one run: between runs the machine changes more than they differ.
-It knows process groups, oneCCL and what a model can be optimised by. It must not know environments, Trainer, recipes or
-command lines.
+It must not know environments, Trainer's patches, recipes or command lines.
 """

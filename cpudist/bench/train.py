@@ -88,7 +88,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> TrainT
         contenders = {name: together(timed(step), group) for name, step in steps.items()}
         return take_turns(contenders, _QUICK if quick else _FULL, say)
 
-    # In this order: what is done to the allocator, or by importing Intel's extension, is done to the whole process.
+    # In this order: changes to the allocator, and by importing Intel's extension, hold for the rest of the process.
     parts = {_GIVEN: take_all({_PLAIN: None, **_each(_CHOICES, ipex=False, keep_memory=False)})}
     parts[_KEPT] = take_all(_each(_CHOICES if quick else {**_CHOICES, **_COMPILED}, ipex=False))
     if ipex.missing() is None:

@@ -1,6 +1,7 @@
 """What is installed, what a job would use, and what stands in its way, each finding with its remedy.
 
-One file for each group of checks; a check looks and changes nothing.
+One file for each group of checks; a check looks and changes nothing. It must not know jobs, transformers or command
+lines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which launcher started this process: one file per launcher, and `detect`, which finds the one that did.
 
-Each is read from environment variables alone, and answers for itself what others want to know of it. It must not know
-torch, MPI, stores or jobs, and nothing here starts anything.
+Each is read from environment variables alone, and answers for itself what others want to know of it. Nothing here
+starts anything. It must not know torch, MPI or jobs.
 """
 
 from __future__ import annotations

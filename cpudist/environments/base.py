@@ -83,6 +83,8 @@ class Environment(ABC):
     """
 
     name: ClassVar[str]
+    # What the launcher sets for each rank and does not have itself; None where ranks are not told apart on a node.
+    rank_variable: ClassVar[str | None] = None
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = dict(variables)
@@ -123,7 +125,7 @@ class Environment(ABC):
 
     @property
     def speaks(self) -> bool:
-        """Whether this process tells the user what all ranks would say alike: rank 0 does."""
+        """Whether this process prints what all ranks would print alike: rank 0 does."""
         return self.rank in (0, None)
 
     def integer(self, name: str) -> int:

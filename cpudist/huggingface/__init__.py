@@ -6,7 +6,7 @@ package is the one place that changes them, while a job runs. One module per par
 (accelerate_state.py, training_arguments.py, trainer.py, trainer_loss.py); versions.py refuses versions that it was not
 written for. The libraries are never imported here, only changed once the script has imported them.
 
-It must not know environments, targets, recipes or command lines.
+It must not know environments, recipes or command lines.
 """
 
 from __future__ import annotations

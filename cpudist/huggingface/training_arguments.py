@@ -1,4 +1,4 @@
-"""TrainingArguments: the words of the documented command mean again what they meant.
+"""TrainingArguments: the options of the documented command mean again what they meant.
 
 `use_ipex` and, for transformers 5, `no_cuda` become fields again, so the command line, JSON and YAML files,
 dictionaries and calls take them alike; `ddp_backend` takes the job's backend; `ddp_timeout` bounds the job's

@@ -5,9 +5,9 @@
 - `record.py`: what is known of the run.
 - `process_group.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
-It must not know transformers, recipes or command lines, nor how models are optimised.
+It must not know optimization, transformers, recipes or command lines.
 """
 
-from cpudist.job.job import Job, current, fail, require, start
+from cpudist.job.job import Job, current, fail, require, start_job
 
-__all__ = ["Job", "current", "fail", "require", "start"]
+__all__ = ["Job", "current", "fail", "require", "start_job"]

@@ -29,8 +29,8 @@ def fail(
 ) -> NoReturn:
     """End the job because of `error`.
 
-    Without a `watch` the ranks have not met and cannot agree on who reports. Mostly all have the same error then, so
-    rank 0 speaks at once, and any other only if the job is still there a moment later: the error was its alone.
+    Without a `watch` the ranks have not met and cannot agree on who reports. Most likely all have the same error then,
+    so rank 0 reports at once. Another rank waits a moment first: if the job still runs, no other rank has the error.
 
     Args:
         error: what this rank failed with.
@@ -79,7 +79,7 @@ def describe(error: BaseException) -> str:
 
 
 def is_interactive() -> bool:
-    """Whether this is a notebook or an interactive session, where an exception is no end of anything."""
+    """Whether this is a notebook or an interactive session, which an exception does not end."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
 
 

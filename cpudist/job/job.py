@@ -44,22 +44,24 @@ class Job:
     backend: Backend
     record: RunRecord
 
-    def __init__(self, environment: Environment, timeout: float) -> None:
+    timeout: float
+
+    def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.timeout = timeout
         self.changes = Changes()
         self.held = False
         self.started = False
         self._placement = environment.placement()
         self._watch: Watch | None = None
 
-    def start(self, backend: str, attempt: str) -> None:
+    def come_up(self, backend: str, timeout: float, attempt: str) -> None:
         """Meet the other ranks, agree with them on a backend and start it; `attempt` is the same text on all ranks."""
+        self.timeout = timeout
         with self.changes.environment():
-            self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, self.timeout)
+            self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, timeout)
             self.world, members = self._see_who_is_where()
             self._watch_the_others()
-            self._start_backend(backend)
+            self._start_backend(backend, timeout)
         for name, value in {**self._variables(), **self.backend.variables()}.items():
             self.changes.variable(name, value)
         pinning = [
@@ -135,13 +137,14 @@ class Job:
         atexit.register(self.finish)
         self.changes.then(lambda: atexit.unregister(self.finish))
 
-    def _start_backend(self, name: str) -> None:
+    def _start_backend(self, name: str, timeout: float) -> None:
         hook = sys.excepthook
-        self.backend = backends.choose(name, self._ask_everyone, speaks=self.world.rank == 0)
-        self.backend.start(self.world, self.meeting.store, self.timeout)
-        self.changes.then(self.backend.stop)
+        backend = backends.choose(name, self._ask_everyone, speaks=self.world.rank == 0)
+        backend.start(self.world, self.meeting.store, timeout)
+        self.changes.then(backend.stop)
         sys.excepthook = hook  # init_process_group puts one around it that withholds output
-        self.world = replace(self.world, backend=self.backend.name, device_type=self.backend.device().type)
+        self.backend = backend
+        self.world = replace(self.world, backend=backend.name, device_type=backend.device().type)
 
     def _ask_everyone(self, key: str, value: str) -> list[str]:
         """Tell all ranks this one's value under a new key; returns the values of all, in rank order."""
@@ -161,10 +164,10 @@ class Job:
 
 
 _job: Job | None = None  # the one place where a job's state hangs
-_attempts = itertools.count()  # of this process to start a job, alike on all ranks
+_attempts = itertools.count()  # how often this process has started a job; the same on all ranks
 
 
-def start(environment: Environment, backend: str, timeout: float) -> Job:
+def start_job(environment: Environment, backend: str, timeout: float) -> Job:
     """Start the job that `environment` describes; every rank calls it.
 
     Args:
@@ -186,9 +189,9 @@ def start(environment: Environment, backend: str, timeout: float) -> Job:
         _job.abandon()
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
-    _job = job = Job(environment, timeout)
+    _job = job = Job(environment)
     # An agent's store outlives a restart of the ranks, and any store may outlive a job.
-    job.start(backend, attempt=f"{environment.restarts}/{next(_attempts)}")
+    job.come_up(backend, timeout, attempt=f"{environment.restarts}/{next(_attempts)}")
     return job
 
 

@@ -65,7 +65,7 @@ class Watch:
             return True
 
     def end_job(self, status: int, *, reported: bool) -> NoReturn:
-        """End this process, once the claiming rank has reported and rank 0 has had its say."""
+        """End this process, once the claiming rank has reported and rank 0 has written the record."""
         if reported:
             with contextlib.suppress(RuntimeError):
                 self._store.set(_REPORTED, str(status))
@@ -74,10 +74,10 @@ class Watch:
         self._leave(self._store, status, first=reported)
 
     def finish(self) -> None:
-        """Come to a good end: nobody leaves while others may fail, and rank 0's store outlives its users."""
+        """Wait for all ranks to succeed: none leaves while others may fail, and rank 0, with the store, is last."""
         if self._stop.is_set():
             return
-        with contextlib.suppress(RuntimeError):  # some rank has not come to its end in time, or has left at its own
+        with contextlib.suppress(RuntimeError):  # some rank has not finished in time, or has left at its own timeout
             self._store.add(_FINISHED, 1)
             if self.world.rank == 0:
                 self._store.set(_HOST_FINISHED, "1")
@@ -131,12 +131,12 @@ class Watch:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process at once: no finalizer may wait for a lost peer. Under MPI this ends the job."""
+    """End this process at once, without finalizers, which could wait for a lost peer. Under MPI this ends the job."""
     sys.stdout.flush()
     sys.stderr.flush()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        # The reason is on screen by now; MPI's own line about every rank that aborts would bury it.
+        # The reason is on screen by now; MPI's own lines, one for every rank that aborts, would hide it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         mpi.COMM_WORLD.Abort(status)
     os._exit(status)

@@ -6,5 +6,5 @@
   from a file, as `sysfs.py`, `lscpu.py` and `hwloc.py` read them, and what `limits.py` and `cgroups.py` leave of them.
 - `memory_policy.py`: on which NUMA node pages are placed.
 
-It only reads (but for `memory_policy.py`). It must not know torch, MPI, environments or anything else of cpudist.
+It only reads, but for `memory_policy.py`. It must not know torch, MPI or environments.
 """

@@ -4,7 +4,7 @@ One module per means: ipex.py, master_weights.py and precision.py (bfloat16), na
 format, compilation), memory.py (what becomes of freed memory); fastest.py chooses among them, by what has been
 measured, and choice.py does it and says so in one line.
 
-It must not know transformers, recipes, environments or command lines.
+It must not know environments, transformers, recipes or command lines.
 """
 
 from cpudist.optimization.fastest import optimize

@@ -140,7 +140,7 @@ def _rank_plan(rank: int, share: list[Core], spare: list[Core], wishes: Wishes) 
         return near + [computing.pop() for _ in range(own)]
 
     enough = len(share) >= _CORES_FOR_A_COMMUNICATION_CORE or len(share) > (wishes.omp_threads or len(share))
-    communication = take(1, of_computing=1 if enough else 0)
+    communication = take(1, of_computing=1 if enough else 0) if wishes.communicates else []
     data = take(wishes.data_workers, of_computing=len(share) // _CORES_FOR_A_DATA_CORE)
     cpus = tuple(sorted(cpu for core in computing for cpu in (core.cpus if wishes.smt else core.cpus[:1])))
     return RankPlan(

@@ -17,12 +17,14 @@ class Wishes:
         data_workers: processes that load data for each rank (Trainer's dataloader_num_workers).
         smt: compute on all hardware threads of a core, not on one.
         omp_threads: OMP_NUM_THREADS as the user has set it, which stays.
+        communicates: whether there are other ranks to exchange messages with.
     """
 
     ranks: int | Part = "numa"
     data_workers: int = 0
     smt: bool = False
     omp_threads: int | None = None
+    communicates: bool = True
 
 
 @dataclass(frozen=True)

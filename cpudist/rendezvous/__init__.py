@@ -4,8 +4,7 @@
 - `mpi.py`: MPI, for the one thing that it is needed for: to tell where the store is.
 - `exchange.py`: every rank tells every other one something, through a store.
 
-It is told how the ranks meet, and by whom it does not ask: it must not know backends, jobs, or one environment from
-another.
+It is told how the ranks meet, and does not ask who started them. It must not know backends or jobs.
 """
 
 from cpudist.rendezvous.exchange import exchange

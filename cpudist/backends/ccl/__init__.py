@@ -5,6 +5,4 @@
 - `extension.py`: loading the result with the settings that oneCCL needs, once in a process.
 - `group.py`: one process group; `register.py`: its name in torch; `intel.py`: Intel's own binding.
 - `backend.py`: cpudist's `Backend` interface.
-
-It must not know jobs, transformers, recipes or command lines, nor how models are optimised.
 """

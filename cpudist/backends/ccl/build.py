@@ -120,7 +120,7 @@ def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
         f"compiling the ccl backend for torch {torch.__version__} and oneCCL {oneccl.version} "
         "(once, about half a minute)"
     )
-    # Built beside its place and moved there whole: nobody ever loads half a file.
+    # Built in a folder beside, then moved: no process can load half a file.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         output = Path(scratch) / target.name
         command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output)

@@ -6,6 +6,7 @@ oneCCL takes its settings from the environment when it starts. What the user has
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -18,8 +19,11 @@ from cpudist import environments
 from cpudist.backends.ccl.build import ensure_built
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.errors import UserError
+from cpudist.waiting import bounded
 
 Transport = Literal["mpi", "ofi"]
+
+_FINALIZE_SECONDS = 60.0  # for the other ranks to come to their end
 
 
 @cache
@@ -103,10 +107,32 @@ def _leave(module: Any) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    # oneCCL ends the MPI that it has started with its last communicator; a rank that goes without that counts as
-    # crashed. After an uncaught exception just that is wanted: the launcher then ends the other ranks.
-    if getattr(sys, "last_value", None) is None:
+    # After an uncaught exception MPI is not ended: the launcher then takes this rank for crashed and ends the others.
+    failed = getattr(sys, "last_value", None) is not None
+    if not failed:
         module.drain()
         if dist.is_initialized():
             dist.destroy_process_group()
     module.close()
+    if not failed and module.transport == "mpi":
+        _finalize_mpi()
+
+
+def _finalize_mpi() -> None:
+    """End the MPI that oneCCL has started.
+
+    oneCCL does so with its last communicator, but that lives on where something still refers to its group, such as a
+    model in DDP. A rank that ends without MPI_Finalize counts as crashed.
+    """
+    if getattr(getattr(sys.modules.get("mpi4py"), "rc", None), "finalize", None) is True:
+        return  # mpi4py will do it
+    try:
+        mpi = ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
+    except OSError:  # never loaded: no group was made
+        return
+    started, ended = ctypes.c_int(), ctypes.c_int()
+    mpi.MPI_Initialized(ctypes.byref(started))
+    mpi.MPI_Finalized(ctypes.byref(ended))
+    if started.value and not ended.value:
+        with bounded("MPI_Finalize", _FINALIZE_SECONDS):
+            mpi.MPI_Finalize()

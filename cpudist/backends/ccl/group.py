@@ -9,7 +9,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from cpudist.backends.ccl.extension import load
-from cpudist.machine.cpus import allowed_cpus, cores_to_spare
+from cpudist.machine.cpus import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.machine.identity import node_identity
 from cpudist.rendezvous import exchange
 
@@ -47,7 +47,7 @@ def create_group(options: Any) -> Any:
     # The default group is the whole job; a subgroup does not see who else uses the node's cores.
     if not options.global_ranks_in_group:
         neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
-        if cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads()) >= 1:
+        if cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads(), cpu_quota()) >= 1:
             module.start_thread()
     one_node = len({member["node"] for member in members}) == 1
     return module.create_group(
