@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def _threads_of_user(environment: Environment, variables: Mapping[str, str], lau
 
 def _data_workers(arguments: Sequence[str]) -> int:
     """Trainer's --dataloader_num_workers, as far as it stands on the command line."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*arguments, ""]):
         name, _, value = word.replace("-", "_").partition("=")
         if name == "__dataloader_num_workers" and (value or following).isdecimal():
             return int(value or following)

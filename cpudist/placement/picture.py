@@ -69,7 +69,7 @@ def _cores(machine: Machine, plan: Plan, width: int) -> Iterator[str]:
 def _row(head: str, row: str, size: int, width: int) -> Iterator[str]:
     """The cells after the head, in as many lines as they take."""
     if len(head) + size > width or len(head) > 24:
-        yield head.rstrip()
+        yield from textwrap.wrap(head.strip(), width, initial_indent="    ", subsequent_indent="      ")
         head = " " * min(6, max(width - size, 0))
     room = max((width - len(head)) // size, 1) * size
     for begin in range(0, len(row), room):
