@@ -11,6 +11,7 @@ from pathlib import Path
 from cpudist.cli.parser import Parser
 from cpudist.environments import Environment
 from cpudist.machine.description import machine_from, this_machine
+from cpudist.pinning.preload import wanted_library
 from cpudist.placement.by_hand import ByHand, by_hand
 from cpudist.placement.picture import draw
 from cpudist.placement.place import make_plan
@@ -93,7 +94,7 @@ def _plan(options: argparse.Namespace, environment: Environment) -> None:
     threads = env.get("OMP_NUM_THREADS", "")
     wishes = Wishes(options.ppn, options.data_workers, options.smt, int(threads) if threads.isdecimal() else None)
     plan = make_plan(machine, wishes)
-    hand = by_hand(plan, env)
+    hand = by_hand(plan, env, None if options.topology else wanted_library(env))
     if options.json:
         print(json.dumps(plan.to_json(hand.variables, hand.kept), indent=2))
         return

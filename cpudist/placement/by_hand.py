@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from cpudist.placement import intel_mpi, mpich, oneccl, openmp, openmpi, slurm
 from cpudist.placement.plan import Plan
@@ -28,9 +29,11 @@ class ByHand:
     rankfile: str
 
 
-def by_hand(plan: Plan, env: Mapping[str, str]) -> ByHand:
-    """How to follow the plan without cpudist, given the variables that are set."""
+def by_hand(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> ByHand:
+    """How to follow the plan without cpudist, given the variables that are set and a library to preload, if any."""
     wanted = openmp.environment(plan) | intel_mpi.environment(plan) | oneccl.environment(plan)
+    if preload is not None:
+        wanted["LD_PRELOAD"] = str(preload)
     kept = [f"{name}={env[name]} is set and stays" for name in _set_by_user(env) if name not in wanted]
     variables = {}
     for name, value in wanted.items():
