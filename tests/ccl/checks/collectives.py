@@ -272,6 +272,11 @@ def check_gather_and_scatter(shape, dtype, layout, seed, group, way):
     finish(dist.gather(own, outputs, root, group=group.handle, async_op=way != "sync"), way)
     for actual, wanted in zip(outputs or [], expected, strict=outputs is not None):
         same(actual, wanted)
+    if hasattr(dist, "gather_single"):  # since torch 2.14
+        flat = torch.empty(group.size * own.numel(), dtype=dtype) if world.rank == root else None
+        finish(dist.gather_single(own, flat, root, group=group.handle, async_op=way != "sync"), way)
+        if flat is not None:
+            same(flat, torch.cat([tensor.reshape(-1) for tensor in expected]))
     back = laid_out(torch.zeros_like(own), layout)
     inputs = [laid_out(tensor, layout) for tensor in expected] if world.rank == root else None
     finish(dist.scatter(back, inputs, root, group=group.handle, async_op=way != "sync"), way)
