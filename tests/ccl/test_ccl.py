@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+import torch.distributed as dist
 
 CHECKS = Path(__file__).parent / "checks"
 
@@ -55,7 +56,17 @@ def test_ddp_fsdp_dtensor_and_checkpoints(launch: list[str], tmp_path: Path) -> 
 @pytest.mark.parametrize("leave", ["destroy", "just end"])
 def test_init_process_group_without_cpudist(leave: str) -> None:
     """A script that knows torch alone, under mpirun: oneCCL starts and ends MPI itself."""
-    result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100)
+    plain_torch(leave)
+
+
+@pytest.mark.skipif(not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on")
+def test_init_process_group_where_torch_looks_ccl_up() -> None:
+    """Told not to load what extends it, torch still finds ccl when a process group asks for it."""
+    plain_torch("destroy", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def plain_torch(leave: str, **env: str) -> None:
+    result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100, **env)
     assert result.returncode == 0, result.output
     assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output
 
