@@ -61,6 +61,7 @@ class Bed:
     """Some hosts h0, h1, … that reach each other by name and over ssh without a password.
 
     They share this machine's file system, so a path means the same on all of them, as on a cluster's network disk.
+    `addresses` gives the IPv4 and the IPv6 address of each.
 
     Args:
         folder: where the bed keeps its keys, hostfiles and logs; it must exist, and belongs to one bed.
@@ -69,19 +70,18 @@ class Bed:
     """
 
     def __init__(self, folder: Path, hosts: int = 2, rate: str | None = None) -> None:
-        self.names = [f"h{index}" for index in range(hosts)]
+        self.addresses = {f"h{index}": (f"10.77.0.{10 + index}", f"fd77::{10 + index}") for index in range(hosts)}
         self._folder = folder
         self._rate = rate
         self._hosts: dict[str, _Host] = {}
         self._end = ExitStack()
 
     def __enter__(self) -> Bed:
-        addresses = {name: f"10.77.0.{10 + index}" for index, name in enumerate(self.names)}
-        keys.write(self._folder, addresses)
+        keys.write(self._folder, self.addresses)
         with self._end:  # ends what has started if the rest does not
             self._switch = self._start("switch", [*_WITH_PYTEST, "unshare", "--net", "sh", "-c", _SWITCH])
-            for name, address in addresses.items():
-                self._start_host(name, address)
+            for name in self.addresses:
+                self._start_host(name)
             if self._rate:
                 self.limit(self._rate)
             self._end = self._end.pop_all()
@@ -115,7 +115,7 @@ class Bed:
     def hostfile(self, slots: int | None = None) -> str:
         """The path of a file that names all hosts, one a line; with `slots`, in Open MPI's notation."""
         path = self._folder / f"hostfile-{slots}"
-        path.write_text("".join(f"{name} slots={slots}\n" if slots else f"{name}\n" for name in self.names))
+        path.write_text("".join(f"{name} slots={slots}\n" if slots else f"{name}\n" for name in self.addresses))
         return str(path)
 
     def processes(self, host: str) -> dict[int, str]:
@@ -197,7 +197,7 @@ class Bed:
             raise RuntimeError(f"{name} did not start: {(self._folder / f'{name}.log').read_text()}")
         return process
 
-    def _start_host(self, name: str, address: str) -> None:
+    def _start_host(self, name: str) -> None:
         program = [sys.executable, "-I", str(Path(__file__).with_name("host.py")), name, str(self._folder)]
         process = self._start(name, [*_WITH_PYTEST, *_NAMESPACES, *program])
         (first,) = psutil.Process(process.pid).children()
@@ -207,7 +207,10 @@ class Bed:
         self._hosts[name] = host
         cable = ["type", "veth", "peer", "name", "eth0", "netns", str(first.pid)]
         self._on_switch("ip", "link", "add", host.port, "master", "br0", *cable)
-        _in_network_of(first.pid, "ip", "address", "add", f"{address}/24", "dev", "eth0")
+        ipv4, ipv6 = self.addresses[name]
+        _in_network_of(first.pid, "ip", "address", "add", f"{ipv4}/24", "dev", "eth0")
+        # nodad: at once, without asking first whether somebody else has it.
+        _in_network_of(first.pid, "ip", "address", "add", f"{ipv6}/64", "dev", "eth0", "nodad")
         _in_network_of(first.pid, "ip", "link", "set", "eth0", "up")
         self.connect(name)
 

@@ -28,19 +28,20 @@ PrintMotd no
 """
 
 
-def write(folder: Path, addresses: dict[str, str]) -> None:
+def write(folder: Path, addresses: dict[str, tuple[str, ...]]) -> None:
     """Write `hosts` (for /etc/hosts) and `ssh` (for /etc/ssh) into `folder`, with keys of this bed alone.
 
-    `addresses` maps each host's name to its address.
+    `addresses` gives each host's; its name leads to the first of them.
     """
-    lines = "".join(f"{address} {name}\n" for name, address in addresses.items())
+    lines = "".join(f"{first} {name}\n" for name, (first, *_) in addresses.items())
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + lines)
     ssh = folder / "ssh"
     ssh.mkdir()
     for name in ("server_key", "client_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(ssh / name)], check=True, timeout=60)
     server = (ssh / "server_key.pub").read_text()
-    (ssh / "ssh_known_hosts").write_text("".join(f"{name},{address} {server}" for name, address in addresses.items()))
+    known = [",".join([name, *own]) for name, own in addresses.items()]
+    (ssh / "ssh_known_hosts").write_text("".join(f"{names} {server}" for names in known))
     (ssh / "client_key.pub").rename(ssh / "authorized_keys")
     (ssh / "ssh_config").write_text(_CLIENT)
     (ssh / "sshd_config").write_text(_SERVER)
