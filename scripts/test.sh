@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Fresh machine -> environment and the whole test suite, in one environment or in both:
-#   scripts/test.sh [newest|torch2.8|all] [ARGUMENTS OF PYTEST]
-# e.g. scripts/test.sh -k launchers. The newest is the default, and the one in which style and types are checked.
+# Fresh machine -> environment and the whole test suite:
+#   scripts/test.sh [newest|torch2.8|torch2.15|all] [ARGUMENTS OF PYTEST]
+# e.g. scripts/test.sh -k launchers. The newest is the default, and the one in which style and types are checked and hosts
+# are started; all: the newest and torch2.8.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
@@ -43,7 +44,11 @@ case ${1:-} in
         ;;
     torch2.8)
         make_environment ccl,plot,test "${TORCH_2_8[@]}"
-        run_tests "${@:2}"
+        run_tests --ignore=tests/hosts "${@:2}"
+        ;;
+    torch2.15)
+        make_environment ccl,plot,test "${TORCH_2_15[@]}"
+        run_tests --ignore=tests/hosts "${@:2}"
         ;;
     *)
         [ "${1:-}" != newest ] || shift
