@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Fresh machine -> environment and the whole test suite:
 #   scripts/test.sh [newest|torch2.8|torch2.15|all] [ARGUMENTS OF PYTEST]
-# e.g. scripts/test.sh -k launchers. The newest is the default, and the one in which style and types are checked and hosts
-# are started; all: the newest and torch2.8.
+# e.g. scripts/test.sh -k environments. The newest is the default, and the one in which style, types and imports are checked
+# and hosts are started; all: the newest and torch2.8.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
-check_style_and_types() {
-    say "style and types"
+check_source() {
+    say "style, types and imports"
     ruff check .
     ruff format --check .
     mypy
+    lint-imports --no-logo
 }
 
 run_tests() {
@@ -53,7 +54,7 @@ case ${1:-} in
     *)
         [ "${1:-}" != newest ] || shift
         make_environment ccl,plot,dev "${NEWEST[@]}"
-        check_style_and_types
+        check_source
         run_tests "$@"
         ;;
 esac

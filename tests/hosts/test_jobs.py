@@ -13,7 +13,7 @@ from jobs import train
 
 TESTS = Path(__file__).resolve().parents[1]
 SCRIPT = TESTS / "huggingface" / "scripts" / "course.py"
-COLLECTIVES = TESTS / "ccl" / "checks" / "collectives.py"
+COLLECTIVES = TESTS / "backends" / "ccl" / "checks" / "collectives.py"
 
 
 def launch(name: str, bed: Bed, ranks: int, ranks_per_host: int) -> list[str]:
