@@ -91,7 +91,7 @@ def _leave(module: Any) -> None:
     # oneCCL ends the MPI that it has started with its last communicator; a rank that goes without that counts as
     # crashed. After an uncaught exception just that is wanted: the launcher then ends the other ranks.
     if getattr(sys, "last_value", None) is None:
-        module.drain()
+        module.drain(_DRAIN_SECONDS)
         if dist.is_initialized():
             dist.destroy_process_group()
     module.close()
