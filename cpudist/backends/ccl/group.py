@@ -11,6 +11,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from cpudist.backends.ccl.library import load
+from cpudist.errors import UserError
 from cpudist.rendezvous import exchange, node_identity
 
 
@@ -31,7 +32,13 @@ def create_group(options: Any) -> Any:
             rank,
             size,
             "member",
-            json.dumps({"node": node_identity(), "cpus": sorted(os.sched_getaffinity(0))}),
+            json.dumps(
+                {
+                    "node": node_identity(),
+                    "cpus": sorted(os.sched_getaffinity(0)),
+                    "transport": os.environ.get("CPUDIST_TRANSPORT", ""),
+                }
+            ),
             timeout,
             what=f"creating the ccl group {options.group_id!r}",
             meanwhile=module.progress,  # a peer may need what is under way before it can come here
@@ -40,7 +47,18 @@ def create_group(options: Any) -> Any:
     _start_thread(module, members, rank)
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
-    return module.create_group(PrefixStore("transport", options.store), rank, nodes, timeout, options.group_id)
+    store = PrefixStore("transport", options.store)
+    return module.create_group(store, rank, nodes, timeout, options.group_id, _may_share_memory(members))
+
+
+def _may_share_memory(members: list[dict[str, Any]]) -> bool:
+    """Whether our own transport may be used inside a machine; CPUDIST_TRANSPORT=oneccl switches it off."""
+    chosen = {member["transport"] for member in members}
+    if unknown := chosen - {"", "oneccl"}:
+        raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")
+    if len(chosen) > 1:
+        raise UserError("CPUDIST_TRANSPORT is oneccl on some ranks only; set it on all of them, or on none")
+    return not chosen - {""}
 
 
 def _start_thread(module: Any, members: list[dict[str, Any]], rank: int) -> None:

@@ -21,6 +21,8 @@ from cpudist.errors import UserError
 
 Transport = Literal["mpi", "ofi"]
 
+_DRAIN_SECONDS = 300.0  # for a peer to receive what was sent to it; a script that knows torch alone has no other end
+
 
 @cache
 def load() -> Any:
@@ -44,6 +46,8 @@ def load() -> Any:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
     module.start()
     atexit.register(_leave, module)
+    # A forked child must not take its parent's place in the job; the module has shut itself in the child.
+    os.register_at_fork(after_in_child=lambda: atexit.unregister(_leave))
     return module
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -23,19 +24,19 @@ MB = 1 << 20
 
 def refuses(kind: type[Exception], call: Callable[[], object], words: str) -> None:
     """`call` raises exactly this kind of error, in one line that says `words`, and communication goes on."""
-    try:
+    with pytest.raises(kind) as caught:
         call()
-    except Exception as error:  # noqa: BLE001 - its kind is what is checked
-        assert type(error) is kind, repr(error)
-        assert words in str(error), str(error)
-        assert "\n" not in str(error).strip(), str(error)
-    else:
-        raise AssertionError(f"accepted what should say {words!r}")
+    assert caught.type is kind, repr(caught.value)
+    assert words in str(caught.value), str(caught.value)
+    assert "\n" not in str(caught.value).strip(), str(caught.value)
 
 
 def resident() -> int:
     """Bytes of memory that this process has in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+ROOMY = "CPUDIST_TEST_ROOMY" in os.environ  # memory of a sanitizer's makes figures about memory worthless
 
 
 def peak_resident() -> int:
@@ -87,14 +88,9 @@ def check_receiving_into_a_tensor_that_requires_grad() -> None:
         for peer in range(1, world.size):
             dist.send(torch.arange(4.0), peer)
     else:
-        tensor = torch.zeros(4, 2, requires_grad=True).detach().t().requires_grad_()[0]
-        leaf = torch.zeros(2, 4).t().requires_grad_()
-        del tensor
-        with torch.no_grad():
-            view = leaf[:, 0]
-        view.requires_grad_()
-        dist.recv(view, 0)
-        assert view.tolist() == [0, 1, 2, 3]
+        tensor = torch.zeros(4, 2)[:, 0].requires_grad_()
+        dist.recv(tensor, 0)
+        assert tensor.tolist() == [0, 1, 2, 3]
     dist.barrier()
 
 
@@ -155,10 +151,12 @@ def check_inputs_that_overlap_outputs() -> None:
     assert exchanged.tolist() == [float(rank * 2 + i + 100 * r) for r in range(size) for i in range(2)]
 
 
-def check_conjugated_views() -> None:
-    tensor = torch.tensor([1 + 2j, 3 - 1j]).conj()
-    dist.broadcast(tensor, 0)
-    assert tensor.tolist() == [1 - 2j, 3 + 1j]
+def check_negated_views() -> None:
+    """In memory they have the other sign."""
+    tensor = torch.tensor([complex(0, world.rank)]).conj().imag
+    assert tensor.is_neg()
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [-TOTAL]
 
 
 def check_float16_averages_do_not_overflow() -> None:
@@ -264,7 +262,7 @@ def check_a_finished_work_holds_no_buffers() -> None:
             for tensor in tensors:
                 tensor.untyped_storage().resize_(0)  # the caller's own tensors, which a work gives as its result
         del results, tensors, tensor
-    assert resident() - before < 96 * MB, f"{(resident() - before) // MB} MB more than before"
+    assert ROOMY or resident() - before < 96 * MB, f"{(resident() - before) // MB} MB more than before"
 
 
 def check_a_large_reduce_scatter_makes_no_second_copy() -> None:
@@ -276,7 +274,7 @@ def check_a_large_reduce_scatter_makes_no_second_copy() -> None:
     dist.reduce_scatter_tensor(output, shares)
     assert output[[0, -1]].tolist() == [world.size] * 2
     more = peak_resident() - before
-    assert more < shares.nbytes // 2, f"{more // MB} MB for an input of {shares.nbytes // MB} MB"
+    assert ROOMY or more < shares.nbytes // 2, f"{more // MB} MB for an input of {shares.nbytes // MB} MB"
 
 
 def check_calls_are_matched_in_order() -> None:

@@ -13,9 +13,8 @@ class C10dStore final : public KeyValueStore {
 
   // A store drops empty values, so each begins with a mark.
   void set(const std::string& key, const std::string& value) override {
-    std::vector<uint8_t> bytes{'='};
-    bytes.insert(bytes.end(), value.begin(), value.end());
-    store_->set(key, bytes);
+    const auto marked = "=" + value;
+    store_->set(key, std::vector<uint8_t>(marked.begin(), marked.end()));
   }
 
   std::optional<std::string> get(const std::string& key) override {

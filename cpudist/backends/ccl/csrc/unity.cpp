@@ -4,6 +4,7 @@
 #include "datatypes.cpp"
 #include "endpoint.cpp"
 #include "engine.cpp"
+#include "hierarchy.cpp"
 #include "mailbox.cpp"
 #include "module.cpp"
 #include "oneccl/baseline.cpp"
@@ -13,4 +14,5 @@
 #include "process_group.cpp"
 #include "schedule.cpp"
 #include "schedules.cpp"
+#include "shared_memory/unity.cpp"
 #include "work.cpp"
