@@ -81,10 +81,12 @@ class CclBackend(DdpBackend):
     def details(self) -> dict[str, str]:
         if self._intel:
             return {"ccl_implementation": f"{_INTEL} {self._intel}"}
-        return {
-            "ccl_implementation": "cpudist",
-            "oneccl": find_oneccl().version,
+        # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across.
+        carried = {
+            f"carried_by_{transport}": f"{calls} calls, {size} bytes"
+            for transport, (calls, size) in library.load().traffic().items()
         }
+        return {"ccl_implementation": "cpudist", "oneccl": find_oneccl().version, **carried}
 
     def communication_seconds(self) -> float | None:
         return None if self._intel else float(library.load().blocked_seconds())

@@ -21,8 +21,6 @@ from cpudist.errors import UserError
 
 Transport = Literal["mpi", "ofi"]
 
-_DRAIN_SECONDS = 300.0  # for a peer to receive what was sent to it; a script that knows torch alone has no other end
-
 
 @cache
 def load() -> Any:
@@ -95,7 +93,8 @@ def _leave(module: Any) -> None:
     # oneCCL ends the MPI that it has started with its last communicator; a rank that goes without that counts as
     # crashed. After an uncaught exception just that is wanted: the launcher then ends the other ranks.
     if getattr(sys, "last_value", None) is None:
-        module.drain(_DRAIN_SECONDS)
+        module.drain()
         if dist.is_initialized():
             dist.destroy_process_group()
+        module.drain()
     module.close()

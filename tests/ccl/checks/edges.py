@@ -151,14 +151,6 @@ def check_inputs_that_overlap_outputs() -> None:
     assert exchanged.tolist() == [float(rank * 2 + i + 100 * r) for r in range(size) for i in range(2)]
 
 
-def check_negated_views() -> None:
-    """In memory they have the other sign."""
-    tensor = torch.tensor([complex(0, world.rank)]).conj().imag
-    assert tensor.is_neg()
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [-TOTAL]
-
-
 def check_float16_averages_do_not_overflow() -> None:
     op, expected = dist.ReduceOp.AVG, [40_000.0] * 3
     tensor = torch.full((3,), 40_000, dtype=torch.float16)

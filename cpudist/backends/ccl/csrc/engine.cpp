@@ -195,7 +195,10 @@ void Engine::drain(Milliseconds limit) {
     const bool moved = progress(finished);
     announce(lock, finished);
     const auto now = Clock::now();
-    if (now - begin > limit) return;
+    const bool over = std::all_of(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
+      return limit == kNoTimeout ? now - work->started() > work->call().timeout : now - begin > limit;
+    });
+    if (over) return;
     if (moved) backoff.reset(now);
     lock.unlock();
     backoff.pause(now);
@@ -269,11 +272,12 @@ void Engine::poll_until_finished(Lock& lock, Finished& finished) {
   }
 }
 
-// Nobody may ever wait for a work whose future is held.
+// Who holds a future waits for that, and not in wait(), which has the limit.
 void Engine::expire_late(Finished& finished) {
   const auto now = Clock::now();
   for (const auto& work : in_flight_) {
-    if (now - work->started() > work->call().timeout) return expire(*work, now - work->started(), finished);
+    const bool late = work->future_ && now - work->started() > work->call().timeout;
+    if (late) return expire(*work, now - work->started(), finished);
   }
 }
 

@@ -53,7 +53,8 @@ class Engine {
     return usable() && function();
   }
 
-  // Finishes what nobody has waited for, as peers may. Gives up after `limit`, for a message may never be asked for.
+  // Finishes what nobody has waited for, as peers may. Gives up after `limit`, for a message may never be asked for;
+  // kNoTimeout: the limit that each work carries.
   void drain(Milliseconds limit);
 
   // From here on no call enters a transport and nothing that it may still touch is released (at interpreter exit).

@@ -10,9 +10,8 @@
 namespace cpudist {
 
 SendWork::SendWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int destination, int tag)
-    : AsyncWork(std::move(call), c10d::OpType::SEND, "ccl:send", {tensor}, {tensor}),
-      endpoint_(std::move(endpoint)),
-      buffer_(tensor.resolve_conj().resolve_neg().contiguous()),
+    : AsyncWork(std::move(call), std::move(endpoint), c10d::OpType::SEND, "ccl:send", {tensor}, {tensor}),
+      buffer_(tensor.contiguous()),
       destination_(destination),
       header_{tag, static_cast<int64_t>(buffer_.nbytes())} {}
 
@@ -40,14 +39,13 @@ Progress SendWork::advance() {
 }
 
 RecvWork::RecvWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int source, int tag)
-    : AsyncWork(std::move(call), source == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV, "ccl:recv",
-                {tensor}, {tensor}),
-      endpoint_(std::move(endpoint)),
+    : AsyncWork(std::move(call), std::move(endpoint),
+                source == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV, "ccl:recv", {tensor}, {tensor}),
       tensor_(tensor),
       buffer_(tensor),
       source_(source),
       tag_(tag) {
-  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
+  if (!tensor.is_contiguous()) {
     buffer_ = at::empty(tensor.sizes(), tensor.options());
     caller_.emplace();
   }
@@ -136,7 +134,7 @@ bool Mailbox::read(int source) {
         if (progress != Progress::kComplete) return moved || progress == Progress::kMoved;
         channel.request.reset();
         if (channel.state == State::kHeader) {
-          channel.state = State::kHeld;
+          channel.state = channel.header.tag == kFarewellTag ? State::kClosed : State::kHeld;
         } else {
           deliver(source);
         }
@@ -146,6 +144,7 @@ bool Mailbox::read(int source) {
         place(source);
         if (channel.state == State::kHeld) return moved;
         break;
+      case State::kClosed: return moved;
     }
   }
 }

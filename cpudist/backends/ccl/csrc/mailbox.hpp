@@ -21,6 +21,7 @@ namespace cpudist {
 class Endpoint;
 
 constexpr int kAnySource = -1;
+constexpr int64_t kFarewellTag = -1;  // of the last message to a peer that listens in vain
 
 struct Header {
   int64_t tag;
@@ -34,7 +35,6 @@ class SendWork final : public AsyncWork {
   Progress advance() override;
 
  private:
-  std::shared_ptr<Endpoint> endpoint_;
   at::Tensor buffer_;
   int destination_;
   Header header_;
@@ -57,7 +57,6 @@ class RecvWork final : public AsyncWork {
   void fail(int64_t bytes);
   void finish();
 
-  std::shared_ptr<Endpoint> endpoint_;
   at::Tensor tensor_;
   at::Tensor buffer_;  // tensor_ itself where that is contiguous
   std::optional<at::ThreadLocalState> caller_;
@@ -79,7 +78,8 @@ class Mailbox {
   // Reads what has come, as far as somebody waits for it; true when something has moved.
   bool progress();
 
-  // Whether the transport still holds memory of this mailbox.
+  // Whether the transport still holds memory of this mailbox, for a message from this source or any.
+  bool listens_to(int source) const { return channels_[source].request != nullptr; }
   bool listening() const;
 
  private:
@@ -90,7 +90,7 @@ class Mailbox {
 
   // What comes from one peer: the message being read, and those read before anybody asked for them.
   struct Channel {
-    enum class State { kIdle, kHeader, kHeld, kBody } state = State::kIdle;
+    enum class State { kIdle, kHeader, kHeld, kBody, kClosed } state = State::kIdle;
     Header header{};
     RequestPtr request;
     std::unique_ptr<char[]> body;  // of a message that has no receiver, or the wrong one

@@ -73,7 +73,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("polls", [] { return Engine::get().polls(); });
   module.def("usable", [] { return Engine::get().usable(); });
   module.def("progress", [] { Engine::get().poll(); }, Unlocked());
-  module.def("drain", [](double seconds) { Engine::get().drain(milliseconds(seconds)); }, py::arg("seconds"),
+  module.def("drain", [](double seconds) { Engine::get().drain(milliseconds(seconds)); }, py::arg("seconds") = 0.0,
              Unlocked());
   module.def("close", [] { Engine::get().close(); }, Unlocked());
   module.def("blocked_seconds", [] { return Engine::get().blocked_seconds(); });

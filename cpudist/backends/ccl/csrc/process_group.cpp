@@ -1,11 +1,13 @@
 #include "process_group.hpp"
 
 #include <numeric>
+#include <utility>
 
 #include <ATen/MemoryOverlap.h>
 
 #include "engine.hpp"
 #include "errors.hpp"
+#include "farewell.hpp"
 #include "schedules.hpp"
 
 namespace cpudist {
@@ -88,14 +90,15 @@ ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Mil
       timeout_(timeout) {}
 
 Call ProcessGroupCcl::next_call(const char* name, Milliseconds timeout) {
+  check_value(endpoint_ != nullptr, name, ": the group has been destroyed");
   return {name, ++sequence_, rank_, size_, group_, timeout == c10d::kUnsetTimeout ? timeout_ : timeout};
 }
 
 WorkPtr ProcessGroupCcl::run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,
                              bool background) {
-  auto work = c10::make_intrusive<CollectiveWork>(next_call(kind.name, timeout), kind.type, kind.profiling_title,
-                                                    std::move(inputs), std::move(outputs), endpoint_,
-                                                    std::move(schedule));
+  auto work = c10::make_intrusive<CollectiveWork>(next_call(kind.name, timeout), endpoint_, kind.type,
+                                                  kind.profiling_title, std::move(inputs), std::move(outputs),
+                                                  std::move(schedule));
   Engine::get().submit(work, background);
   return work;
 }
@@ -316,6 +319,15 @@ WorkPtr ProcessGroupCcl::barrier(const c10d::BarrierOptions& options) {
   schedules::barrier(schedule);
   const Kind kind{"barrier", OpType::BARRIER, "ccl:barrier"};
   return run(kind, std::move(schedule), {}, {}, options.timeout, options.asyncOp);
+}
+
+void ProcessGroupCcl::shutdown() {
+  constexpr Milliseconds kLimit{5000};
+  auto& engine = Engine::get();
+  if (!endpoint_ || !engine.usable()) return;
+  auto call = next_call("shutdown", kLimit);
+  engine.submit(c10::make_intrusive<FarewellWork>(std::move(call), std::exchange(endpoint_, nullptr)),
+                /*background=*/true);
 }
 
 }  // namespace cpudist

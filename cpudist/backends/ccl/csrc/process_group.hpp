@@ -46,6 +46,9 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  // Begins to take the group down, on all its ranks; Engine::drain() finishes that.
+  void shutdown() override;
+
  private:
   // What every collective has besides its schedule.
   struct Kind {

@@ -4,11 +4,10 @@
 
 namespace cpudist {
 
-CollectiveWork::CollectiveWork(Call call, c10d::OpType type, const char* profiling_title,
-                               std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
-                               std::shared_ptr<Endpoint> endpoint, Schedule schedule)
-    : AsyncWork(std::move(call), type, profiling_title, std::move(inputs), std::move(outputs)),
-      endpoint_(std::move(endpoint)),
+CollectiveWork::CollectiveWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type,
+                               const char* profiling_title, std::vector<at::Tensor> inputs,
+                               std::vector<at::Tensor> outputs, Schedule schedule)
+    : AsyncWork(std::move(call), std::move(endpoint), type, profiling_title, std::move(inputs), std::move(outputs)),
       schedule_(std::move(schedule)) {
   if (!schedule_.finish.empty()) caller_.emplace();
 }

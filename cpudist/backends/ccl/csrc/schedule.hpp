@@ -19,15 +19,14 @@ struct Schedule {
 
 class CollectiveWork final : public AsyncWork {
  public:
-  CollectiveWork(Call call, c10d::OpType type, const char* profiling_title, std::vector<at::Tensor> inputs,
-                 std::vector<at::Tensor> outputs, std::shared_ptr<Endpoint> endpoint, Schedule schedule);
+  CollectiveWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
+                 std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, Schedule schedule);
   void start() override;
   Progress advance() override;
 
  private:
   void finish();
 
-  std::shared_ptr<Endpoint> endpoint_;
   Schedule schedule_;
   // The caller's modes (inference_mode, no_grad), for the results may be copied in another thread.
   std::optional<at::ThreadLocalState> caller_;

@@ -11,9 +11,6 @@ namespace cpudist::schedules {
 
 namespace {
 
-// Whether the transport may use the tensor's memory as it is.
-bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
-
 bool disjoint(const at::Tensor& a, const at::Tensor& b) {
   const auto* first = static_cast<const char*>(a.data_ptr());
   const auto* second = static_cast<const char*>(b.data_ptr());
@@ -32,7 +29,7 @@ at::Tensor copy_of(const at::Tensor& tensor) {
 // The tensor's values in one piece of memory, which is not written to before the end.
 at::Tensor to_read(Schedule& schedule, const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  const auto buffer = is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
+  const auto buffer = tensor.contiguous();
   schedule.buffers.push_back(buffer);
   return buffer;
 }
@@ -42,7 +39,7 @@ enum class Holds { kNothing, kInput };
 // Memory in one piece for a result: the tensor's own, or a buffer that is copied to it at the end.
 at::Tensor to_write(Schedule& schedule, const at::Tensor& tensor, Holds holds, bool own_memory = true) {
   at::Tensor buffer = tensor;
-  if (!is_plain(tensor) || !own_memory) {
+  if (!tensor.is_contiguous() || !own_memory) {
     check_value(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
                 "cannot write to an expanded tensor: several of its elements share memory; clone() it first");
     const at::NoGradGuard no_grad;

@@ -4,6 +4,7 @@
 #include "datatypes.cpp"
 #include "endpoint.cpp"
 #include "engine.cpp"
+#include "farewell.cpp"
 #include "hierarchy.cpp"
 #include "mailbox.cpp"
 #include "module.cpp"

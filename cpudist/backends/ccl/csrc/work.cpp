@@ -30,9 +30,10 @@ std::string Call::describe() const {
   return text + " on rank " + std::to_string(rank) + " of " + std::to_string(size);
 }
 
-AsyncWork::AsyncWork(Call call, c10d::OpType type, const char* profiling_title, std::vector<at::Tensor> inputs,
-                     std::vector<at::Tensor> outputs)
+AsyncWork::AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
+                     std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs)
     : Work(call.rank, type, profiling_title, inputs),
+      endpoint_(std::move(endpoint)),
       call_(std::move(call)),
       started_(Clock::now()),
       outputs_(std::move(outputs)) {}
@@ -43,6 +44,7 @@ void AsyncWork::end(std::exception_ptr error) {
 }
 
 void AsyncWork::announce() {
+  endpoint_.reset();
   if (recordFunctionEndCallback_) {
     recordFunctionEndCallback_();
     recordFunctionEndCallback_ = nullptr;

@@ -12,6 +12,8 @@
 
 namespace cpudist {
 
+class Endpoint;
+
 // Who calls: what an error message needs to name the operation.
 struct Call {
   const char* name;  // c10d's name of the operation, "all_reduce"
@@ -26,8 +28,8 @@ struct Call {
 
 class AsyncWork : public c10d::Work {
  public:
-  AsyncWork(Call call, c10d::OpType type, const char* profiling_title, std::vector<at::Tensor> inputs,
-            std::vector<at::Tensor> outputs);
+  AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
+            std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
 
   // Hands the work to its transport. Called once; what it throws is the caller's error, and nothing has been sent.
   virtual void start() = 0;
@@ -58,6 +60,7 @@ class AsyncWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return call_.sequence; }
 
  protected:
+  std::shared_ptr<Endpoint> endpoint_;  // of the group; let go when all is done, as the caller may keep the handle
   std::exception_ptr failure_;
 
  private:

@@ -303,17 +303,18 @@ RequestPtr OneCcl::even_reduce_scatter(std::vector<const void*> inputs, void* ou
                                        Reduction reduction) {
   const Average average(reduction, type);
   const size_t width = size_of(type);
-  const auto whole = flat(inputs, std::vector<size_t>(inputs.size(), count), width);
+  const size_t ranks = inputs.size();
+  const auto whole = flat(inputs, std::vector<size_t>(ranks, count), width);
   const bool as_it_is = whole && inputs[rank()] != output && !average.before;
   return pieces(
-      count, width * inputs.size(),
+      count, width * ranks,
       [=, this, inputs = std::move(inputs)](size_t offset, size_t length) {
         auto* to = at(output, offset, type);
         if (length == count && as_it_is) {
           return Issued(ccl::reduce_scatter(*whole, to, count, to_ccl(type), to_ccl(reduction), raw()));
         }
-        auto scratch = allocate(inputs.size() * length * width);
-        for (size_t r = 0; r < inputs.size(); ++r) {
+        auto scratch = allocate(ranks * length * width);
+        for (size_t r = 0; r < ranks; ++r) {
           auto* part = scratch.get() + r * length * width;
           if (average.before) {
             divide(at(inputs[r], offset, type), part, length, type, size());
