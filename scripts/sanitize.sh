@@ -30,7 +30,7 @@ check() {
     local ranks=$1
     shift
     printf '\n== %s: %s at %s ranks, CPUDIST_TRANSPORT=%s\n' "$sanitizer" "$*" "$ranks" "${CPUDIST_TRANSPORT:-}"
-    timeout 900 mpirun -n "$ranks" -env LD_PRELOAD "$runtime" python "tests/ccl/checks/$1" "${@:2}"
+    timeout 900 mpirun -n "$ranks" -env LD_PRELOAD "$runtime" python "tests/backends/ccl/checks/$1" "${@:2}"
 }
 
 [ $# -gt 0 ] || set -- address thread

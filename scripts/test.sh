@@ -2,16 +2,18 @@
 # Fresh machine -> environment and the whole test suite, in one environment or in both:
 #   scripts/test.sh [newest|torch2.8|all] [ARGUMENTS OF PYTEST]
 #   scripts/test.sh sanitize [address|thread]    the ccl backend's checks under sanitizers, see sanitize.sh
-# e.g. scripts/test.sh -k launchers. The newest is the default, and the one in which style and types are checked.
+# e.g. scripts/test.sh -k environments. The newest is the default, and the one in which style, types and imports are
+# checked.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
-check_style_and_types() {
-    say "style and types"
+check_source() {
+    say "style, types and imports"
     ruff check .
     ruff format --check .
     mypy
+    lint-imports --no-logo
 }
 
 run_tests() {
@@ -53,7 +55,7 @@ case ${1:-} in
     *)
         [ "${1:-}" != newest ] || shift
         make_environment ccl,plot,dev "${NEWEST[@]}"
-        check_style_and_types
+        check_source
         run_tests "$@"
         ;;
 esac

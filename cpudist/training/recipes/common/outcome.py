@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import Trainer
 
-from cpudist.training import curve, record
+from cpudist import job
+from cpudist.training import curve
 
 CURVE = "loss.png"
 RECORD = "cpudist.json"
@@ -15,10 +16,10 @@ RECORD = "cpudist.json"
 
 def start_record(output_dir: str, tokens_per_sample: int | None = None) -> None:
     """Let the run record lie in `output_dir` unless the user named a file."""
-    this = record.current()
+    this = job.current()
     if this is not None:
-        this.tokens_per_sample = tokens_per_sample
-        this.default_path(Path(output_dir) / RECORD)
+        this.record.tokens_per_sample = tokens_per_sample
+        this.record.default_path(Path(output_dir) / RECORD)
 
 
 def report(trainer: Trainer, split: str, metrics: dict[str, float]) -> None:
@@ -30,9 +31,9 @@ def report(trainer: Trainer, split: str, metrics: dict[str, float]) -> None:
 
 def add_results(results: dict[str, Any]) -> None:
     """Put something that only this recipe knows into the run record."""
-    this = record.current()
+    this = job.current()
     if this is not None:
-        this.results.update(results)
+        this.record.results.update(results)
 
 
 def report_sample(what: str, sample: str) -> None:
@@ -46,7 +47,7 @@ def draw_curve(trainer: Trainer, recipe: str) -> None:
     if not trainer.is_world_process_zero():
         return
     path = Path(trainer.args.output_dir) / CURVE
-    this = record.current()
+    this = job.current()
     where = f": {this.world.size} ranks, {this.world.backend}" if this is not None else ""
     if curve.draw(trainer.state.log_history, path, f"{recipe}{where}"):
         add_results({"curve": str(path)})
