@@ -11,6 +11,7 @@ others.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 import traceback
@@ -42,7 +43,17 @@ def watch(world: World, store: Any, timeout: float) -> None:
     if _watch is None and not _is_interactive():
         _watch, _world = Watch(world, store, timeout), world
         atexit.register(finish)
+        os.register_at_fork(after_in_child=_forget)
         sys.excepthook = _hook
+
+
+def _forget() -> None:
+    """In a forked child: it is no rank of the job."""
+    global _watch
+    if _watch is not None:
+        _watch = None
+        atexit.unregister(finish)
+        sys.excepthook = _previous_hook
 
 
 def keep_excepthook() -> None:

@@ -6,6 +6,7 @@ and a world that MPI and the launcher's variables do not agree on is an error.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -51,7 +52,8 @@ def _initialised(launcher: Launcher, timeout: float) -> Any:
 
     # mpi4py's own MPI_Init holds the GIL, so nothing could end a process that waits in it for a rank that is gone.
     mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
+    # Its MPI_Finalize at exit would also come from a forked child.
+    mpi4py.rc.finalize = False
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -63,7 +65,14 @@ def _initialised(launcher: Launcher, timeout: float) -> Any:
         provided = ctypes.c_int()
         with bounded("MPI_Init", timeout):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+        atexit.register(_finalize, MPI)
+        os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))
     return MPI
+
+
+def _finalize(mpi: Any) -> None:
+    if not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def addresses() -> list[str]:

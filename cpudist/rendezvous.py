@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -75,11 +75,18 @@ def _port(text: str) -> int:
 
 
 def exchange(
-    store: Store, rank: int, size: int, key: str, value: str, timeout: float, what: str = "meeting"
+    store: Store,
+    rank: int,
+    size: int,
+    key: str,
+    value: str,
+    timeout: float,
+    what: str = "meeting",
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Publish this rank's value under ``key`` and return every rank's, in rank order.
 
-    A key serves once per store.
+    A key serves once per store. ``meanwhile`` is called again and again while ranks are missing.
 
     Raises:
         StartupTimeout: some ranks have not published theirs after ``timeout`` seconds; the message names them.
@@ -101,6 +108,7 @@ def exchange(
                     "look at their output, or give more time with --timeout"
                 )
             if missing:
+                meanwhile()
                 time.sleep(pause)
                 pause = min(2 * pause, 0.1)
         return [text.decode()[1:] for text in _get_all(store, keys)]

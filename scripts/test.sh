@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fresh machine -> environment and the whole test suite, in one environment or in both:
 #   scripts/test.sh [newest|torch2.8|all] [ARGUMENTS OF PYTEST]
+#   scripts/test.sh sanitize [address|thread]    the ccl backend's checks under sanitizers, see sanitize.sh
 # e.g. scripts/test.sh -k launchers. The newest is the default, and the one in which style and types are checked.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -44,6 +45,10 @@ case ${1:-} in
     torch2.8)
         make_environment ccl,plot,test "${TORCH_2_8[@]}"
         run_tests "${@:2}"
+        ;;
+    sanitize)
+        make_environment ccl,plot,dev "${NEWEST[@]}"
+        scripts/sanitize.sh "${@:2}"
         ;;
     *)
         [ "${1:-}" != newest ] || shift

@@ -17,6 +17,7 @@ from cpudist.backends.ddp import DdpBackend
 from cpudist.errors import UserError
 
 _INTEL = "oneccl_bindings_for_pytorch"
+_DRAIN_SECONDS = 5.0  # for what nobody has waited for, once all ranks have come to their end
 
 
 def intel_binding() -> str | None:
@@ -58,9 +59,9 @@ class CclBackend(DdpBackend):
         super().start(seat)
 
     def ddp_options(self) -> dict[str, Any]:
-        if self._intel or library.load().has_thread():
+        if self._intel or library.load().polls():
             return {}
-        # Without a thread for progress no bucket overlaps with computing, so few large ones are fastest
+        # Without a thread that polls no bucket overlaps with computing, so few large ones are fastest
         # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
         return {"bucket_cap_mb": 100}
 
@@ -71,7 +72,7 @@ class CclBackend(DdpBackend):
 
     def stop(self) -> None:
         if not self._intel:
-            library.load().drain()
+            library.load().drain(_DRAIN_SECONDS)
         super().stop()
 
     def transport(self) -> str | None:
@@ -80,10 +81,12 @@ class CclBackend(DdpBackend):
     def details(self) -> dict[str, str]:
         if self._intel:
             return {"ccl_implementation": f"{_INTEL} {self._intel}"}
-        return {
-            "ccl_implementation": "cpudist",
-            "oneccl": find_oneccl().version,
+        # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across.
+        carried = {
+            f"carried_by_{transport}": f"{calls} calls, {size} bytes"
+            for transport, (calls, size) in library.load().traffic().items()
         }
+        return {"ccl_implementation": "cpudist", "oneccl": find_oneccl().version, **carried}
 
     def communication_seconds(self) -> float | None:
         return None if self._intel else float(library.load().blocked_seconds())

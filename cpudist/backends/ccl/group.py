@@ -1,4 +1,4 @@
-"""Creates one process group: the ranks meet through the group's store, then oneCCL makes its communicator."""
+"""Creates one process group: the ranks meet through the group's store, then its transport is made."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ import torch
 from torch.distributed import PrefixStore
 
 from cpudist.backends.ccl.library import load
+from cpudist.errors import UserError
 from cpudist.rendezvous import exchange, node_identity
-
-# oneCCL calls under way at once in a group, such as the pieces of a large tensor. Inside one machine one at a time is
-# best, it stays in the caches (96 MB: 8.7 ms one at a time, 12.5 four, 33 all); across hosts pieces must overlap to
-# fill the wire.
-_UNDER_WAY_ON_ONE_NODE = 1
-_UNDER_WAY_ACROSS_NODES = 1_000_000
 
 
 def create_group(options: Any) -> Any:
@@ -28,53 +23,58 @@ def create_group(options: Any) -> Any:
         StartupTimeout: when ranks of the group are missing after its timeout; it names them.
     """
     module = load()
-    module.drain()  # a peer may need what is under way before it can come here, and nothing moves while we meet
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
-    seats = [
+    members = [
         json.loads(text)
         for text in exchange(
-            PrefixStore("seats", options.store),
+            PrefixStore("members", options.store),
             rank,
             size,
-            "seat",
-            json.dumps({"node": node_identity(), "cpus": sorted(os.sched_getaffinity(0))}),
+            "member",
+            json.dumps(
+                {
+                    "node": node_identity(),
+                    "cpus": sorted(os.sched_getaffinity(0)),
+                    "transport": os.environ.get("CPUDIST_TRANSPORT", ""),
+                }
+            ),
             timeout,
             what=f"creating the ccl group {options.group_id!r}",
+            meanwhile=module.progress,  # a peer may need what is under way before it can come here
         )
     ]
-    _decide_on_thread(module, seats, rank)
-    one_node = len({seat["node"] for seat in seats}) == 1
-    return module.create_group(
-        PrefixStore("oneccl", options.store),
-        rank,
-        size,
-        timeout,
-        options.group_id,
-        _UNDER_WAY_ON_ONE_NODE if one_node else _UNDER_WAY_ACROSS_NODES,
-    )
+    _start_thread(module, members, rank)
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
+    nodes = [numbers[member["node"]] for member in members]
+    store = PrefixStore("transport", options.store)
+    return module.create_group(store, rank, nodes, timeout, options.group_id, _may_share_memory(members))
 
 
-_decided = False
+def _may_share_memory(members: list[dict[str, Any]]) -> bool:
+    """Whether our own transport may be used inside a machine; CPUDIST_TRANSPORT=oneccl switches it off."""
+    chosen = {member["transport"] for member in members}
+    if unknown := chosen - {"", "oneccl"}:
+        raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")
+    if len(chosen) > 1:
+        raise UserError("CPUDIST_TRANSPORT is oneccl on some ranks only; set it on all of them, or on none")
+    return not chosen - {""}
 
 
-def _decide_on_thread(module: Any, seats: list[dict[str, Any]], rank: int) -> None:
-    """Start the thread for progress where this rank has a core left over for it.
+def _start_thread(module: Any, members: list[dict[str, Any]], rank: int) -> None:
+    """Start the thread for progress, which polls where this rank has a core left over for it.
 
     The first group decides: it is the whole job, while a subgroup does not see who else uses the node's cores.
     """
-    global _decided
-    if not _decided and cores_to_spare(seats, rank, torch.get_num_threads()) >= 1:
-        module.start_thread()
-    _decided = True
+    module.start_thread(polls=cores_to_spare(members, rank, torch.get_num_threads()) >= 1)
 
 
-def cores_to_spare(seats: list[dict[str, Any]], rank: int, threads: int) -> int:
+def cores_to_spare(members: list[dict[str, Any]], rank: int, threads: int) -> int:
     """Cores of this rank that its ``threads`` computing threads leave over.
 
-    ``seats`` gives each rank's node and CPUs. Ranks that share CPUs (no pinning) share them evenly.
+    ``members`` gives each rank's node and CPUs. Ranks that share CPUs (no pinning) share them evenly.
     """
-    own = seats[rank]
-    users = Counter(cpu for seat in seats if seat["node"] == own["node"] for cpu in seat["cpus"])
+    own = members[rank]
+    users = Counter(cpu for one in members if one["node"] == own["node"] for cpu in one["cpus"])
     cores = sum(1 / users[cpu] for cpu in own["cpus"])
     return int(cores + 1e-9) - threads

@@ -44,6 +44,8 @@ def load() -> Any:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
     module.start()
     atexit.register(_leave, module)
+    # A forked child must not take its parent's place in the job; the module has shut itself in the child.
+    os.register_at_fork(after_in_child=lambda: atexit.unregister(_leave))
     return module
 
 
@@ -94,4 +96,5 @@ def _leave(module: Any) -> None:
         module.drain()
         if dist.is_initialized():
             dist.destroy_process_group()
+        module.drain()
     module.close()
