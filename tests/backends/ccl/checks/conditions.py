@@ -18,13 +18,13 @@ progress = os.environ.get("CPUDIST_TEST_PROGRESS")
 if progress:
     group.cores_to_spare = lambda *_: 1 if progress == "polls" else 0
 hosts = int(os.environ.get("CPUDIST_TEST_HOSTS", "1"))
+place = environments.detect(os.environ).placement()
 if hosts > 1:
-    place = environments.detect(os.environ).placement()
     group.node_identity = lambda: f"host {place.rank * hosts // place.size}"
 
 sys.argv = sys.argv[1:]
 runpy.run_path(str(Path(__file__).with_name(sys.argv[0])), run_name="__main__")
 if progress:
     assert extension.load().polls() == (progress == "polls")
-if os.environ["RANK"] == "0":
+if place.rank == 0:
     print(f"progress: {progress}, hosts: {hosts}")
