@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import jobs
 import pytest
@@ -64,3 +66,12 @@ def test_an_unknown_transport_is_an_error() -> None:
     result = run(JOBS["torchrun, 2 ranks"], "edges.py", timeout=60, CPUDIST_TRANSPORT="pigeon")
     assert result.returncode != 0
     assert "CPUDIST_TRANSPORT=pigeon is not known" in result.stderr, result.output
+
+
+def test_the_record_names_what_carried_the_messages(tmp_path: Path) -> None:
+    script, record = tmp_path / "script.py", tmp_path / "record.json"
+    script.write_text("import torch, torch.distributed as dist\nfor _ in range(5): dist.all_reduce(torch.ones(1000))\n")
+    train = jobs.train("--backend", "ccl", "--record", str(record), str(script))
+    result = jobs.run(jobs.mpirun(2, *train), 60)
+    assert result.returncode == 0, result.output
+    assert json.loads(record.read_text())["details"]["carried_by_shared_memory"] == "5 calls, 20000 bytes"
