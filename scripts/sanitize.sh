@@ -43,7 +43,8 @@ for sanitizer in "$@"; do
             exit 2
             ;;
     esac
-    runtime=$("${CXX:-g++}" -print-file-name="$library")
+    # Before Python loads anything, and the C++ library with it: exceptions are watched from the start or not at all.
+    runtime=$("${CXX:-g++}" -print-file-name="$library"):$("${CXX:-g++}" -print-file-name=libstdc++.so)
     export CPUDIST_CACHE=$PWD/build/sanitize-$sanitizer PYTHONWARNINGS=ignore PYTHONMALLOC=malloc
     # Python and its libraries keep memory until the process ends, which is no leak of ours.
     export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1
