@@ -71,6 +71,7 @@ def choose_transport() -> Transport:
     """What oneCCL should carry messages with: MPI where a launcher has made an MPI world that it can join.
 
     oneCCL speaks the MPICH ABI (Intel MPI, MPICH), not Open MPI's; everywhere else it uses libfabric (OFI) by itself.
+    The environment is detected here and not handed down by a job: `init_process_group("ccl")` comes here without one.
     """
     if chosen := os.environ.get("CCL_ATL_TRANSPORT"):
         return "mpi" if chosen == "mpi" else "ofi"

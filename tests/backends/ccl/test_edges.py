@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from test_ccl import JOBS, only, run
+from checks_run import JOBS, only, run
 
 transports = pytest.mark.parametrize("transport", ["shared_memory", "oneccl"])
 
