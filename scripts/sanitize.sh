@@ -48,7 +48,8 @@ for sanitizer in "$@"; do
     export CPUDIST_CACHE=$PWD/build/sanitize-$sanitizer PYTHONWARNINGS=ignore PYTHONMALLOC=malloc
     # Python and its libraries keep memory until the process ends, which is no leak of ours.
     export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1
-    export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:exitcode=66:report_signal_unsafe=0
+    TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:report_signal_unsafe=0
+    export TSAN_OPTIONS=$TSAN_OPTIONS:suppressions=$PWD/scripts/thread_sanitizer.supp
     build "$sanitizer"
     for CPUDIST_TRANSPORT in "" oneccl; do
         export CPUDIST_TRANSPORT
