@@ -41,10 +41,10 @@ def create_group(options: Any) -> Any:
         )
     ]
     shared_memory = _may_share_memory({member["transport"] for member in members})
+    neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
+    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads())
     # The default group is the whole job; a subgroup does not see who else uses the node's cores.
-    if not options.global_ranks_in_group:
-        neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
-        module.start_thread(polls=cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads()) >= 1)
+    module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
     store = PrefixStore("transport", options.store)

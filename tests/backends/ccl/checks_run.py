@@ -22,6 +22,7 @@ everywhere = pytest.mark.parametrize("launch", JOBS.values(), ids=JOBS.keys())
 
 
 def run(launch: list[str], check: str, *args: str, timeout: float = 240, **env: str) -> jobs.Result:
+    """Run a program of checks/ by one of JOBS, with these variables."""
     if shutil.which(launch[0]) is None:
         pytest.skip(f"{launch[0]} is not installed")
     return jobs.run([*launch, str(CHECKS / check), *args], timeout, env={"PYTHONWARNINGS": "ignore", **env})
