@@ -1,18 +1,18 @@
-// One c10d call on its way through oneCCL, and the Work handle that the caller holds: they are one object.
+// One c10d call under way, and the Work handle that the caller holds: they are one object.
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "transport.hpp"
+
 namespace cpudist {
 
-using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::milliseconds;
+class Endpoint;
 
 // Who calls: what an error message needs to name the operation.
 struct Call {
@@ -26,22 +26,25 @@ struct Call {
   std::string describe() const;
 };
 
-class Operation : public c10d::Work {
+class AsyncWork : public c10d::Work {
  public:
-  Operation(Call call, c10d::OpType type, const char* profiling_title, std::vector<at::Tensor> inputs,
-            std::vector<at::Tensor> outputs);
+  AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
+            std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
 
-  // Moves on as far as it can without blocking; true once everything is done. The engine calls it with its lock
-  // held, so nothing in it may wait or take Python's GIL. An exception from here ends the use of oneCCL; what
-  // concerns this operation alone goes into failure_.
-  virtual bool advance() = 0;
+  // Hands the work to its transport. Called once; what it throws is the caller's error, and nothing has been sent.
+  virtual void start() = 0;
+
+  // Moves on as far as it goes without waiting. After kComplete it is not called again and holds no buffers any more.
+  // What concerns this work alone goes into failure_; an exception from here means that the transport has failed.
+  // The engine calls start() and advance() with its lock held: they must not wait, nor take Python's GIL.
+  virtual Progress advance() = 0;
 
   const Call& call() const { return call_; }
   Clock::time_point started() const { return started_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
 
   // The engine alone calls these: end() once, under its lock; announce() after that and without the lock, because
-  // a future's callbacks may need the GIL.
+  // a future's callbacks may need the GIL, or wait for other works.
   void end(std::exception_ptr error);
   void end() { end(failure_); }
   void announce();
@@ -57,6 +60,7 @@ class Operation : public c10d::Work {
   uint64_t getSequencenumber() const override { return call_.sequence; }
 
  protected:
+  std::shared_ptr<Endpoint> endpoint_;  // of the group; let go when all is done, as the caller may keep the handle
   std::exception_ptr failure_;
 
  private:
@@ -69,6 +73,6 @@ class Operation : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made on demand under the engine's lock, never after end()
 };
 
-using OperationPtr = c10::intrusive_ptr<Operation>;
+using AsyncWorkPtr = c10::intrusive_ptr<AsyncWork>;
 
 }  // namespace cpudist
