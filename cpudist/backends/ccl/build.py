@@ -74,7 +74,7 @@ def _key(oneccl: OneCcl) -> str:
     import torch
 
     content = hashlib.sha256(str(oneccl.prefix).encode())  # it stands in the binary, as DT_RPATH
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return f"torch{torch.__version__}-{python}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
