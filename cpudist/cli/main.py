@@ -7,6 +7,7 @@ its parser here and is called with the parsed options.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -64,8 +65,11 @@ def _parser() -> Parser:
 def _run_alone(options: argparse.Namespace, environment: Environment) -> int:
     try:
         options.action(options, environment)
+        sys.stdout.flush()
     except UserError as error:
         return _report(error, environment)
+    except BrokenPipeError:  # `cpudist plan | head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

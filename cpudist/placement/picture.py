@@ -20,7 +20,7 @@ def draw(machine: Machine, plan: Plan, width: int) -> str:
     lines += [line for origin in _limit_lines(machine) for line in _wrapped(origin, width)]
     lines += ["", *_cores(machine, plan, width), "", *_legend(machine, plan, width), "", *_table(plan, width)]
     if plan.idle_cpus:
-        lines += ["", *_wrapped(f"idle CPUs: {format_list(plan.idle_cpus)}{_why_idle(machine)}", width)]
+        lines += ["", *_wrapped(f"idle CPUs: {format_list(plan.idle_cpus)}{_why_idle(machine, plan)}", width)]
     return "\n".join(lines)
 
 
@@ -138,9 +138,13 @@ def _sentence(rank: RankPlan) -> str:
     return text
 
 
-def _why_idle(machine: Machine) -> str:
-    more = [cpu for core in machine.usable.cores for cpu in core.cpus[1:]]
-    return " (second hardware threads of a core would not compute faster)" if more else ""
+def _why_idle(machine: Machine, plan: Plan) -> str:
+    idle = set(plan.idle_cpus)
+    second = {cpu for core in machine.usable.cores for cpu in core.cpus[1:]}
+    slow = {cpu for core in machine.usable.cores if core.efficiency for cpu in core.cpus}
+    kinds = [("second hardware threads", idle & second), ("efficiency cores", idle & slow)]
+    named = [name for name, cpus in kinds if cpus]
+    return f" ({' and '.join(named)} would not make computing faster)" if named else ""
 
 
 def _memory_of(topology: Topology, number: int) -> str:
