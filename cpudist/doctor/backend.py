@@ -29,8 +29,8 @@ def _ccl() -> Finding:
         reason, _, remedy = str(error).partition("; ")
         return Finding("warning", "backend", f"auto is gloo, several times slower than ccl: {reason}", remedy)
     what = (
-        f"auto is ccl (oneCCL {oneccl.version}): messages go through shared memory inside a machine, and between machines"
-        " over MPI (Intel MPI, MPICH, srun --mpi=pmi2) or libfabric (all others)"
+        f"auto is ccl (oneCCL {oneccl.version}): messages go through shared memory inside a machine, and between"
+        " machines over MPI (Intel MPI, MPICH, srun --mpi=pmi2) or libfabric (all others)"
     )
     if built:
         return Finding("ok", "backend", f"{what}; compiled: {built}")
