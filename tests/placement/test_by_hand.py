@@ -16,7 +16,7 @@ from cpudist.placement.by_hand import by_hand
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Plan, RankPlan, Wishes
 
-_ASK = """
+_ASK = r"""
 import os
 rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 words = ["cpus", rank, *map(str, sorted(os.sched_getaffinity(0)))]
