@@ -33,6 +33,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpudist"
 
 
+def find_built() -> Path | None:
+    """The compiled module for this environment, if the cache has one.
+
+    Raises:
+        UserError: when oneCCL is missing.
+    """
+    return _find(cache_folder() / _key(find_oneccl()), find_compiler())
+
+
 def ensure_built(cache: Path | None = None) -> Path:
     """Return the compiled module for this environment, compiling it if the cache has none.
 
