@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from cpudist.console import say
 from cpudist.huggingface.versions import TRANSFORMERS, check_known
 from cpudist.optimization.precision import check_fp16
 
@@ -61,6 +62,9 @@ def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], 
             if self.fp16 or self.fp16_full_eval:
                 check_fp16()
             self.use_cpu = True
+        if job.world.device_type == "xla":
+            self.use_cpu = False
+            _without_fused(self, speaks=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
             self.ddp_bucket_cap_mb = job.backend.ddp_options().get("bucket_cap_mb")
         # transformers 4 warns that no_cuda will go away; here it will not.
@@ -73,6 +77,15 @@ def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], 
             job.set_timeout(self.ddp_timeout)
 
     return post_init
+
+
+def _without_fused(arguments: Any, speaks: bool) -> None:
+    """XLA fuses by itself, and torch's fused optimizers, transformers' default among them, refuse its tensors."""
+    name = str(getattr(arguments.optim, "value", arguments.optim))
+    if name.endswith("_fused"):
+        arguments.optim = name.removesuffix("_fused")
+        if speaks:
+            say(f"xla has no fused optimizers: --optim {arguments.optim} in the place of {name}")
 
 
 def _generated(cls: Any) -> Iterator[type]:

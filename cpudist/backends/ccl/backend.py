@@ -66,7 +66,7 @@ class CclBackend(ProcessGroupBackend):
             return os.environ.get("CCL_ATL_TRANSPORT")
         return extension.transport()
 
-    def details(self) -> dict[str, str]:
+    def details(self) -> dict[str, Any]:
         if self._intel:
             return {"ccl_implementation": f"{intel.PACKAGE} {self._intel}"}
         return {
