@@ -62,5 +62,8 @@ def check(what: str, shape: Sequence[int], spec: Spec, sizes: Mapping[str, int])
 
 def text_of(spec: Spec) -> str:
     """A spec as people write it: (data, (fsdp, model), -)."""
-    entries = ["-" if not names_in(e) else e if isinstance(e, str) else f"({', '.join(names_in(e))})" for e in spec]
-    return f"({', '.join(entries)})"
+    return f"({', '.join(_entry_text(names_in(entry)) for entry in spec)})"
+
+
+def _entry_text(names: tuple[str, ...]) -> str:
+    return f"({', '.join(names)})" if len(names) > 1 else names[0] if names else "-"
