@@ -50,9 +50,7 @@ def init(backend: str = "auto", timeout: float = 300.0, **options: Any) -> World
     return running.world
 
 
-def enter(
-    environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None
-) -> Job:
+def enter(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
     """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
     started = start_job(environment, backend, timeout, options)
     let_scripts_join(started)

@@ -21,9 +21,9 @@ Optimization = Literal["ipex", "fused", "channels_last", "keep_memory", "master_
 class Backend(ABC):
     """One way for ranks to compute together.
 
-    The order of calls is `configure`, `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing here assumes
-    tensors on the CPU, one process per device, or gradients that are reduced by hooks: a backend that runs its steps
-    lazily, or shards one program over many devices, says so by `step`, `synchronize` and `wrap`.
+    The order of calls is `configure`, `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing
+    here assumes tensors on the CPU, one process per device, or gradients that are reduced by hooks: a backend that runs
+    its steps lazily, or shards one program over many devices, says so by `step`, `synchronize` and `wrap`.
 
     Attributes:
         name: what users call it.

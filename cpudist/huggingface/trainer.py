@@ -81,7 +81,9 @@ def _optimize(trainer: Any, masters: MastersByModel) -> None:
         return
     no_ipex = choice.why_not_ipex(args.torch_compile)
     chosen = choice.apply_kernels(model, optimizer, no_ipex)
-    if args.bf16 and choice.fits("master_weights") and not hasattr(model, "peft_config"):  # adapters are loaded past the model's state
+    if (
+        args.bf16 and choice.fits("master_weights") and not hasattr(model, "peft_config")
+    ):  # adapters are loaded past the model's state
         masters[model] = master_weights.keep(model, optimizer)
         chosen.append(choice.MASTER_WEIGHTS)
     chosen += autocast

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,9 @@ def patch(training_args: ModuleType, job: Job) -> None:
     job.changes.attribute(cls, "__post_init__", _for_this_job(cls.__post_init__, job))
     for made in [cls, *_generated(cls)]:
         _add_fields(made, flags, job.changes)
+    if job.world.device_type == "xla":
+        training_args.logger.addFilter(_is_for_others)
+        job.changes.then(lambda: training_args.logger.removeFilter(_is_for_others))
 
 
 def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], None]:
@@ -77,6 +81,11 @@ def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], 
             job.set_timeout(self.ddp_timeout)
 
     return post_init
+
+
+def _is_for_others(record: logging.LogRecord) -> bool:
+    """False for the advice to start with torch.distributed.launch, given wherever a process group is beside XLA."""
+    return "parallel_mode != ParallelMode.DISTRIBUTED" not in record.getMessage()
 
 
 def _without_fused(arguments: Any, speaks: bool) -> None:

@@ -168,9 +168,7 @@ _job: Job | None = None  # the one place where a job's state hangs
 _attempts = itertools.count()  # how often this process has started a job; the same on all ranks
 
 
-def start_job(
-    environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None
-) -> Job:
+def start_job(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
     """Start the job that `environment` describes; every rank calls it.
 
     Args:

@@ -63,7 +63,9 @@ class XlaBackend(Backend):
             show_sharding: whether rank 0 prints how parameters and batches lie on the devices.
         """
         if (sharding or show_sharding) and not mesh:
-            raise UserError(f"--{'sharding' if sharding else 'show-sharding'} is for a mesh; give --mesh data=-1 or the like")
+            raise UserError(
+                f"--{'sharding' if sharding else 'show-sharding'} is for a mesh; give --mesh data=-1 or the like"
+            )
         self._asked, self._mesh, self._table, self._show = device, mesh, sharding, show_sharding
 
     def unavailable(self) -> str | None:
@@ -79,8 +81,15 @@ class XlaBackend(Backend):
     def start(self, world: World, store: Store, timeout: float) -> None:
         # Groups that are made without a timeout would otherwise wait for torch's half an hour.
         distributed_c10d.default_pg_timeout = timedelta(seconds=timeout)
-        if self._changes is None:
-            self._open(world, store, timeout)
+        try:
+            if self._changes is None:
+                self._open(world, store, timeout)
+            self._make_group(world, store, timeout)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _make_group(self, world: World, store: Store, timeout: float) -> None:
         if self._sharding is not None:
             dist.init_process_group("gloo", **_place(world, store, timeout))
         elif self._host is not None:
@@ -96,13 +105,12 @@ class XlaBackend(Backend):
         variables = {"PJRT_DEVICE": self._choice.kind.upper(), **self._devices_wanted()}
         for name, value in variables.items():
             self._changes.variable(name, value)
+        _check_first(self._choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), self._mesh is not None)
         from torch_xla import runtime
 
         from cpudist.backends.xla import several
         from cpudist.backends.xla.graphs import Graphs
 
-        if runtime.device_type() != variables["PJRT_DEVICE"] or runtime.is_spmd() and not self._mesh:
-            raise UserError("PyTorch/XLA cannot change its devices in a running process; start another one")
         if self._mesh is not None:
             from cpudist.backends.xla.spmd.sharding import Sharding
 
@@ -115,7 +123,9 @@ class XlaBackend(Backend):
                     several.make_one_world(world, self._changes)
         self._graphs = Graphs(speaks=world.rank == 0)
         if world.rank == 0:
-            say(f"xla: {self._choice.kind.upper()}, {runtime.addressable_runtime_device_count()} device(s) in each process; {self._choice.because}")
+            count = runtime.addressable_runtime_device_count()
+            kind = self._choice.kind.upper()
+            say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
 
     def _devices_wanted(self) -> dict[str, str]:
         """On the CPU a mesh gets as many devices as it has places, where the user has not said how many there are."""
@@ -172,9 +182,11 @@ class XlaBackend(Backend):
     def set_timeout(self, seconds: float) -> None:
         if self._host is None:
             super().set_timeout(seconds)
+            return
         distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
-        if dist.is_initialized():
-            self._host._bound(distributed_c10d._get_default_group().inner, seconds)
+        group: Any = distributed_c10d._get_default_group() if dist.is_initialized() else None
+        if group is not None:
+            self._host._bound(group.inner, seconds)
 
     def transport(self) -> str | None:
         if self._host is not None:
@@ -212,6 +224,20 @@ class XlaBackend(Backend):
         if self._changes is not None:
             self._changes.undo()
             self._changes = None
+        self._sharding = self._host = None
+
+
+_first: tuple[object, ...] | None = None  # what the runtime was started with in this process
+
+
+def _check_first(*wanted: object) -> None:
+    """The runtime lives as long as its process, and takes its devices, and whether it is one program, only once."""
+    global _first
+    if _first not in (None, wanted):
+        raise UserError(
+            "PyTorch/XLA cannot change its devices or take a --mesh later in one process; start another one"
+        )
+    _first = wanted
 
 
 def _place(world: World, store: Store, timeout: float) -> dict[str, Any]:

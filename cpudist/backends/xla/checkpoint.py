@@ -1,6 +1,7 @@
 """Checkpoints of a model on a mesh: written in pieces, read on the same mesh, another one, or none.
 
-Pieces are `torch.distributed.checkpoint`'s, so a job on ccl or gloo reads them with that: ``dcp.load({"model": model.state_dict()}, checkpoint_id=path)``.
+Pieces are `torch.distributed.checkpoint`'s, so a job on ccl or gloo reads them with that:
+``dcp.load({"model": model.state_dict()}, checkpoint_id=path)``.
 Source: PyTorch/XLA 2.8, docs/source/perf/spmd_distributed_checkpoint.md.
 """
 
@@ -37,7 +38,7 @@ def load(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
 
 
 class _SavePlanner(SPMDSavePlanner):  # type: ignore[misc]
-    """Writes a piece that several devices of this process hold once; the runtime's own (2.8) then drops it altogether."""
+    """Writes once what several devices of this process hold; the runtime's own (2.8) then leaves it out altogether."""
 
     def create_local_plan(self) -> SavePlan:
         plan: SavePlan = super().create_local_plan()

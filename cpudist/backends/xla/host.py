@@ -82,7 +82,7 @@ def done(value: Any) -> Any:
     """A `Work` that has succeeded, with `value` as its result."""
     future: Future[Any] = Future()
     future.set_result(value)
-    return torch._C._distributed_c10d._create_work_from_future(future)
+    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
 def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, scale: float) -> None:
@@ -107,6 +107,6 @@ def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, sca
             work.wait()
             if scale != 1.0:
                 values.mul_(scale)
-            parts = values.to(bucket[0].device).split([tensor.numel() for tensor in bucket])
+            parts = torch.split(values.to(bucket[0].device), [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))

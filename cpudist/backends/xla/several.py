@@ -71,9 +71,7 @@ def run_in_place(world: World, changes: Changes) -> None:
     changes.attribute(multiprocessing, "spawn", spawn)
 
 
-def all_reduce(
-    reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True
-) -> Any:
+def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
     """`xm.all_reduce` over all ranks of the job: a tensor gives a new one, tensors are reduced in place.
 
     Raises:

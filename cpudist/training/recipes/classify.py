@@ -23,7 +23,7 @@ from transformers import (
 
 from cpudist.errors import UserError
 from cpudist.training.recipes.classes import classification, labels, tables
-from cpudist.training.recipes.common import course, models, outcome, sources, splits
+from cpudist.training.recipes.common import course, models, outcome, shapes, sources, splits
 from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
 from cpudist.training.recipes.common.evaluation import ExactTrainer
 
@@ -97,7 +97,9 @@ def main(argv: list[str]) -> None:
         train_dataset=data.train,
         eval_dataset=data.evaluation,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=DataCollatorWithPadding(
+            tokenizer, pad_to_multiple_of=shapes.padding(_max_length(data_arguments, tokenizer, config))
+        ),
     )
     if trainer.is_world_process_zero():
         samples = f"{len(data.train) if data.train else 0} samples to train on"

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes.common import course, models, outcome, sources
+from cpudist.training.recipes.common import course, models, outcome, shapes, sources
 from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
 from cpudist.training.recipes.common.evaluation import ExactTrainer
 from cpudist.training.recipes.questions import squad
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> None:
         train_dataset=train,
         eval_dataset=windows,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=shapes.padding(cutter.max_length)),
     )
     if trainer.is_world_process_zero():
         samples = f"{len(train) if train else 0} windows of up to {cutter.max_length} tokens to train on"

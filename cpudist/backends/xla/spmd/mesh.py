@@ -46,7 +46,9 @@ def parse(text: str) -> tuple[Axis, ...]:
     for part in text.replace(" ", "").split(","):
         found = _AXIS.fullmatch(part)
         if found is None or "0" in found.groups():
-            raise UserError(f"--mesh {text}: {part!r} is no axis; write name=devices, e.g. data=2,model=2, or -1 for the rest")
+            raise UserError(
+                f"--mesh {text}: {part!r} is no axis; write name=devices, e.g. data=2,model=2, or -1 for the rest"
+            )
         name, slices, inner = found.groups()
         axes.append(Axis(name, int(inner), int(slices or 1)))
     names = [axis.name for axis in axes]

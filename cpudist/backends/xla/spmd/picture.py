@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,14 @@ def of_tensor(name: str, tensor: Tensor, spec: specs.Spec) -> str:
     sharded = spmd.wrap_if_sharded(tensor)
     if not isinstance(sharded, spmd.XLAShardedTensor) or not any(specs.names_in(entry) for entry in spec):
         return f"{name}  {shape}  {specs.text_of(spec)}  whole on every device"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using a non-tuple")  # the runtime's own code, which torch has outgrown
+        shards = sharded.local_shards
+        piece = " x ".join(map(str, shards[0].unpadded_data.shape))
     holders: dict[tuple[int, ...], list[str]] = {}
-    for shard in sharded.local_shards:
+    for shard in shards:
         start = tuple(index.start or 0 for index in shard.indices)
         holders.setdefault(start, []).append(str(shard.shard_device).rpartition(":")[2])
-    piece = " x ".join(map(str, sharded.local_shards[0].unpadded_data.shape))
     return f"{name}  {shape}  {specs.text_of(spec)}  pieces of {piece}: {_lined_up(holders)}"
 
 

@@ -76,9 +76,10 @@ class Sharding:
             self._show(picture.of_tensor(name, tensor, spec))
 
     def _lay_inputs(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        show = self._show
+        self._show = show if module.training else None
         tree_map(lambda leaf: self._lay_input(leaf, module.training), (args, kwargs))
-        if self._show and module.training:
-            self._show = None  # the first batch is as good as any
+        self._show = None if module.training else show  # the first batch to train on is as good as any
 
     def _lay_input(self, value: Any, training: bool) -> None:
         if self._batch is None or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:

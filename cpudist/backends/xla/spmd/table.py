@@ -2,11 +2,11 @@
 
 A file holds JSON, the first pattern that fits a parameter's name counts, and what none fits is not cut:
 
-    {"*.mlp.up.weight": ["model", "fsdp"], "*.mlp.down.weight": ["fsdp", "model"], "*.embedding.weight": [null, ["fsdp", "model"]]}
+    {"*.up.weight": ["model", "fsdp"], "*.down.weight": ["fsdp", "model"], "*.embedding.weight": [null, ["fsdp"]]}
 
 Ours is for the architectures of the recipes (GPT-2, BERT, ViT) and most like them, and cuts as Megatron-LM does
-(Shoeybi et al., 2019, section 3): the first of two layers by what comes out, the second by what goes in, so that between
-the two nothing is sent. It leaves alone what does not divide evenly; a file's table is taken at its word.
+(Shoeybi et al., 2019, section 3): the first of two layers by what comes out, the second by what goes in, so that
+between the two nothing is sent. It leaves alone what does not divide evenly; a file's table is taken at its word.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from cpudist.backends.xla.spmd.specs import Entry, Spec, check, names_in, parts
 from cpudist.errors import UserError
@@ -56,7 +57,7 @@ def read(path: str) -> Table:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the table --sharding {path}: {error}") from error
     if not isinstance(rows, dict):
-        raise UserError(f"--sharding {path} is no table; write {{\"pattern of names\": [\"axis\", null], …}}")
+        raise UserError(f'--sharding {path} is no table; write {{"pattern of names": ["axis", null], …}}')
     return {pattern: _spec(path, pattern, row) for pattern, row in rows.items()}
 
 
@@ -87,8 +88,10 @@ def _what_fits(entry: Entry, size: int, sizes: Mapping[str, int]) -> Entry:
 
 def _spec(path: str, pattern: str, row: object) -> Spec:
     entries = row if isinstance(row, list) else [row]
-    spec = tuple(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
+    spec: tuple[Any, ...] = tuple(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
     names = [name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))]
     if not all(name is None or isinstance(name, str) for name in names) or not isinstance(row, list):
-        raise UserError(f"--sharding {path}: {pattern!r} has {row!r}; write a list of axes' names, lists of them, or null")
+        raise UserError(
+            f"--sharding {path}: {pattern!r} has {row!r}; write a list of axes' names, lists of them, or null"
+        )
     return spec
