@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
         train_dataset=tokens[0] if arguments.do_train else None,
         eval_dataset=tokens[-1] if arguments.do_eval else None,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=data.padding_multiple(length)),
     )
     script.run(trainer, "classify", checkpoint, f"texts of {len(names)} classes", evaluate=classification.evaluate)
     if trainer.is_world_process_zero():

@@ -81,7 +81,7 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
     torch.manual_seed(0)
     ids = tokenizer(prompt or "\n", return_tensors="pt").input_ids
     room = getattr(model.config, "max_position_embeddings", None) or ids.shape[1] + 64
-    model.eval()
+    model.eval().to("cpu")  # every length would be compiled for another device
     written = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

@@ -21,12 +21,14 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainingArgu
 from transformers.hf_argparser import HfArg
 
 from cpudist.errors import UserError
+from cpudist.job import current
 from cpudist.version import __version__
 
 Split = TypeVar("Split")
 
 # What data sets call the split to evaluate on; the first that is there is taken.
 EVALUATION_SPLITS = ("validation", "valid", "val", "dev", "test")
+_LENGTHS = 4  # of padded batches
 
 
 @dataclass
@@ -197,6 +199,17 @@ def max_length(wanted: int, tokenizer: PreTrainedTokenizerBase, config: Pretrain
     """The tokens of a sample: `wanted`, or as many as tokenizer and model take if that is less."""
     positions = getattr(config, "max_position_embeddings", None) or 0  # with relative positions: none, 0 or -1
     return int(min(length for length in (wanted, tokenizer.model_max_length, positions) if length > 0))
+
+
+def padding_multiple(longest: int) -> int | None:
+    """A collator's ``pad_to_multiple_of``: at most 4 lengths up to `longest` tokens; None where any length will do.
+
+    Backends that compile a program for each shape of a batch say so by `Backend.fixed_shapes`.
+    """
+    job = current()
+    if job is None or not job.backend.fixed_shapes:
+        return None
+    return next(longest // lengths for lengths in range(_LENGTHS, 0, -1) if longest % lengths == 0)
 
 
 def map_cached(

@@ -149,7 +149,7 @@ def accuracy(rows: dict[str, NDArray[Any]]) -> dict[str, float]:
 
 def _guess(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, masked: dict[str, list[int]]) -> str:
     """The start of a masked block as text, and what the model takes each masked token for."""
-    model.eval()
+    model.eval().to("cpu")
     with torch.no_grad():
         guesses = model(input_ids=torch.tensor([masked["input_ids"]])).logits[0].argmax(dim=-1).tolist()
     shown, answers = [], []

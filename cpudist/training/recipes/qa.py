@@ -100,7 +100,7 @@ def main(argv: list[str]) -> None:
         train_dataset=train,
         eval_dataset=windows,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=data.padding_multiple(length)),
     )
     script.run(trainer, "qa", checkpoint, f"windows of up to {length} tokens", length if pad else None)
     if trainer.is_world_process_zero() and metrics.predictions:
