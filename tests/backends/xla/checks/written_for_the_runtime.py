@@ -1,4 +1,4 @@
-"""A small BERT trained on one device: by cpudist, or ("plain") as one writes it for torch_xla, for comparison."""
+"""A program for torch_xla alone, as its documentation writes them, without cpudist. Run by several ranks."""
 
 from __future__ import annotations
 
