@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpudist import environments, huggingface
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 
-def init(backend: str = "auto", timeout: float = 300.0) -> World:
+def init(backend: str = "auto", timeout: float = 300.0, **options: Any) -> World:
     """Join the job that the launcher started and make its default process group.
 
     Works under Intel MPI, MPICH and Open MPI (``mpirun``), Slurm (``srun``), torchrun, Kubeflow's PyTorchJob, and as a
@@ -30,6 +31,8 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
         backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
             used or fails, it never falls back.
         timeout: bound on the start and on every collective, in seconds.
+        options: the backend's own: for xla ``device``, ``mesh``, ``sharding`` and ``show_sharding``, as on the command
+            line.
 
     Returns:
         This rank's `World`.
@@ -41,15 +44,15 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
     """
     running = current()
     if running is None:
-        running = enter(environments.detect(), backend, timeout)
+        running = enter(environments.detect(), backend, timeout, options)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
     return running.world
 
 
-def enter(environment: Environment, backend: str, timeout: float) -> Job:
+def enter(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
     """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
-    started = start_job(environment, backend, timeout)
+    started = start_job(environment, backend, timeout, options)
     let_scripts_join(started)
     huggingface.install(started)
     return started

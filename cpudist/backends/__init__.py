@@ -10,8 +10,9 @@ It must not know jobs, optimization, transformers, recipes or command lines.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from typing import Any
 
 from cpudist.backends.base import Backend
 from cpudist.console import say
@@ -26,6 +27,7 @@ AUTO = ("ccl", "gloo")
 _known: dict[str, type[Backend] | str] = {
     "ccl": "cpudist.backends.ccl.backend:CclBackend",
     "gloo": "cpudist.backends.gloo:GlooBackend",
+    "xla": "cpudist.backends.xla.backend:XlaBackend",
 }
 
 
@@ -63,19 +65,24 @@ def available() -> list[str]:
     return [name for name in names() if get(name)().unavailable() is None]
 
 
-def choose(name: str, ask_everyone: Callable[[str, str], list[str]], speaks: bool) -> Backend:
+def choose(
+    name: str, ask_everyone: Callable[[str, str], list[str]], speaks: bool, options: Mapping[str, Any] | None = None
+) -> Backend:
     """Return the backend of that name, not started, once it is known that every rank can use it.
 
     Args:
         name: a backend's name, or "auto". A backend that is named never gives way to another one.
         ask_everyone: tells a key and this rank's answer to all ranks; returns the answers of all, in rank order.
         speaks: whether this rank tells the user why a better one is not used.
+        options: what the user says for this backend alone; see `Backend.configure`.
 
     Raises:
-        UserError: the backend does not exist, or some rank cannot use it; the same on every rank.
+        UserError: the backend does not exist, does not take these options, or some rank cannot use it; the same on
+            every rank.
     """
     for candidate in AUTO if name == "auto" else (name,):
         backend = get(candidate)()
+        backend.configure(**options or {})
         reasons = ask_everyone(f"backend/{candidate}", backend.unavailable() or "")
         rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (0, ""))
         if not reason:

@@ -21,9 +21,9 @@ Optimization = Literal["ipex", "fused", "channels_last", "keep_memory", "master_
 class Backend(ABC):
     """One way for ranks to compute together.
 
-    The order of calls is `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing here assumes
-    tensors on the CPU, one process per device, or gradients that are reduced by hooks: a backend that runs its steps
-    lazily, or shards one program over many devices, says so by `step`, `synchronize` and `wrap`.
+    The order of calls is `configure`, `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing
+    here assumes tensors on the CPU, one process per device, or gradients that are reduced by hooks: a backend that runs
+    its steps lazily, or shards one program over many devices, says so by `step`, `synchronize` and `wrap`.
 
     Attributes:
         name: what users call it.
@@ -31,12 +31,24 @@ class Backend(ABC):
         makes_process_group: whether `start` makes `torch.distributed`'s default process group, which scripts and
             libraries then use.
         optimizations: what `cpudist.optimize` may do to a model that lives on its devices.
+        fixed_shapes: whether batches of a new shape are slow, so that padding to few lengths pays.
     """
 
     name: ClassVar[str]
     device_type: str = "cpu"
     makes_process_group: bool = True
     optimizations: frozenset[Optimization] = frozenset()
+    fixed_shapes: bool = False
+
+    def configure(self, **options: Any) -> None:
+        """Take what the user says for this backend alone.
+
+        Raises:
+            UserError: it takes no such options, or not these values.
+        """
+        if options:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+            raise UserError(f"the backend {self.name} takes no {names}; leave it out, or name another --backend")
 
     def unavailable(self) -> str | None:
         """Why this process cannot use the backend, in one line that names the remedy; None when it can."""
@@ -66,6 +78,9 @@ class Backend(ABC):
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Make the model's gradients agree across ranks."""
 
+    def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
+        """Make ready a model that somebody else wraps and trains, as Trainer does; it is on its device."""
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work."""
         optimizer.step()
@@ -89,7 +104,7 @@ class Backend(ABC):
         """What carries the messages: "mpi", "ofi", "tcp", …; None before `start`."""
         return None
 
-    def details(self) -> dict[str, str]:
+    def details(self) -> dict[str, Any]:
         """More for the run record: library versions and the like."""
         return {}
 

@@ -81,7 +81,7 @@ def _parser() -> Parser:
         "--backend",
         default="auto",
         metavar="NAME",
-        help="auto (default: ccl where it loads, otherwise gloo), ccl or gloo; a named one never falls back",
+        help="auto (default: ccl where it loads, otherwise gloo), ccl, gloo or xla; a named one never falls back",
     )
     parser.add_argument(
         "--timeout",
@@ -97,6 +97,17 @@ def _parser() -> Parser:
         help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
     )
     parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and allocator alone")
+    xla = parser.add_argument_group("with --backend xla")
+    xla.add_argument("--device", choices=["cpu", "cuda", "tpu"], help="what PyTorch/XLA computes on (PJRT_DEVICE)")
+    xla.add_argument(
+        "--mesh",
+        metavar="AXES",
+        help="one program over a mesh of all devices: data=4, fsdp=4, data=2,model=2; -1 stands for the rest",
+    )
+    xla.add_argument(
+        "--sharding", metavar="FILE", help="how parameters lie on the mesh: JSON, patterns of names to partition specs"
+    )
+    xla.add_argument("--show-sharding", action="store_true", help="print how tensors lie on the devices")
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")
     parser.add_argument("target", nargs="?", metavar="TARGET", help="path/to/script.py, a module or a recipe")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments")
@@ -108,6 +119,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if options.target is None and not options.help and words:
         raise UserError("no TARGET; give a script, -m and a module, or a recipe: " + ", ".join(RECIPES))
     return options
+
+
+def _backend_options(options: argparse.Namespace) -> dict[str, object]:
+    """What was said for the backend alone."""
+    names = ("device", "mesh", "sharding", "show_sharding")
+    return {name: getattr(options, name) for name in names if getattr(options, name)}
 
 
 def _seconds(text: str) -> float:
@@ -126,7 +143,7 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(environment, options.backend, options.timeout)
+        running = api.enter(environment, options.backend, options.timeout, _backend_options(options))
         if pinning is not None:
             pinning.settle()
         run_target(target, running, options.record, pinning)

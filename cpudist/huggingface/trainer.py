@@ -40,6 +40,7 @@ def patch(trainer_module: ModuleType, job: Job, masters: MastersByModel) -> None
     def wrap_model(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if training and self.optimizer is not None and self not in seen:
             seen.add(self)
+            job.backend.prepare(self.model)
             _optimize(self, masters)
         return original(self, model, training, dataloader)
 
@@ -80,7 +81,9 @@ def _optimize(trainer: Any, masters: MastersByModel) -> None:
         return
     no_ipex = choice.why_not_ipex(args.torch_compile)
     chosen = choice.apply_kernels(model, optimizer, no_ipex)
-    if args.bf16 and not hasattr(model, "peft_config"):  # adapters are loaded past the model's state
+    if (
+        args.bf16 and choice.fits("master_weights") and not hasattr(model, "peft_config")
+    ):  # adapters are loaded past the model's state
         masters[model] = master_weights.keep(model, optimizer)
         chosen.append(choice.MASTER_WEIGHTS)
     chosen += autocast

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from cpudist.console import say
 from cpudist.huggingface.versions import TRANSFORMERS, check_known
 from cpudist.optimization.precision import check_fp16
 
@@ -49,6 +51,9 @@ def patch(training_args: ModuleType, job: Job) -> None:
     job.changes.attribute(cls, "__post_init__", _for_this_job(cls.__post_init__, job))
     for made in [cls, *_generated(cls)]:
         _add_fields(made, flags, job.changes)
+    if job.world.device_type == "xla":
+        training_args.logger.addFilter(_is_for_others)
+        job.changes.then(lambda: training_args.logger.removeFilter(_is_for_others))
 
 
 def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], None]:
@@ -61,6 +66,9 @@ def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], 
             if self.fp16 or self.fp16_full_eval:
                 check_fp16()
             self.use_cpu = True
+        if job.world.device_type == "xla":
+            self.use_cpu = False
+            _without_fused(self, speaks=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
             self.ddp_bucket_cap_mb = job.backend.ddp_options().get("bucket_cap_mb")
         # transformers 4 warns that no_cuda will go away; here it will not.
@@ -73,6 +81,20 @@ def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], 
             job.set_timeout(self.ddp_timeout)
 
     return post_init
+
+
+def _is_for_others(record: logging.LogRecord) -> bool:
+    """False for the advice to start with torch.distributed.launch, given wherever a process group is beside XLA."""
+    return "parallel_mode != ParallelMode.DISTRIBUTED" not in record.getMessage()
+
+
+def _without_fused(arguments: Any, speaks: bool) -> None:
+    """XLA fuses by itself, and torch's fused optimizers, transformers' default among them, refuse its tensors."""
+    name = str(getattr(arguments.optim, "value", arguments.optim))
+    if name.endswith("_fused"):
+        arguments.optim = name.removesuffix("_fused")
+        if speaks:
+            say(f"xla has no fused optimizers: --optim {arguments.optim} in the place of {name}")
 
 
 def _generated(cls: Any) -> Iterator[type]:

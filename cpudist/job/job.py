@@ -8,8 +8,9 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
@@ -55,14 +56,14 @@ class Job:
         self._placement = environment.placement()
         self._watch: Watch | None = None
 
-    def come_up(self, backend: str, timeout: float, attempt: str) -> None:
+    def come_up(self, backend: str, timeout: float, options: Mapping[str, Any], attempt: str) -> None:
         """Meet the other ranks, agree with them on a backend and start it; `attempt` is the same text on all ranks."""
         self.timeout = timeout
         with self.changes.environment():
             self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, timeout)
             self.world, members = self._see_who_is_where()
             self._watch_the_others()
-            self._start_backend(backend, timeout)
+            self._start_backend(backend, timeout, options)
         for name, value in {**self._variables(), **self.backend.variables()}.items():
             self.changes.variable(name, value)
         pinning = [
@@ -145,9 +146,9 @@ class Job:
             sys.excepthook = sys.__excepthook__
             atexit.unregister(self.finish)
 
-    def _start_backend(self, name: str, timeout: float) -> None:
+    def _start_backend(self, name: str, timeout: float, options: Mapping[str, Any]) -> None:
         hook = sys.excepthook
-        backend = backends.choose(name, self._ask_everyone, speaks=self.world.rank == 0)
+        backend = backends.choose(name, self._ask_everyone, self.world.rank == 0, options)
         backend.start(self.world, self.meeting.store, timeout)
         self.changes.then(backend.stop)
         sys.excepthook = hook  # init_process_group puts one around it that withholds output
@@ -183,13 +184,14 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def start_job(environment: Environment, backend: str, timeout: float) -> Job:
+def start_job(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
     """Start the job that `environment` describes; every rank calls it.
 
     Args:
         environment: what started this process.
         backend: a backend's name, or "auto".
         timeout: bound on the start and on every collective, in seconds.
+        options: the backend's own; see `Backend.configure`.
 
     Raises:
         UserError: the environment's variables contradict each other or MPI, the backend cannot be used, or a process
@@ -207,7 +209,7 @@ def start_job(environment: Environment, backend: str, timeout: float) -> Job:
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _job = job = Job(environment)
     # An agent's store outlives a restart of the ranks, and any store may outlive a job.
-    job.come_up(backend, timeout, attempt=f"{environment.restarts}/{next(_attempts)}")
+    job.come_up(backend, timeout, options or {}, attempt=f"{environment.restarts}/{next(_attempts)}")
     return job
 
 

@@ -91,6 +91,12 @@ def fits(optimization: Optimization) -> bool:
     return running is None or optimization in running.backend.optimizations
 
 
+def device_type() -> str:
+    """Where the running job's models are; without one, on the CPU."""
+    running = job.current()
+    return "cpu" if running is None else running.world.device_type
+
+
 def rank() -> int:
     """This process's rank; 0 where there is no process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -57,7 +57,7 @@ def optimize(
         precision.compute_in(model, dtype)
         chosen.append(choice.MASTER_WEIGHTS)
     elif dtype is not torch.float32:
-        precision.compute_under_autocast(model, dtype)
+        precision.compute_under_autocast(model, dtype, choice.device_type())
         chosen.append(choice.autocast_in(dtype))
     if compile:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(choice.rank()))

@@ -44,9 +44,9 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def compute_under_autocast(model: torch.nn.Module, dtype: torch.dtype) -> None:
+def compute_under_autocast(model: torch.nn.Module, dtype: torch.dtype, device_type: str = "cpu") -> None:
     """Let `model` run its forward pass under autocast: matrix products in `dtype`, the rest in float32."""
-    _replace_forward(model, lambda forward: torch.autocast("cpu", dtype=dtype)(forward))
+    _replace_forward(model, lambda forward: torch.autocast(device_type, dtype=dtype)(forward))
 
 
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -120,15 +120,10 @@ class Bed:
 
     def processes(self, host: str) -> dict[int, str]:
         """What runs on a host besides its own sshd: this machine's process id -> command line."""
-        found = self._hosts[host]
-        members = {}
-        for process in psutil.process_iter():
-            try:
-                if process.pid not in found.own and os.readlink(f"/proc/{process.pid}/ns/pid") == found.namespace:
-                    members[process.pid] = " ".join(process.cmdline())
-            except (OSError, psutil.Error):  # it has ended meanwhile
-                continue
-        return members
+        if host not in self._hosts:  # it has been killed
+            return {}
+        own = self._hosts[host].own
+        return {pid: line for pid, line in self._members(host).items() if pid not in own}
 
     # Breaking things
 
@@ -157,25 +152,28 @@ class Bed:
 
     def freeze(self, host: str) -> None:
         """Stop every process of the host. Its kernel still takes what comes in over the network."""
-        found = self._hosts[host]
 
         def all_stopped() -> bool:
-            alive = [psutil.Process(pid) for pid in (*found.own, *self.processes(host)) if psutil.pid_exists(pid)]
-            for process in alive:  # again and again, for one may fork while we look
-                process.suspend()
-            return all(process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for process in alive)
+            states = set()
+            for pid in self._members(host):  # again and again, for one may fork while we look
+                with suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(pid)
+                    process.suspend()
+                    states.add(process.status())
+            return states <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
 
         assert _wait_until(all_stopped, _LEAVE_SECONDS), f"{host} has processes that cannot be stopped"
 
     def thaw(self, host: str) -> None:
         """Let a frozen host go on."""
-        for pid in (*self.processes(host), *self._hosts[host].own):
-            os.kill(pid, signal.SIGCONT)
+        for pid in self._members(host):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def kill(self, host: str) -> None:
         """Cut the host's power: silence on its cable, and no process any more. It does not come back."""
         self.disconnect(host)
-        _end(self._hosts[host])
+        _end(self._hosts.pop(host))
 
     # How it is done
 
@@ -217,6 +215,14 @@ class Bed:
     def _on_switch(self, *command: str) -> str:
         return _in_network_of(self._switch.pid, *command)
 
+    def _members(self, host: str) -> dict[int, str]:
+        members = {}
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):  # it has ended meanwhile
+                if os.readlink(f"/proc/{process.pid}/ns/pid") == self._hosts[host].namespace:
+                    members[process.pid] = " ".join(process.cmdline())
+        return members
+
     def _left(self) -> dict[str, dict[int, str]]:
         return {name: left for name in self._hosts if (left := self.processes(name))}
 
@@ -235,12 +241,12 @@ def _end(host: _Host) -> None:
     """Kill a host's first process; unshare ends when the kernel has killed all others in the namespace."""
     with suppress(psutil.NoSuchProcess):
         host.first.kill()
-    host.process.wait(_LEAVE_SECONDS)
+    host.process.wait(_START_SECONDS)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.wait(_LEAVE_SECONDS)
+    process.wait(_START_SECONDS)
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()

@@ -41,6 +41,11 @@ def test_every_form() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["two-nodes", "two-nodes.openmpi"])
+def test_the_examples(name: str) -> None:
+    assert read(Path(__file__).parents[2] / "hostfiles" / name) == [Host("node0", 2), Host("node1", 2)]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -68,7 +68,7 @@ class CclBackend(ProcessGroupBackend):
             return os.environ.get("CCL_ATL_TRANSPORT")
         return extension.transport()
 
-    def details(self) -> dict[str, str]:
+    def details(self) -> dict[str, Any]:
         if self._intel:
             return {"ccl_implementation": f"{intel.PACKAGE} {self._intel}"}
         # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across.

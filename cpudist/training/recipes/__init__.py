@@ -1,13 +1,17 @@
 """Ready-made training scripts: `cpudist-train clm --train_file …`.
 
-A recipe is a page over Trainer and datasets, read from top to bottom, with a command to try at its head and a function
-`main(argv)`: clm.py, mlm.py, qa.py, classify.py, images.py. What all of them need lies in data.py (options, reading,
-splits), script.py (options, models, training, results) and trainer.py (exact metrics on any number of ranks). The other
-files are algorithms: language_modeling.py, classification.py, squad.py, spans.py, convnet.py, pixels.py.
+A recipe is a page: clm.py, mlm.py, qa.py, classify.py or images.py, with a command to try at its head and a function
+`main(argv)`. To understand one, read it from top to bottom, and these two, which all of them use:
 
-To add one, copy the page that is nearest, and name it here.
+- data.py: the options of the data, reading it, choosing splits and samples, preparing them once for all ranks
+- script.py: the command line, models, a Trainer with exact evaluations, and what a run leaves behind
 
-This file names the recipes without importing them: transformers takes seconds.
+The other files are the algorithms that pages call: language_modeling.py (clm, mlm), squad.py and spans.py (qa),
+classification.py (classify, images), pixels.py and convnet.py (images).
+
+To add a recipe, copy classify.py, import from data.py and script.py, and name it below.
+
+This file imports nothing: transformers takes seconds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Text classification, of single texts or pairs, with a pretrained model; it gets a new head for other classes.
+r"""Text classification, of single texts or pairs, with a pretrained model; it gets a new head for other classes.
 
 Which package of Python's standard library is a docstring from? With the model of the command in mlm.py:
 
     python examples/stdlib_data.py runs/data
-    mpirun -n 2 cpudist-train classify --model_name_or_path runs/mlm --output_dir runs/classify \\
-        --train_file runs/data/train.csv --validation_file runs/data/validation.csv \\
+    mpirun -n 2 cpudist-train classify --model_name_or_path runs/mlm --output_dir runs/classify \
+        --train_file runs/data/train.csv --validation_file runs/data/validation.csv \
         --do_train --do_eval --num_train_epochs 10 --learning_rate 1e-3 --save_strategy no
 
 From the hub: --model_name_or_path distilbert-base-uncased --dataset_name glue --dataset_config_name sst2
@@ -32,7 +32,6 @@ from transformers.hf_argparser import HfArg
 from cpudist.errors import UserError
 from cpudist.training.recipes import classification, data, script
 from cpudist.training.recipes.classification import Labelled
-from cpudist.training.recipes.trainer import ExactTrainer, mean_loss
 
 # Without this, pandas takes the label "None" and the text "NA" for missing.
 _CSV = {"keep_default_na": False}
@@ -100,16 +99,16 @@ def main(argv: list[str]) -> None:
     )
     if model.config.pad_token_id is None:  # where the text ends is known by the padding after it
         model.config.pad_token_id = tokenizer.pad_token_id
-    trainer = ExactTrainer(
+    trainer = script.ExactTrainer(
         score=classification.score,
         metrics=classification.metrics,
-        compute_loss_func=partial(mean_loss, label_smoothing=arguments.label_smoothing_factor),
+        compute_loss_func=partial(script.mean_loss, label_smoothing=arguments.label_smoothing_factor),
         model=model,
         args=arguments,
         train_dataset=tokens[0] if arguments.do_train else None,
         eval_dataset=tokens[-1] if arguments.do_eval else None,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=data.padding_multiple(length)),
     )
     script.run(trainer, "classify", checkpoint, f"texts of {len(names)} classes", evaluate=classification.evaluate)
     if trainer.is_world_process_zero():

@@ -1,9 +1,9 @@
-"""Causal language model on text, as GPT's: a new small one with its own tokenizer, or a pretrained one.
+r"""Causal language model on text, as GPT's: a new small one with its own tokenizer, or a pretrained one.
 
 On the text of a Python package, in about a minute:
 
-    mpirun -n 2 cpudist-train clm --train_file "$(python -c 'import unittest; print(unittest.__path__[0])')" \\
-        --vocab_size 1024 --block_size 64 --output_dir runs/clm --do_train --do_eval --eval_on_start \\
+    mpirun -n 2 cpudist-train clm --train_file "$(python -c 'import unittest; print(unittest.__path__[0])')" \
+        --vocab_size 1024 --block_size 64 --output_dir runs/clm --do_train --do_eval --eval_on_start \
         --max_steps 200 --learning_rate 2e-3 --logging_steps 20 --save_strategy no
 
 A new model is a gpt2 with n_layer=4,n_head=4,n_embd=256 unless --config_overrides says otherwise.
@@ -27,7 +27,6 @@ from transformers.hf_argparser import HfArg
 
 from cpudist.training.recipes import data, script
 from cpudist.training.recipes import language_modeling as lm
-from cpudist.training.recipes.trainer import ExactTrainer, token_losses
 
 # A core trains it in minutes. No dropout: it is for data that is seen many times, and takes a tenth of the time.
 _SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
@@ -58,7 +57,7 @@ def main(argv: list[str]) -> None:
     if model.loss_type is None:  # as for GPT-2, whose class has an unusual name; transformers would warn
         model.loss_type = "ForCausalLM"
 
-    trainer = ExactTrainer(
+    trainer = script.ExactTrainer(
         score=next_token_losses,
         model=model,
         args=arguments,
@@ -74,7 +73,7 @@ def main(argv: list[str]) -> None:
 
 def next_token_losses(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rows for `ExactTrainer`: every token but the first of a block is a target, predicted from those before it."""
-    return token_losses(outputs.logits[:, :-1], inputs["labels"][:, 1:])
+    return lm.token_losses(outputs.logits[:, :-1], inputs["labels"][:, 1:])
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str | None) -> str:
@@ -82,7 +81,7 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
     torch.manual_seed(0)
     ids = tokenizer(prompt or "\n", return_tensors="pt").input_ids
     room = getattr(model.config, "max_position_embeddings", None) or ids.shape[1] + 64
-    model.eval()
+    model.eval().to("cpu")  # every length would be compiled for another device
     written = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

@@ -21,12 +21,14 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainingArgu
 from transformers.hf_argparser import HfArg
 
 from cpudist.errors import UserError
+from cpudist.job import current
 from cpudist.version import __version__
 
 Split = TypeVar("Split")
 
 # What data sets call the split to evaluate on; the first that is there is taken.
 EVALUATION_SPLITS = ("validation", "valid", "val", "dev", "test")
+_LENGTHS = 4  # of padded batches
 
 
 @dataclass
@@ -55,7 +57,7 @@ class DataArguments:
 
 @dataclass
 class FileDataArguments(DataArguments):
-    """The same, for data that may also come from files."""
+    """Which data, and how much of it, where it may also come from files."""
 
     train_file: list[str] = HfArg(
         default_factory=list, help="Data to train on: files, patterns or folders.", metadata={"nargs": "+"}
@@ -71,15 +73,12 @@ class FileDataArguments(DataArguments):
                 setattr(self, name, [getattr(self, name)])
 
     def check(self, arguments: TrainingArguments) -> None:
-        """Raise `UserError` unless the options name the data that --do_train and --do_eval need."""
         if self.dataset_name and (self.train_file or self.validation_file):
             raise UserError("--dataset_name and files exclude each other; give one, not both")
         if arguments.do_train and not (self.train_file or self.dataset_name):
             raise UserError("--do_train needs --train_file or --dataset_name")
         if arguments.do_eval and not (self.validation_file or self.train_file or self.dataset_name):
-            raise UserError(
-                "--do_eval needs --validation_file or --dataset_name, or --train_file to hold out a part of"
-            )
+            raise UserError("--do_eval needs --validation_file or --dataset_name, or --train_file to hold a part out")
 
     def files(self) -> dict[str, list[str]]:
         """The files of the splits "train" and "validation"; a split without files is left out."""
@@ -120,16 +119,16 @@ def find_files(entries: Sequence[str]) -> list[str]:
 
 def load_dataset(options: DataArguments, arguments: TrainingArguments) -> Mapping[str, Dataset]:
     """The splits of --dataset_name; raises `UserError` with the reason if it cannot be read."""
-    splits: Mapping[str, Dataset] = load(arguments, str(options.dataset_name), name=options.dataset_config_name)
+    splits: Mapping[str, Dataset] = load(str(options.dataset_name), arguments, name=options.dataset_config_name)
     return splits
 
 
 def load_files(files: list[str], builder: str, arguments: TrainingArguments, **kwargs: Any) -> Dataset:
     """The samples in `files` as `builder` of datasets ("text", "csv" …) reads them; raises `UserError` if it cannot."""
-    return load(arguments, builder, data_files={"train": files}, split="train", **kwargs)
+    return load(builder, arguments, data_files={"train": files}, split="train", **kwargs)
 
 
-def load(arguments: TrainingArguments, path: str, **kwargs: Any) -> Any:
+def load(path: str, arguments: TrainingArguments, **kwargs: Any) -> Any:
     """``datasets.load_dataset(path, **kwargs)``; raises `UserError` with the reason if the data cannot be read."""
     with arguments.main_process_first(local=True, desc="reading data"):
         try:
@@ -161,7 +160,7 @@ def choose_splits(
     return train, evaluation
 
 
-def hold_out(samples: Dataset, data: DataArguments, arguments: TrainingArguments) -> tuple[Dataset, Dataset]:
+def hold_out(samples: Dataset, options: DataArguments, arguments: TrainingArguments) -> tuple[Dataset, Dataset]:
     """`samples` in two parts drawn by the seed, the second of --validation_split_percentage of them, at least one.
 
     Raises `UserError` if there are fewer than two samples.
@@ -169,7 +168,7 @@ def hold_out(samples: Dataset, data: DataArguments, arguments: TrainingArguments
     if len(samples) < 2:
         raise UserError("the data is too short to hold out a part of it; give more, or data to evaluate on")
     seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
-    size = max(1, int(data.validation_split_percentage / 100 * len(samples)))
+    size = max(1, int(options.validation_split_percentage / 100 * len(samples)))
     parts = samples.train_test_split(test_size=size, seed=seed)
     return parts["train"], parts["test"]
 
@@ -200,6 +199,17 @@ def max_length(wanted: int, tokenizer: PreTrainedTokenizerBase, config: Pretrain
     """The tokens of a sample: `wanted`, or as many as tokenizer and model take if that is less."""
     positions = getattr(config, "max_position_embeddings", None) or 0  # with relative positions: none, 0 or -1
     return int(min(length for length in (wanted, tokenizer.model_max_length, positions) if length > 0))
+
+
+def padding_multiple(longest: int) -> int | None:
+    """A collator's ``pad_to_multiple_of``: at most 4 lengths up to `longest` tokens; None where any length will do.
+
+    Backends that compile a program for each shape of a batch say so by `Backend.fixed_shapes`.
+    """
+    job = current()
+    if job is None or not job.backend.fixed_shapes:
+        return None
+    return next(longest // lengths for lengths in range(_LENGTHS, 0, -1) if longest % lengths == 0)
 
 
 def map_cached(

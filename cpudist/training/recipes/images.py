@@ -1,8 +1,8 @@
-"""Image classification, from a folder per class, the hub, or scikit-learn's digits: with a new or a pretrained model.
+r"""Image classification, from a folder per class, the hub, or scikit-learn's digits: with a new or a pretrained model.
 
 Handwritten digits, in half a minute (pip install "cpudist[recipes]"):
 
-    mpirun -n 2 cpudist-train images --dataset_name digits --output_dir runs/images --do_train --do_eval \\
+    mpirun -n 2 cpudist-train images --dataset_name digits --output_dir runs/images --do_train --do_eval \
         --num_train_epochs 10 --learning_rate 3e-3 --save_strategy no
 
 A new model is a small convolutional net with width=32, or with --architecture vit a ViT with
@@ -37,7 +37,6 @@ from cpudist.errors import UserError
 from cpudist.training.recipes import classification, data, script
 from cpudist.training.recipes.convnet import ConvnetConfig
 from cpudist.training.recipes.pixels import Shape, decode, fit_collator, pretrained_collator
-from cpudist.training.recipes.trainer import ExactTrainer, mean_loss
 
 _DIGITS, _DIGITS_SIZE = "digits", 8
 _DEFAULT_SIZE = 32
@@ -113,10 +112,10 @@ def main(argv: list[str]) -> None:
     if collate is None:
         raise UserError(f"{name} does not say how images are normalized; give images to train on")
 
-    trainer = ExactTrainer(
+    trainer = script.ExactTrainer(
         score=classification.score,
         metrics=classification.metrics,
-        compute_loss_func=partial(mean_loss, label_smoothing=arguments.label_smoothing_factor),
+        compute_loss_func=partial(script.mean_loss, label_smoothing=arguments.label_smoothing_factor),
         model=_model(model_arguments, shape, names, arguments),
         args=arguments,
         train_dataset=train_pixels if arguments.do_train else None,
@@ -161,7 +160,7 @@ def read_folder(folder: str, arguments: TrainingArguments) -> Mapping[str, Datas
     divided = {split: root / name for name, split in _SPLITS.items() if _holds_folders(root / name)}
     splits = divided if "train" in divided else {"train": root}
     files = {split: f"{glob.escape(str(path.resolve()))}/**" for split, path in splits.items()}
-    images: Mapping[str, Dataset] = data.load(arguments, "imagefolder", data_files=files, drop_metadata=True)
+    images: Mapping[str, Dataset] = data.load("imagefolder", arguments, data_files=files, drop_metadata=True)
     if "label" not in images["train"].column_names:
         raise UserError(f"the images below {folder} do not lie in one folder per class; {_FOLDERS}")
     return images

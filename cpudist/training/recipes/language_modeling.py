@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -36,6 +38,7 @@ from cpudist.training.recipes.data import (
     map_cached,
 )
 from cpudist.training.recipes.script import (
+    IGNORED,
     NewModelArguments,
     add_first_and_last,
     load_model,
@@ -46,9 +49,6 @@ from cpudist.training.recipes.script import (
 
 # What is left over at the end of a batch is lost: large batches lose little.
 _LINES_PER_BATCH = 10_000
-
-
-# Options.
 
 
 @dataclass
@@ -75,9 +75,6 @@ class DataArguments(FileDataArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_minimum(self, 2, "block_size")  # a token is predicted from others
-
-
-# From text to samples.
 
 
 def read_text(options: DataArguments, arguments: TrainingArguments) -> dict[str, Dataset]:
@@ -127,7 +124,7 @@ def make_blocks(
     evaluation: Dataset | None,
     tokenizer: PreTrainedTokenizerBase,
     block_size: int,
-    data: DataArguments,
+    options: DataArguments,
     arguments: TrainingArguments,
 ) -> tuple[Dataset | None, Dataset | None]:
     """Lines to train and to evaluate on to as many blocks of both as are wanted; what is missing is held out."""
@@ -136,9 +133,9 @@ def make_blocks(
         for lines in (train, evaluation)
     )
     if arguments.do_eval and evaluation is None:
-        train, evaluation = hold_out(train, data, arguments)
-    train = limit(train, data.max_train_samples) if arguments.do_train else None
-    return train, limit(evaluation, data.max_eval_samples)
+        train, evaluation = hold_out(train, options, arguments)
+    train = limit(train, options.max_train_samples) if arguments.do_train else None
+    return train, limit(evaluation, options.max_eval_samples)
 
 
 def cut_into_blocks(
@@ -216,9 +213,6 @@ def _batches(lines: Dataset) -> Iterator[list[str]]:
         yield lines[start : start + _LINES_PER_BATCH]["text"]
 
 
-# The model.
-
-
 def make_config(
     model: ModelArguments,
     default_type: str,
@@ -254,6 +248,16 @@ def make_model(
     if model.model_name_or_path is not None:
         return load_model(auto_class, model.model_name_or_path, arguments)
     return new_model(auto_class, config, model.config_overrides, arguments)
+
+
+def token_losses(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Rows for `ExactTrainer` from (batch, tokens, vocabulary) logits and (batch, tokens) labels, IGNORED left out."""
+    # One sample at a time: in float32, the logits of a batch may be gigabytes.
+    sums = [
+        torch.nn.functional.cross_entropy(sample.float(), targets, ignore_index=IGNORED, reduction="sum")
+        for sample, targets in zip(logits, labels, strict=True)
+    ]
+    return {"loss": torch.stack(sums), "targets": (labels != IGNORED).sum(dim=1)}
 
 
 def evaluate_with_perplexity(trainer: Trainer) -> dict[str, float]:

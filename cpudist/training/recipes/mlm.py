@@ -1,9 +1,9 @@
-"""Masked language model on text, as BERT's: a new small one with its own tokenizer, or a pretrained one.
+r"""Masked language model on text, as BERT's: a new small one with its own tokenizer, or a pretrained one.
 
 On the text of a Python package, in about a minute:
 
-    mpirun -n 2 cpudist-train mlm --train_file "$(python -c 'import unittest; print(unittest.__path__[0])')" \\
-        --vocab_size 1024 --block_size 64 --output_dir runs/mlm --do_train --do_eval --eval_on_start \\
+    mpirun -n 2 cpudist-train mlm --train_file "$(python -c 'import unittest; print(unittest.__path__[0])')" \
+        --vocab_size 1024 --block_size 64 --output_dir runs/mlm --do_train --do_eval --eval_on_start \
         --max_steps 200 --learning_rate 2e-3 --logging_steps 20 --save_strategy no
 
 A new model is a bert with num_hidden_layers=4,num_attention_heads=4,hidden_size=256,intermediate_size=1024 unless
@@ -34,7 +34,7 @@ from transformers.hf_argparser import HfArg
 from cpudist.errors import UserError
 from cpudist.training.recipes import data, script
 from cpudist.training.recipes import language_modeling as lm
-from cpudist.training.recipes.trainer import IGNORED, ExactTrainer, mean_loss, token_losses
+from cpudist.training.recipes.script import IGNORED
 
 # Small and without dropout, for clm's reasons.
 _SMALL = {
@@ -84,8 +84,8 @@ def main(argv: list[str]) -> None:
 
     masking = Masking(tokenizer, mlm_probability=data_arguments.mlm_probability)
     blocks: Any = train if evaluation is None else evaluation
-    trainer = ExactTrainer(
-        compute_loss_func=partial(mean_loss, label_smoothing=arguments.label_smoothing_factor),
+    trainer = script.ExactTrainer(
+        compute_loss_func=partial(script.mean_loss, label_smoothing=arguments.label_smoothing_factor),
         score=masked_token_scores,
         metrics=accuracy,
         model=model,
@@ -139,7 +139,7 @@ def masked_token_scores(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Te
     """Rows for `ExactTrainer`: masked tokens are the targets, "correct" the number of them that the model guesses."""
     labels = inputs["labels"]
     correct = outputs.logits.argmax(dim=-1) == labels  # IGNORED is no token's number
-    return {**token_losses(outputs.logits, labels), "correct": correct.sum(dim=1)}
+    return {**lm.token_losses(outputs.logits, labels), "correct": correct.sum(dim=1)}
 
 
 def accuracy(rows: dict[str, NDArray[Any]]) -> dict[str, float]:
@@ -149,7 +149,7 @@ def accuracy(rows: dict[str, NDArray[Any]]) -> dict[str, float]:
 
 def _guess(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, masked: dict[str, list[int]]) -> str:
     """The start of a masked block as text, and what the model takes each masked token for."""
-    model.eval()
+    model.eval().to("cpu")
     with torch.no_grad():
         guesses = model(input_ids=torch.tensor([masked["input_ids"]])).logits[0].argmax(dim=-1).tolist()
     shown, answers = [], []

@@ -24,7 +24,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from cpudist.errors import UserError
 from cpudist.training.recipes.classification import Labelled
 from cpudist.training.recipes.data import map_cached
-from cpudist.training.recipes.trainer import IGNORED
+from cpudist.training.recipes.script import IGNORED
 
 try:  # by its own name in transformers 5, which otherwise announces that torchvision is not there
     from transformers import ViTImageProcessorPil as _Processor

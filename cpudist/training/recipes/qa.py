@@ -1,10 +1,10 @@
-"""Extractive question answering on SQuAD (version 1 or 2) or data like it, with a pretrained model.
+r"""Extractive question answering on SQuAD (version 1 or 2) or data like it, with a pretrained model.
 
 What does a function of Python's standard library do? With the model of the command in mlm.py:
 
     python examples/stdlib_data.py runs/data
-    mpirun -n 2 cpudist-train qa --model_name_or_path runs/mlm --output_dir runs/qa \\
-        --train_file runs/data/questions.json --max_seq_length 64 --doc_stride 16 \\
+    mpirun -n 2 cpudist-train qa --model_name_or_path runs/mlm --output_dir runs/qa \
+        --train_file runs/data/questions.json --max_seq_length 64 --doc_stride 16 \
         --do_train --do_eval --num_train_epochs 10 --learning_rate 1e-3 --save_strategy no
 
 From the hub: --model_name_or_path distilbert-base-uncased --dataset_name squad
@@ -38,7 +38,6 @@ from cpudist.errors import UserError
 from cpudist.training.recipes import data, script, squad
 from cpudist.training.recipes.spans import Array, Search, best_answers, cut_into_windows
 from cpudist.training.recipes.squad import Question
-from cpudist.training.recipes.trainer import ExactTrainer
 
 _PREDICTIONS = "eval_predictions.json"
 _SAMPLES = 4
@@ -86,19 +85,14 @@ def main(argv: list[str]) -> None:
     if tokenizer.pad_token is None:
         raise UserError(f"the tokenizer of {name} has no token to pad with; give another one by --tokenizer_name")
     model = script.load_model(AutoModelForQuestionAnswering, name, arguments)
-    length, pad = (
-        data.max_length(data_arguments.max_seq_length, tokenizer, model.config),
-        data_arguments.pad_to_max_length,
-    )
-    cut = partial(
-        cut_into_windows, tokenizer=tokenizer, max_length=length, stride=data_arguments.doc_stride, arguments=arguments
-    )
-    train = cut(train_questions, padded=pad) if train_questions else None
+    length = data.max_length(data_arguments.max_seq_length, tokenizer, model.config)
+    pad, sizes = data_arguments.pad_to_max_length, (length, data_arguments.doc_stride)
+    train = cut_into_windows(train_questions, tokenizer, *sizes, arguments, padded=pad) if train_questions else None
     # Always to the full length: shapes must not depend on which windows meet in a batch, so on the number of ranks.
-    windows = cut(questions, padded=True) if questions else None
+    windows = cut_into_windows(questions, tokenizer, *sizes, arguments, padded=True) if questions else None
 
     metrics = AnswerMetrics(questions, windows, search)
-    trainer = ExactTrainer(
+    trainer = script.ExactTrainer(
         score=window_losses,
         metrics=metrics,
         model=model,
@@ -106,7 +100,7 @@ def main(argv: list[str]) -> None:
         train_dataset=train,
         eval_dataset=windows,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=data.padding_multiple(length)),
     )
     script.run(trainer, "qa", checkpoint, f"windows of up to {length} tokens", length if pad else None)
     if trainer.is_world_process_zero() and metrics.predictions:
@@ -129,9 +123,8 @@ def _questions(options: DataArguments, arguments: TrainingArguments) -> tuple[li
     train_questions = read(train) if arguments.do_train or not questions else []
     if arguments.do_eval and not questions:
         train_questions, questions = _hold_out(train_questions, options, arguments)
-    return train_questions[: options.max_train_samples] if arguments.do_train else [], questions[
-        : options.max_eval_samples
-    ]
+    train_questions = train_questions[: options.max_train_samples] if arguments.do_train else []
+    return train_questions, questions[: options.max_eval_samples]
 
 
 def _hold_out(

@@ -1,4 +1,4 @@
-"""What a recipe does before and after its data is there: options, pretrained models, training, evaluation, results."""
+"""What every recipe does around its data: options, models, a Trainer with exact evaluations, a run and its results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from transformers import (
     AutoTokenizer,
+    EvalPrediction,
     HfArgumentParser,
     PretrainedConfig,
     PreTrainedModel,
@@ -28,7 +32,7 @@ from cpudist.job import current
 from cpudist.training import curve
 from cpudist.training.recipes.data import DataArguments
 
-# Options.
+IGNORED = -100  # the label that means "no target here"
 
 
 @dataclass
@@ -88,24 +92,16 @@ def parse(recipe: str, description: str | None, types: Sequence[type], argv: lis
     return tuple(filled)
 
 
-def start(data: DataArguments, arguments: TrainingArguments) -> str | None:
+def start(options: DataArguments, arguments: TrainingArguments) -> str | None:
     """Check the options, begin the run record, and return the checkpoint to resume from, None for a fresh start.
 
-    The record lies in the output folder unless the user named a file. Raises `UserError` for contradicting options.
+    The record lies in the output folder unless the user named a file. Raises `UserError` if there is nothing to do, or
+    no data to do it with, or if checkpoints are missing or would be overwritten.
     """
-    check_training_arguments(arguments)
-    data.check(arguments)
-    checkpoint = checkpoint_to_resume(arguments)
-    job = current()
-    if job is not None:
-        job.record.default_path(Path(arguments.output_dir) / "cpudist.json")
-    return checkpoint
-
-
-def check_training_arguments(arguments: TrainingArguments) -> None:
-    """Raise `UserError` if there is nothing to do, or if checkpoints would be overwritten; set common defaults."""
     if not (arguments.do_train or arguments.do_eval):
         raise UserError("nothing to do: give --do_train, --do_eval or both")
+    options.check(arguments)
+    checkpoint = _checkpoint_to_resume(arguments)
     if arguments.do_train and arguments.resume_from_checkpoint is None and _last_checkpoint(arguments):
         raise UserError(
             f"{arguments.output_dir} holds checkpoints of an earlier run: go on from them with "
@@ -113,13 +109,14 @@ def check_training_arguments(arguments: TrainingArguments) -> None:
         )
     if arguments.ddp_find_unused_parameters is None:  # Trainer would look for them in every step, in vain
         arguments.ddp_find_unused_parameters = False
+    job = current()
+    if job is not None:
+        job.record.default_path(Path(arguments.output_dir) / "cpudist.json")
+    return checkpoint
 
 
-def checkpoint_to_resume(arguments: TrainingArguments) -> str | None:
-    """The checkpoint that --resume_from_checkpoint means: a folder, or for "last" ("true") the newest one.
-
-    Raises `UserError` if it is not there.
-    """
+def _checkpoint_to_resume(arguments: TrainingArguments) -> str | None:
+    """The checkpoint that --resume_from_checkpoint means: a folder, or for "last" ("true") the newest one."""
     wanted = arguments.resume_from_checkpoint
     if wanted is None or str(wanted).lower() == "false":
         return None
@@ -134,13 +131,7 @@ def checkpoint_to_resume(arguments: TrainingArguments) -> str | None:
 
 
 def _last_checkpoint(arguments: TrainingArguments) -> str | None:
-    if not os.path.isdir(arguments.output_dir):
-        return None
-    checkpoint: str | None = get_last_checkpoint(arguments.output_dir)
-    return checkpoint
-
-
-# Models.
+    return get_last_checkpoint(arguments.output_dir) if os.path.isdir(arguments.output_dir) else None
 
 
 def load_pretrained(auto_class: Any, name: str, **kwargs: Any) -> Any:
@@ -152,11 +143,7 @@ def load_pretrained(auto_class: Any, name: str, **kwargs: Any) -> Any:
 
 
 def load_tokenizer(*names: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of the first of `names` that is given.
-
-    They are --tokenizer_name, the checkpoint, whose model knows only the tokenizer that it was trained with, and the
-    pretrained model.
-    """
+    """The tokenizer of the first of `names` that is given: --tokenizer_name, the checkpoint, the pretrained model."""
     return load_pretrained(AutoTokenizer, next(name for name in names if name is not None))
 
 
@@ -170,10 +157,7 @@ def load_model(auto_class: Any, name: str, arguments: TrainingArguments, **kwarg
 def new_model(
     auto_class: Any, config: PretrainedConfig, overrides: str | None, arguments: TrainingArguments
 ) -> PreTrainedModel:
-    """A model of `config` with --config_overrides, its weights drawn by the seed.
-
-    Raises `UserError` if there is no such model.
-    """
+    """A model of `config` with --config_overrides, its weights drawn by the seed; `UserError` if it cannot be made."""
     set_seed(arguments.seed)
     try:
         if overrides:
@@ -184,7 +168,70 @@ def new_model(
         raise UserError(f"cannot make a {config.model_type}{given}: {' '.join(str(error).split())}") from error
 
 
-# Training and evaluation.
+class ExactTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer whose evaluations are the same on any number of ranks; eval_loss is the mean over all targets.
+
+    Trainer averages the losses of batches. The last batch is smaller, and with several ranks it is filled up with
+    repeated samples. Here every sample counts once, by its own losses and the number of its targets.
+
+    Args:
+        score: what an evaluation keeps of a batch, from the model's outputs and inputs (labels among them): tensors
+            with one row per sample, under "loss" the sum of its losses, shape (batch,), under "targets" their number,
+            shape (batch,), under other names whatever `metrics` reads.
+        metrics: from the rows of all samples, in the order of the data, to named metrics, eval_NAME in the results.
+        kwargs: Trainer's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        score: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]],
+        metrics: Callable[[dict[str, NDArray[Any]]], dict[str, float]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs, compute_metrics=self._compute_metrics)
+        self._score = score
+        self._metrics = metrics
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, dict[str, Tensor], Tensor]:
+        """One batch's rows and targets, where Trainer expects logits and labels."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            rows = self._score(model(**inputs), inputs)
+        return None, rows, rows["targets"]
+
+    def _compute_metrics(self, gathered: EvalPrediction) -> dict[str, float]:
+        rows = gathered.predictions
+        loss = float(rows["loss"].astype(np.float64).sum() / rows["targets"].sum())
+        return {"loss": loss, **(self._metrics(rows) if self._metrics else {})}
+
+
+def mean_loss(
+    outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """For Trainer's `compute_loss_func`: this batch's part of a step's mean cross entropy over all targets.
+
+    Not the model's own loss: transformers tells models how many targets a step has on all ranks and in all accumulated
+    batches, but many (BERT among them) return the mean over their batch all the same. Trainer takes that for such a
+    part and multiplies it by the number of ranks.
+
+    Args:
+        outputs: with logits, shape (batch, classes) or (batch, tokens, classes).
+        labels: shape (batch,) or (batch, tokens); IGNORED is no target.
+        num_items_in_batch: the targets of the step; by default those of this batch.
+    """
+    targets = labels != IGNORED
+    losses = torch.nn.functional.cross_entropy(
+        outputs.logits[targets].float(), labels[targets], reduction="sum", label_smoothing=label_smoothing
+    )
+    count = targets.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+    return losses / count.clamp(min=1)  # by chance, nothing may be masked
 
 
 def run(
@@ -199,7 +246,7 @@ def run(
 
     Args:
         checkpoint: the folder of the checkpoint to resume from.
-        samples: what the samples are called on screen.
+        samples: what the samples are called on screen, such as "blocks of 64 tokens".
         tokens_per_sample: for the run record; None where samples have different lengths.
         evaluate: returns the metrics to report.
     """

@@ -21,7 +21,7 @@ from cpudist.errors import UserError
 from cpudist.training.recipes import clm, mlm
 from cpudist.training.recipes.language_modeling import DataArguments, cut_into_blocks, read_text, train_tokenizer
 from cpudist.training.recipes.mlm import Masking, accuracy, mask_once, masked_token_scores
-from cpudist.training.recipes.trainer import IGNORED, ExactTrainer
+from cpudist.training.recipes.script import IGNORED, ExactTrainer
 
 BOUND = 150.0
 

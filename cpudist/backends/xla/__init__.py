@@ -1,0 +1,12 @@
+"""The xla backend: PyTorch/XLA's PJRT runtime on CPUs, GPUs and TPUs, behind the one interface.
+
+- `versions.py`, `devices.py`: what must be installed, and which devices are used.
+- `backend.py`: the backend itself.
+- `host.py`, `group.py`, `several.py`: several CPU processes, which the runtime would train apart: everything that they
+  tell each other goes through the host, over ccl or gloo.
+- `graphs.py`: what the runtime compiled, and why it had to again.
+- `spmd/`: one program over a mesh of devices.
+
+Nothing else in cpudist imports torch_xla, and nothing here does before a job runs on it. torch_xla ends with release
+2.9; see docs/xla.md.
+"""

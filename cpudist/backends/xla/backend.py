@@ -1,0 +1,269 @@
+"""The xla backend as cpudist sees it: on the CPU through the host, on GPUs and TPUs the runtime's own, or one mesh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import constants, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from cpudist.backends.base import Backend
+from cpudist.backends.xla import devices, versions
+from cpudist.changes import Changes
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.rendezvous import exchange
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from cpudist.backends.xla.graphs import Graphs
+    from cpudist.backends.xla.host import HostCcl, HostGloo
+    from cpudist.backends.xla.spmd.sharding import Sharding
+    from cpudist.world import World
+
+
+class XlaBackend(Backend):
+    """PyTorch/XLA. torch_xla is imported by `start`, once the device is chosen: it reads the environment then."""
+
+    name = "xla"
+    device_type = "xla"
+    fixed_shapes = True
+    optimizations = frozenset({"autocast"})
+
+    def __init__(self) -> None:
+        self._asked: str | None = None
+        self._mesh: str | None = None
+        self._table: str | None = None
+        self._show = False
+        self._changes: Changes | None = None
+        self._host: HostCcl | HostGloo | None = None
+        self._sharding: Sharding | None = None
+        self._graphs: Graphs | None = None
+        self._choice = devices.Choice("cpu", "")
+
+    def configure(  # type: ignore[override]
+        self,
+        device: str | None = None,
+        mesh: str | None = None,
+        sharding: str | None = None,
+        show_sharding: bool = False,
+    ) -> None:
+        """Take the options of `cpudist-train --backend xla`.
+
+        Args:
+            device: one of `devices.KINDS`; None takes what PJRT_DEVICE says, or what is there.
+            mesh: the axes of one mesh over all devices, such as "data=2,model=2"; see `spmd.mesh.parse`.
+            sharding: a JSON file that says how parameters lie on the mesh; see `spmd.table.read`.
+            show_sharding: whether rank 0 prints how parameters and batches lie on the devices.
+        """
+        if (sharding or show_sharding) and not mesh:
+            raise UserError(
+                f"--{'sharding' if sharding else 'show-sharding'} is for a mesh; give --mesh data=-1 or the like"
+            )
+        self._asked, self._mesh, self._table, self._show = device, mesh, sharding, show_sharding
+
+    def unavailable(self) -> str | None:
+        reason = versions.missing()
+        if reason is not None:
+            return reason
+        try:
+            self._choice = devices.choose(self._asked, os.environ)
+        except UserError as error:
+            return str(error)
+        return devices.lacks(self._choice.kind)
+
+    def start(self, world: World, store: Store, timeout: float) -> None:
+        # Groups that are made without a timeout would otherwise wait for torch's half an hour.
+        distributed_c10d.default_pg_timeout = timedelta(seconds=timeout)
+        try:
+            if self._changes is None:
+                self._open(world, store, timeout)
+            self._make_group(world, store, timeout)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _make_group(self, world: World, store: Store, timeout: float) -> None:
+        if self._sharding is not None:
+            dist.init_process_group("gloo", **_place(world, store, timeout))
+        elif self._host is not None:
+            from cpudist.backends.xla.group import name_with
+
+            dist.init_process_group(name_with(self._host), **_place(world, store, timeout))
+        else:
+            _join_runtime(world)
+
+    def _open(self, world: World, store: Store, timeout: float) -> None:
+        """What is done once for a job, however often a script makes its process group anew."""
+        self._changes = Changes()
+        variables = {"PJRT_DEVICE": self._choice.kind.upper(), **self._devices_wanted()}
+        for name, value in variables.items():
+            self._changes.variable(name, value)
+        _check_first(self._choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), self._mesh is not None)
+        from torch_xla import runtime
+
+        from cpudist.backends.xla import several
+        from cpudist.backends.xla.graphs import Graphs
+
+        if self._mesh is not None:
+            from cpudist.backends.xla.spmd.sharding import Sharding
+
+            self._sharding = Sharding.start(self._mesh, self._table, self._show, world)
+        else:
+            several.run_in_place(world, self._changes)
+            if self._choice.kind == "cpu":
+                self._host = _agree_on_host(world, store, timeout)
+                if world.size > 1:
+                    several.make_one_world(world, self._changes)
+        self._graphs = Graphs(speaks=world.rank == 0)
+        if world.rank == 0:
+            count = runtime.addressable_runtime_device_count()
+            kind = self._choice.kind.upper()
+            say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
+
+    def _devices_wanted(self) -> dict[str, str]:
+        """On the CPU a mesh gets as many devices as it has places, where the user has not said how many there are."""
+        if self._mesh is None or self._choice.kind != "cpu" or "CPU_NUM_DEVICES" in os.environ:
+            return {}
+        from cpudist.backends.xla.spmd import mesh
+
+        places = mesh.places(mesh.parse(self._mesh))
+        return {} if places is None else {"CPU_NUM_DEVICES": str(places)}
+
+    def variables(self) -> Mapping[str, str]:
+        return {"USE_TORCH_XLA": "1"}  # accelerate and transformers then take it before they look for others
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        if self._graphs is not None:
+            self._graphs.watch(model)
+        if self._sharding is not None:
+            self._sharding.apply(model)
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """Wrap in `DistributedDataParallel`, whose options these are; under a mesh, lay the model out on it instead."""
+        self.prepare(model)
+        if self._sharding is not None:
+            if options:
+                raise UserError(f"under --mesh there is no DDP to take {', '.join(options)}; leave them out")
+            return model
+        if self._host is None:  # as the runtime's documentation has it: DDP alone may not start from rank 0's weights
+            from torch_xla.core import xla_model
+
+            xla_model.broadcast_master_param(model)
+        return DistributedDataParallel(model, **{**self.ddp_options(), **options})
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+        import torch_xla
+
+        torch_xla.sync()
+        self._end_step()
+
+    def synchronize(self) -> None:
+        import torch_xla
+
+        torch_xla.sync(wait=True)
+        self._end_step()
+
+    def _end_step(self) -> None:
+        if self._graphs is not None:
+            self._graphs.end_step()
+
+    def ddp_options(self) -> dict[str, Any]:
+        # Each bucket that goes through the host cuts the graph in two, so few large ones are fastest.
+        return {"gradient_as_bucket_view": True, "bucket_cap_mb": 100}
+
+    def set_timeout(self, seconds: float) -> None:
+        if self._host is None:
+            super().set_timeout(seconds)
+            return
+        distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
+        group: Any = distributed_c10d._get_default_group() if dist.is_initialized() else None
+        if group is not None:
+            self._host._bound(group.inner, seconds)
+
+    def transport(self) -> str | None:
+        if self._host is not None:
+            return self._host.transport()
+        return "pjrt" if self._changes is not None else None
+
+    def details(self) -> dict[str, Any]:
+        import torch_xla
+        from torch_xla import runtime
+
+        details: dict[str, Any] = {
+            "torch_xla": torch_xla.__version__,
+            "devices": f"{runtime.addressable_runtime_device_count()} of {self._choice.kind.upper()} in each process",
+            "device_variables": devices.explained(os.environ),
+        }
+        if self._host is not None:
+            details["gradients"] = f"through the host, over {self._host.name}"
+            details.update(self._host.details())
+        if self._sharding is not None:
+            details["mesh"] = self._sharding.mesh_text
+        if self._graphs is not None:
+            details.update(self._graphs.summary())
+        return details
+
+    def communication_seconds(self) -> float | None:
+        return None if self._host is None else self._host.communication_seconds()
+
+    def stop(self) -> None:
+        if dist.is_initialized():
+            if self._host is not None and self._host.name == "ccl":
+                self._host.stop()
+            else:
+                dist.destroy_process_group()
+        distributed_c10d.default_pg_timeout = constants.default_pg_timeout
+        if self._changes is not None:
+            self._changes.undo()
+            self._changes = None
+        self._sharding = self._host = None
+
+
+_first: tuple[object, ...] | None = None  # what the runtime was started with in this process
+
+
+def _check_first(*wanted: object) -> None:
+    """The runtime lives as long as its process, and takes its devices, and whether it is one program, only once."""
+    global _first
+    if _first not in (None, wanted):
+        raise UserError(
+            "PyTorch/XLA cannot change its devices or take a --mesh later in one process; start another one"
+        )
+    _first = wanted
+
+
+def _place(world: World, store: Store, timeout: float) -> dict[str, Any]:
+    return {"store": store, "rank": world.rank, "world_size": world.size, "timeout": timedelta(seconds=timeout)}
+
+
+def _agree_on_host(world: World, store: Store, timeout: float) -> HostCcl | HostGloo:
+    """The fastest way between hosts that every rank has."""
+    from cpudist.backends.xla.host import HOSTS
+
+    hosts = [make() for make in HOSTS.values()]
+    reasons = exchange(store, world.rank, world.size, "xla/ccl", hosts[0].unavailable() or "", timeout)
+    reason = next((f"rank {rank} says: {text}" for rank, text in enumerate(reasons) if text), None)
+    if reason is not None and world.rank == 0 and world.size > 1:
+        say(f"warning: xla sends gradients over gloo and not over ccl, {reason}")
+    return hosts[0] if reason is None else hosts[1]
+
+
+def _join_runtime(world: World) -> None:
+    """Where the runtime connects devices itself, its own process group is the job's; it numbers the ranks."""
+    import torch_xla.distributed.xla_backend  # noqa: F401 - registers "xla" with torch
+    from torch_xla import runtime
+
+    if runtime.world_size() != world.size:
+        raise UserError(
+            f"the runtime sees {runtime.world_size()} devices in this job, but {world.launcher} has started "
+            f"{world.size} ranks; start one rank for each device"
+        )
+    dist.init_process_group("xla", init_method="xla://")

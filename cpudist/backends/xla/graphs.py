@@ -1,0 +1,122 @@
+"""What the runtime compiled, how long that took, and which change of a shape was the cause.
+
+Every new shape makes a new graph, and compiling one takes longer than many steps. The runtime counts this by itself
+(`torch_xla.debug.metrics`); nobody looks there until training is slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch_xla.debug import metrics
+
+from cpudist.backends.xla import host
+from cpudist.console import say
+
+Shapes = dict[str, tuple[int, ...]]
+
+_NANOSECONDS = 1e-9
+_UNEXPLAINED = 3  # compiles without a change of shape that are let pass: logging, a learning rate that becomes zero
+
+
+class Graphs:
+    """Counts what one job compiles; `saw` and `end_step` are told of every batch and every optimizer step.
+
+    Args:
+        speaks: whether this rank warns.
+    """
+
+    def __init__(self, speaks: bool) -> None:
+        self._speaks = speaks
+        self._count_before, self._seconds_before = _compiled()
+        self._compiled = self._count_before
+        self._waited_for = _handed_back()
+        self._shapes: Shapes | None = None
+        self._known: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
+        self._change: str | None = None
+        self._aside = False
+        self._warm = False
+        self._warned = False
+        self._unexplained = 0
+        self.late = 0
+        self.waits = 0
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Note the shapes of whatever `model` is called with."""
+
+        def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+            shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, torch.Tensor)}
+            self.saw(shapes, training=module.training)
+
+        model.register_forward_pre_hook(note, with_kwargs=True)
+
+    def saw(self, shapes: Shapes, training: bool) -> None:
+        """The model is given tensors of these shapes, to be trained on or not."""
+        if not training:  # an evaluation has graphs of its own
+            self._aside = True
+            return
+        key = tuple(sorted(shapes.items()))
+        if self._shapes is not None and key not in self._known:
+            self._change = _difference(self._shapes, shapes)
+        self._known.add(key)
+        self._shapes = shapes
+
+    def end_step(self) -> None:
+        """An optimizer step has been handed to the device. Until one compiles nothing, all are warm-up."""
+        count = _compiled()[0]
+        fresh, self._compiled = count - self._compiled, count
+        if fresh == 0:
+            self._warm = True
+        elif self._warm and not self._aside:
+            self._warn()
+        handed_back = _handed_back()
+        self.waits += handed_back > self._waited_for
+        self._waited_for = handed_back
+        self._aside = False
+        self._change = None
+
+    def summary(self) -> dict[str, Any]:
+        """For the run record."""
+        count, nanoseconds = _compiled()
+        return {
+            "graphs_compiled": count - self._count_before,
+            "compile_seconds": round((nanoseconds - self._seconds_before) * _NANOSECONDS, 3),
+            "steps_that_compiled_after_warm_up": self.late,
+            "steps_that_waited_for_data_from_the_device": self.waits,
+        }
+
+    def _warn(self) -> None:
+        self.late += 1
+        self._unexplained += self._change is None
+        if self._warned or (self._change is None and self._unexplained <= _UNEXPLAINED):
+            return
+        self._warned = True
+        if self._speaks:
+            cause = self._change or "no input changed its shape, so look for a Python number that changes every step"
+            say(f"warning: xla compiles again after warm-up, which is slow: {cause} (the run record counts how often)")
+
+
+def _difference(before: Shapes, now: Shapes) -> str:
+    changed = [
+        f"{name} went from {_text(before[name])} to {_text(shape)}" if name in before else f"{name} is new"
+        for name, shape in now.items()
+        if before.get(name) != shape
+    ]
+    return ", ".join(changed) or f"{', '.join(before.keys() - now.keys())} is no longer given"
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
+
+
+def _compiled() -> tuple[int, float]:
+    """How many graphs this process has compiled so far, and for how many nanoseconds."""
+    data = metrics.metric_data("CompileTime")
+    return (int(data[0]), float(data[1])) if data else (0, 0.0)
+
+
+def _handed_back() -> int:
+    """How often the device has handed data back for others than the exchange of gradients."""
+    return host.transfers() - host.fetched()

@@ -1,0 +1,89 @@
+"""One job's mesh, and how its model's parameters and its batches lie on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch_xla import runtime
+from torch_xla.distributed import spmd
+
+from cpudist.backends.xla.spmd import mesh, picture, specs, table
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    from cpudist.world import World
+
+
+class Sharding:
+    """The mesh that a job computes on.
+
+    Args:
+        axes: of the mesh, one device for each place.
+        rows: how parameters lie on it; None for our own table.
+        show: writes a line for the user, if he wants to see how tensors lie.
+    """
+
+    def __init__(
+        self, axes: tuple[mesh.Axis, ...], rows: table.Table | None, show: Callable[[str], object] | None
+    ) -> None:
+        self.mesh = mesh.make(axes, runtime.device_type())
+        self.mesh_text = mesh.text_of(axes)
+        self.sizes = {axis.name: axis.size for axis in axes}
+        self._rows = rows
+        self._show = show
+        batch = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
+        self._batch: specs.Entry = batch or None
+
+    @classmethod
+    def start(cls, text: str, table_file: str | None, show: bool, world: World) -> Sharding:
+        """Let the runtime work as one program; must come before the first tensor on a device.
+
+        Raises:
+            UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
+        """
+        axes = mesh.parse(text)
+        rows = None if table_file is None else table.read(table_file)
+        if not runtime.is_spmd():
+            runtime.use_spmd()
+        if runtime.process_count() != world.size:
+            raise UserError(
+                f"--mesh is one program over the devices of one runtime, which has connected {runtime.process_count()} "
+                f"of the job's {world.size} processes and works beside no other process group; on the CPU, start one "
+                "process, or leave --mesh out"
+            )
+        speak = print if show and world.rank == 0 else None
+        sharding = cls(mesh.fit(axes, runtime.global_runtime_device_count()), rows, speak)
+        spmd.set_global_mesh(sharding.mesh)
+        return sharding
+
+    def apply(self, model: torch.nn.Module) -> None:
+        """Lay the parameters of `model` out on the mesh, and from now on its inputs, too."""
+        if self._show:
+            self._show(picture.of_mesh(self.mesh_text, self.mesh))
+        for name, parameter in model.named_parameters():
+            spec = table.spec_for(name, parameter.shape, self.sizes, self._rows)
+            self._lay(name, parameter, spec)
+        model.register_forward_pre_hook(self._lay_inputs, with_kwargs=True)
+
+    def _lay(self, name: str, tensor: Tensor, spec: specs.Spec) -> None:
+        if any(specs.names_in(entry) for entry in spec):
+            spmd.mark_sharding(tensor, self.mesh, spec)
+        if self._show:
+            self._show(picture.of_tensor(name, tensor, spec))
+
+    def _lay_inputs(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        show = self._show
+        self._show = show if module.training else None
+        tree_map(lambda leaf: self._lay_input(leaf, module.training), (args, kwargs))
+        self._show = None if module.training else show  # the first batch to train on is as good as any
+
+    def _lay_input(self, value: Any, training: bool) -> None:
+        if self._batch is None or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
+            return
+        if value.shape[0] == 1 or (not training and value.shape[0] % specs.parts(self._batch, self.sizes)):
+            return  # something for all samples alike, or the last samples of an evaluation: every device has all of it
+        self._lay("a batch", value, specs.check("a batch", value.shape, (self._batch,), self.sizes))

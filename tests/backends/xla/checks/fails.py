@@ -1,0 +1,26 @@
+"""One rank of an xla job goes wrong: WAY is raises, dies (killed) or hangs (never comes to the reduction)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import torch
+
+import cpudist
+
+world = cpudist.init("xla", timeout=8)
+model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(100_000):
+    if number == 3 and world.rank == 1:
+        if sys.argv[1] == "raises":
+            raise ValueError("a bad batch")
+        if sys.argv[1] == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+    model(torch.ones(2, 4).to(world.device)).sum().backward()
+    cpudist.step(optimizer)
+print("finished")

@@ -1,0 +1,53 @@
+"""A program for torch_xla alone, as its documentation writes them, without cpudist. Run by several ranks."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.parallel_loader as pl
+import torch_xla.distributed.xla_backend
+import torch_xla.runtime as xr
+from torch.nn.parallel import DistributedDataParallel
+
+WAY = sys.argv[1]
+
+
+def train(index, steps):
+    device = torch_xla.device()
+    if WAY == "ddp":
+        dist.init_process_group("xla", init_method="xla://")
+    torch.manual_seed(xr.global_ordinal())
+    model = torch.nn.Linear(8, 4).to(device)
+    if WAY == "ddp":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        xm.broadcast_master_param(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(16 * steps, 8, generator=torch.Generator().manual_seed(0))
+    mine = inputs[xr.global_ordinal() :: xr.world_size()]
+    batches = [(batch, batch[:, :4].argmax(1)) for batch in mine.split(16 // xr.world_size())]
+    for batch, target in pl.MpDeviceLoader(batches, device):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch), target).backward()
+        if WAY == "ddp":
+            optimizer.step()
+        else:
+            xm.optimizer_step(optimizer)
+    weight = next(model.parameters()).detach()
+    everyones = xm.all_gather(weight.reshape(1, -1))
+    assert everyones.shape == (xr.world_size(), weight.numel())
+    assert all(torch.equal(row, everyones[0]) for row in everyones.cpu()), "the ranks have trained apart"
+    met = xm.mesh_reduce("ranks", xr.global_ordinal(), sorted)
+    assert met == list(range(xr.world_size())), met
+    if xm.is_master_ordinal(local=False):
+        print(f"{xr.world_size()} ranks, weights {weight.double().sum().item():.6f}", flush=True)
+    if WAY == "refused":
+        xm.collective_permute(weight, [(0, 1)])
+
+
+if __name__ == "__main__":
+    torch_xla.launch(train, args=(6,))

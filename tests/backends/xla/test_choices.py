@@ -1,0 +1,206 @@
+"""What the xla backend decides before torch_xla is there: versions, devices, meshes and partition specs."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpudist import backends
+from cpudist.backends.xla import devices, versions
+from cpudist.backends.xla.spmd import mesh, specs, table
+from cpudist.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("torch", "torch_xla", "says"),
+    [
+        ("2.8.0+cu128", "2.8.1", None),
+        ("2.9.1", "2.9.0", None),
+        ("2.8.0", None, "torch_xla is not installed: pip install torch_xla==2.8.1"),
+        ("2.9.0", None, "torch_xla is not installed: pip install torch_xla==2.9.0"),
+        ("2.9.0", "2.8.1", "torch_xla 2.8.1 is not for torch 2.9.0: pip install torch_xla==2.9.0"),
+        ("2.13.0", "2.9.0", "there is no torch_xla for torch 2.13.0; PyTorch/XLA ended with 2.9: pip install torch=="),
+    ],
+)
+def test_versions_that_do_not_fit_are_one_line_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, torch: str, torch_xla: str | None, says: str | None
+) -> None:
+    def version(package: str) -> str:
+        found = {"torch": torch, "torch_xla": torch_xla}[package]
+        if found is None:
+            raise PackageNotFoundError(package)
+        return found
+
+    monkeypatch.setattr(versions, "version", version)
+    found = versions.missing()
+    assert found == says if says is None else found is not None and found.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("asked", "variables", "kind", "because"),
+    [
+        ("cpu", {}, "cpu", "--device"),
+        ("tpu", {"PJRT_DEVICE": "TPU"}, "tpu", "--device"),
+        (None, {"PJRT_DEVICE": "CUDA"}, "cuda", "PJRT_DEVICE says so"),
+        (None, {"PJRT_DEVICE": "GPU"}, "cuda", "PJRT_DEVICE says so"),
+        (None, {}, "cpu", "not set"),
+    ],
+)
+def test_the_device_is_what_was_said_or_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, variables: dict[str, str], kind: str, because: str
+) -> None:
+    monkeypatch.setattr(devices, "glob", lambda pattern: [])
+    choice = devices.choose(asked, variables)
+    assert choice.kind == kind
+    assert because in choice.because
+
+
+def test_a_tpu_or_gpu_that_is_there_is_taken_if_its_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices' files are made up: there is neither here."""
+    monkeypatch.setattr(devices, "glob", lambda pattern: ["/dev/vfio/0"] if "vfio" in pattern else [])
+    monkeypatch.setattr(devices, "lacks", lambda kind: None)
+    assert devices.choose(None, {}).kind == "tpu"
+    monkeypatch.setattr(devices, "glob", lambda pattern: ["/dev/nvidia0"] if "nvidia" in pattern else [])
+    assert devices.choose(None, {}).kind == "cuda"
+    monkeypatch.setattr(devices, "lacks", lambda kind: "no driver")
+    assert devices.choose(None, {}).kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("asked", "variables", "says"),
+    [
+        ("cpu", {"PJRT_DEVICE": "TPU"}, "--device cpu contradicts PJRT_DEVICE=TPU"),
+        (None, {"PJRT_DEVICE": "NEURON"}, "PJRT_DEVICE=NEURON is not known"),
+        ("gpu", {}, "--device takes cpu, cuda, tpu"),
+    ],
+)
+def test_devices_that_contradict_each_other(asked: str | None, variables: dict[str, str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        devices.choose(asked, variables)
+
+
+def test_variables_are_shown_with_what_they_mean() -> None:
+    shown = devices.explained({"CPU_NUM_DEVICES": "4", "TPU_PROCESS_BOUNDS": "1,2,1", "HOME": "/"})
+    assert shown == {
+        "CPU_NUM_DEVICES": "4: devices that each process makes of its CPU (one, if unset)",
+        "TPU_PROCESS_BOUNDS": "1,2,1: how the processes lie in the TPU's grid, as x,y,z",
+    }
+
+
+def test_options_of_xla_are_refused_elsewhere() -> None:
+    with pytest.raises(UserError, match="the backend gloo takes no --show-sharding"):
+        backends.get("gloo")().configure(show_sharding=True)
+    with pytest.raises(UserError, match="--show-sharding is for a mesh"):
+        backends.get("xla")().configure(show_sharding=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "sizes"),
+    [
+        ("data=4", 4, {"data": 4}),
+        ("data=2, model=2", 4, {"data": 2, "model": 2}),
+        ("data=-1,model=2", 8, {"data": 4, "model": 2}),
+        ("data=2x4,model=2", 16, {"data": 8, "model": 2}),
+        ("data=2x-1,model=2", 16, {"data": 8, "model": 2}),
+    ],
+)
+def test_meshes(text: str, devices: int, sizes: dict[str, int]) -> None:
+    fitted = mesh.fit(mesh.parse(text), devices)
+    assert {axis.name: axis.size for axis in fitted} == sizes
+    assert mesh.fit(mesh.parse(mesh.text_of(fitted)), devices) == fitted
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("data", "'data' is no axis"),
+        ("data=0", "'data=0' is no axis"),
+        ("data=2,data=2", "names an axis twice"),
+        ("data=-1,model=-1", "only one axis"),
+        ("data=3", "--mesh data=3 needs 3 devices, and there are 4"),
+        ("data=3,model=-1", "needs a multiple of 3 devices, and there are 4"),
+    ],
+)
+def test_meshes_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        mesh.fit(mesh.parse(text), 4)
+
+
+SIZES = {"data": 2, "model": 4}
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (("data", None, None), r"\(data, -, -\) has 3 entries, more than w \(8 x 6\) has axes"),
+        (("fsdp",), r"\(fsdp\) of w \(8 x 6\) names fsdp, the axes of the mesh are data=2, model=4"),
+        (("data", ("model", "data")), "names an axis twice"),
+        ((None, "model"), r"w \(8 x 6\) does not divide evenly by the partition spec \(-, model\): 6 into 4 parts"),
+    ],
+)
+def test_specs_that_do_not_fit_name_the_tensor_and_the_spec(spec: specs.Spec, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        specs.check("w", (8, 6), spec, SIZES)
+
+
+_entries = st.one_of(st.none(), st.sampled_from(["data", "model"]), st.permutations(["data", "model"]).map(tuple))
+
+
+@given(st.lists(st.integers(1, 32), max_size=4), st.lists(_entries, max_size=4).map(tuple))
+def test_a_spec_that_passes_cuts_evenly_and_covers_the_tensor(shape: list[int], spec: specs.Spec) -> None:
+    try:
+        checked = specs.check("w", shape, spec, SIZES)
+    except UserError:
+        names = [name for entry in spec for name in specs.names_in(entry)]
+        uneven = any(size % specs.parts(entry, SIZES) for size, entry in zip(shape, spec, strict=False))
+        assert len(spec) > len(shape) or len(set(names)) < len(names) or uneven
+        return
+    assert len(checked) == len(shape)
+    pieces = [size // specs.parts(entry, SIZES) for size, entry in zip(shape, checked, strict=True)]
+    cuts = math.prod(specs.parts(entry, SIZES) for entry in checked)
+    assert math.prod(pieces) * cuts == math.prod(shape)
+    assert cuts <= math.prod(SIZES.values())
+
+
+@given(
+    st.sampled_from(["h.0.attn.c_attn.weight", "h.0.mlp.c_proj.weight", "wte.weight", "x.embed.weight", "y.weight"]),
+    st.lists(st.integers(1, 64), max_size=4),
+    st.dictionaries(st.sampled_from(["data", "model", "fsdp"]), st.integers(1, 8)),
+)
+def test_our_own_table_fits_every_parameter(name: str, shape: list[int], sizes: dict[str, int]) -> None:
+    spec = table.spec_for(name, shape, sizes, None)
+    assert specs.check(name, shape, spec, sizes) == spec
+    assert "data" not in [axis for entry in spec for axis in specs.names_in(entry)]
+
+
+def test_our_own_table_cuts_where_megatron_does() -> None:
+    sizes = {"model": 2}
+    assert table.spec_for("transformer.h.3.attn.c_attn.weight", (8, 24), sizes, None) == (None, ("model",))
+    assert table.spec_for("transformer.h.3.attn.c_proj.weight", (8, 8), sizes, None) == (("model",), None)
+    assert table.spec_for("bert.encoder.layer.0.intermediate.dense.weight", (16, 8), sizes, None) == (("model",), None)
+    assert table.spec_for("bert.encoder.layer.0.output.dense.weight", (8, 16), sizes, None) == (None, ("model",))
+
+
+def test_a_files_table_is_taken_at_its_word(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"*.up.weight": ["model", None], "*.down.weight": [None, ["data", "model"]]}))
+    rows = table.read(str(path))
+    assert table.spec_for("a.up.weight", (8, 6), SIZES, rows) == ("model", None)
+    assert table.spec_for("a.down.weight", (6, 8), SIZES, rows) == (None, ("data", "model"))
+    assert table.spec_for("other", (3, 3), SIZES, rows) == (None, None)
+    with pytest.raises(UserError, match=r"a\.up\.weight \(6 x 6\) does not divide evenly"):
+        table.spec_for("a.up.weight", (6, 6), SIZES, rows)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": "model"}', '{"a": [3]}'])
+def test_files_that_are_no_table(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="--sharding"):
+        table.read(str(path))

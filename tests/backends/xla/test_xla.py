@@ -1,0 +1,219 @@
+"""Real jobs on torch_xla's PJRT runtime with CPU devices: one process, several, and one program over a mesh."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Result, mpirun, run, torchrun, train
+
+if importlib.util.find_spec("torch_xla") is None:
+    pytest.skip("torch_xla is not installed", allow_module_level=True)
+
+CHECKS = Path(__file__).parent / "checks"
+ROOT = Path(__file__).parents[3]
+SCRIPTS = ROOT / "tests" / "huggingface" / "scripts"
+BOUND = 150.0
+
+
+def _start(ranks: int, *command: str) -> Result:
+    result = run(mpirun(ranks, *command) if ranks > 1 else list(command), timeout=BOUND)
+    assert result.returncode == 0, result.output
+    return result
+
+
+def _losses(ranks: int, backend: str, *words: str) -> list[float]:
+    program = str(ROOT / "examples" / "one_program.py")
+    result = _start(ranks, sys.executable, program, "--backend", backend, *words)
+    losses = [float(text) for text in re.findall(r"step \d+ loss (\S+)", result.stdout)]
+    assert len(losses) == 20, result.output
+    return losses
+
+
+@pytest.fixture(scope="module")
+def gloo_losses() -> list[float]:
+    return _losses(1, "gloo")
+
+
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "xla"), (2, "xla"), (2, "ccl")])
+def test_one_program_has_the_same_losses_everywhere(gloo_losses: list[float], ranks: int, backend: str) -> None:
+    assert _losses(ranks, backend) == pytest.approx(gloo_losses, abs=1e-4)
+
+
+@pytest.mark.parametrize("mesh", ["data=4", "fsdp=4", "model=4", "data=2,model=2"])
+def test_meshes_of_four_devices_compute_as_one_does(gloo_losses: list[float], mesh: str) -> None:
+    assert _losses(1, "xla", "--mesh", mesh) == pytest.approx(gloo_losses, abs=1e-4)
+
+
+def test_every_collective_takes_tensors_of_the_device() -> None:
+    result = _start(2, sys.executable, str(CHECKS / "collectives.py"))
+    for rank in (0, 1):
+        assert f"rank {rank}: all collectives agree over xla_ccl\n" in result.stdout, result.output
+
+
+@pytest.mark.parametrize("way", ["ddp", "own"])
+def test_a_program_for_the_runtime_trains_as_one_job(way: str) -> None:
+    """Left alone, the runtime would train each rank by itself and end in success."""
+    script = str(CHECKS / "written_for_the_runtime.py")
+    weights = []
+    for ranks in (1, 2):
+        result = _start(ranks, *train("--backend", "xla", script, way))
+        found = re.search(r"^(\d) ranks, weights (\S+)$", result.stdout, re.MULTILINE)
+        assert found is not None, result.output
+        assert int(found[1]) == ranks, result.output
+        weights.append(float(found[2]))
+    assert weights[0] == pytest.approx(weights[1], abs=1e-5)
+
+
+def test_what_cannot_go_through_the_host_is_refused() -> None:
+    script = str(CHECKS / "written_for_the_runtime.py")
+    result = run(mpirun(2, *train("--backend", "xla", script, "refused")), timeout=BOUND)
+    assert result.returncode == 2, result.output
+    assert "xm.collective_permute is not for several CPU processes" in result.stderr, result.output
+    assert "Traceback" not in result.stderr, result.output
+
+
+@pytest.mark.parametrize(
+    ("launch", "way", "says"),
+    [
+        (mpirun(2), "raises", "rank 1 on .* failed: ValueError: a bad batch; ending the job"),
+        (torchrun(2), "raises", "rank 1 on .* failed: ValueError: a bad batch; ending the job"),
+        (mpirun(2), "dies", ""),
+        (mpirun(2), "hangs", "8 s|8000"),
+    ],
+)
+def test_a_rank_that_goes_wrong_ends_the_job(launch: list[str], way: str, says: str) -> None:
+    python = [sys.executable] if "mpirun" in launch[0] else []
+    result = run([*launch, *python, str(CHECKS / "fails.py"), way], timeout=60)
+    assert result.returncode != 0, result.output
+    assert re.search(says, result.stderr), result.output
+    assert "finished" not in result.stdout, result.output
+
+
+def test_a_compile_after_warm_up_is_one_line_with_its_cause() -> None:
+    result = _start(1, sys.executable, str(CHECKS / "shapes.py"))
+    warnings = [line for line in result.stderr.splitlines() if "compiles again" in line]
+    assert len(warnings) == 1, result.output
+    assert "argument 0 went from 16 x 8 to 7 x 8" in warnings[0]
+    details = ast.literal_eval(result.stdout.splitlines()[-1])
+    assert details["steps_that_compiled_after_warm_up"] == 2, "7 and 3 samples"
+    assert details["graphs_compiled"] > 2
+    assert details["compile_seconds"] > 0
+    assert 6 <= details["steps_that_waited_for_data_from_the_device"] < 12, "those that ask for the loss"
+
+
+def test_a_checkpoint_in_pieces_is_resumed_on_other_meshes_and_on_none(tmp_path: Path) -> None:
+    def loss_of(mesh: str, what: str) -> str:
+        words = [str(CHECKS / "checkpoints.py"), str(tmp_path / "pieces"), mesh, what]
+        return _start(1, sys.executable, *words).stdout.splitlines()[-1]
+
+    saved = loss_of("data=2,model=2", "save")
+    assert loss_of("fsdp=4", "load") == saved
+    program = (
+        "import sys, torch, torch.distributed.checkpoint as dcp; from torch import nn;"
+        "model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8));"
+        "dcp.load({'model': model.state_dict()}, checkpoint_id=sys.argv[1], no_dist=True);"
+        "print(float(model[0].weight.detach().abs().sum()), 'torch_xla' in sys.modules)"
+    )
+    plain = _start(1, sys.executable, "-c", program, str(tmp_path / "pieces"))
+    assert plain.stdout.split()[1] == "False", plain.output
+    assert float(plain.stdout.split()[0]) > 0
+
+
+def test_the_sharding_is_shown(tmp_path: Path) -> None:
+    words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]
+    script = str(ROOT / "examples" / "train_images.py")
+    result = _start(1, *train(*words, script, "--fake_data", "--steps", "2"))
+    assert "mesh data=2,model=2 of 4 devices:\n    [0]  [1]\n    [2]  [3]\n" in result.stdout, result.output
+    assert "4.weight  32 x 16 x 5 x 5  (model, -, -, -)  pieces of 16 x 16 x 5 x 5: 0,2 | 1,3\n" in result.stdout
+    assert result.stdout.count("a batch  64 x 1 x 28 x 28  (data, -, -, -)  pieces of 32 x 1 x 28 x 28: 0,1 | 2,3") == 1
+    details = json.loads((tmp_path / "r.json").read_text())["details"]
+    assert details["mesh"] == "data=2,model=2"
+    assert details["device_variables"]["CPU_NUM_DEVICES"].startswith("4: devices that each process makes")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "says"),
+    [
+        (2, ["--mesh", "data=2"], "works beside no other process group"),
+        (1, ["--mesh", "data=3"], r"a batch \(32 x 64\) does not divide evenly by the partition spec \(data\)"),
+        (1, ["--device", "tpu"], "there is no libtpu"),
+        (1, ["--device", "cuda"], "torch_xla_cuda_plugin"),
+    ],
+)
+def test_user_errors_are_one_line(ranks: int, words: list[str], says: str) -> None:
+    script = str(ROOT / "examples" / "one_program.py")
+    command = train("--backend", "xla", *words, script, "--backend", "xla")
+    result = run(mpirun(ranks, *command) if ranks > 1 else command, timeout=BOUND)
+    assert result.returncode == 2, result.output
+    assert re.search(says, result.stderr), result.output
+    assert "Traceback" not in result.stderr, result.output
+
+
+def _course(tmp_path: Path, ranks: int, backend: str, *words: str) -> dict[str, Any]:
+    output = tmp_path / f"{backend}-{ranks}"
+    options = ["--output_dir", str(output), "--do_train", "--max_steps", "20", "--logging_steps", "5"]
+    options += ["--per_device_train_batch_size", str(12 // ranks), "--learning_rate", "1e-2"]
+    options += ["--report_to", "none", "--disable_tqdm", "true"]
+    _start(ranks, *train("--backend", backend, str(SCRIPTS / "course.py"), *options, *words))
+    found: dict[str, Any] = json.loads((output / "found.json").read_text())
+    return found
+
+
+def test_trainer_trains_as_on_gloo(tmp_path: Path) -> None:
+    words = ["--eval_strategy", "steps", "--eval_steps", "10", "--save_steps", "10"]
+    gloo, xla = (_course(tmp_path, 2, backend, *words) for backend in ("gloo", "xla"))
+    assert xla["torch_xla"]
+    assert not gloo["torch_xla"]
+    assert xla["losses"] == pytest.approx(gloo["losses"], abs=2e-4)
+    assert xla["metrics"]["eval_loss"] == pytest.approx(gloo["metrics"]["eval_loss"], abs=1e-4)
+    checkpoint = str(tmp_path / "xla-2" / "checkpoint-10")
+    resumed = _course(tmp_path, 2, "xla", *words, "--resume_from_checkpoint", checkpoint)
+    assert resumed["metrics"]["eval_loss"] == pytest.approx(xla["metrics"]["eval_loss"], abs=1e-4)
+
+
+def test_a_recipe_has_the_same_perplexity_and_says_what_it_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    text = tmp_path / "text.txt"
+    text.write_text(Path(ast.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    found = {}
+    for name, ranks, words in [
+        ("gloo", 2, ["--backend", "gloo"]),
+        ("xla", 2, ["--backend", "xla"]),
+        ("mesh", 1, ["--backend", "xla", "--mesh", "data=2,model=2"]),
+    ]:
+        output = tmp_path / name
+        options = ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--vocab_size", "400", "--block_size", "32"]
+        options += ["--max_steps", "20", "--learning_rate", "5e-3", "--disable_tqdm", "true", "--logging_steps", "5"]
+        options += ["--per_device_train_batch_size", str(8 // ranks), "--do_train", "--do_eval"]
+        command = train(*words, "clm", "--output_dir", str(output), "--train_file", str(text), *options)
+        result = _start(ranks, *command)
+        if name != "gloo":
+            assert "--optim adamw_torch in the place of adamw_torch_fused" in result.stderr, result.output
+        found[name] = json.loads((output / "cpudist.json").read_text())
+    perplexity = [record["results"]["perplexity"]["last"] for record in found.values()]
+    assert perplexity == pytest.approx([perplexity[0]] * 3, rel=1e-3)
+    assert found["xla"]["details"]["gradients"] == "through the host, over ccl"
+    assert found["xla"]["steps"] == 20
+
+
+def test_bfloat16_is_autocast(tmp_path: Path) -> None:
+    program = (
+        "import torch, cpudist; world = cpudist.init('xla'); model = torch.nn.Linear(8, 8).to(world.device);"
+        "optimizer = torch.optim.AdamW(model.parameters());"
+        "model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16); model = cpudist.wrap(model);"
+        "inputs = torch.rand(4, 8).to(world.device); outputs = model(inputs); outputs.sum().backward();"
+        "cpudist.step(optimizer); exact = torch.nn.functional.linear(inputs, *model.parameters());"
+        "print(outputs.dtype, 0 < (outputs - exact).abs().max().item() < 0.05); cpudist.shutdown()"
+    )
+    result = _start(1, sys.executable, "-c", program)
+    assert "torch.float32 True" in result.stdout, result.output
+    assert "optimize: native, bfloat16 autocast" in result.stderr, result.output
