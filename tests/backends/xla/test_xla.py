@@ -156,6 +156,19 @@ def test_user_errors_are_one_line(ranks: int, words: list[str], says: str) -> No
     assert "Traceback" not in result.stderr, result.output
 
 
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("group", ["xla ProcessGroupXla", "moved: True pjrt", "refused: the runtime sees 1 devices in this job, but "]),
+        ("hosts", ["refused: several hosts feed their own part of a batch"]),
+    ],
+)
+def test_what_is_for_devices_that_are_not_here(what: str, says: list[str]) -> None:
+    result = _start(1, sys.executable, str(CHECKS / "made_up.py"), what)
+    for text in says:
+        assert text in result.stdout, result.output
+
+
 def _course(tmp_path: Path, ranks: int, backend: str, *words: str) -> dict[str, Any]:
     output = tmp_path / f"{backend}-{ranks}"
     options = ["--output_dir", str(output), "--do_train", "--max_steps", "20", "--logging_steps", "5"]
