@@ -1,6 +1,6 @@
 """How long collectives take: oneCCL by itself, the ccl process group, gloo.
 
-Raw oneCCL is a loop in C++ (csrc/raw.cpp); what the ccl group needs more than that is the price of
+Raw oneCCL is a loop in C++ (csrc/oneccl/baseline.cpp); what the ccl group needs more than that is the price of
 `torch.distributed` and Python. The groups are called through `torch.distributed`, as a script would.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _KB, _MB = 1 << 10, 1 << 20
 _ALLREDUCE_SIZES = (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB, 96 * _MB)
 _OTHER_SIZES = (1 * _MB, 16 * _MB)
-_PIECE_BYTES = 4 * _MB  # how the ccl group cuts a large allreduce (csrc/collective.hpp)
+_PIECE_BYTES = 4 * _MB  # how the ccl group cuts a large allreduce (csrc/oneccl/transport.cpp)
 
 _CONTENDERS = (RAW, PIECES, CCL, GLOO)
 _RATIOS = ((CCL, RAW), (GLOO, CCL))
@@ -155,7 +155,7 @@ def _raw_allreduce(world: World, size: int) -> dict[str, Contender]:
         def measure(calls: int) -> list[float]:
             store = PrefixStore(f"bench/raw/{next(_number)}", job.require().meeting.store)
             return list(
-                extension.load().raw_allreduce(
+                extension.load().allreduce_baseline(
                     store, world.rank, world.size, bytes=size, repeats=calls, piece_bytes=piece
                 )
             )

@@ -7,23 +7,27 @@ its parser here and is called with the parsed options.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from cpudist import environments
-from cpudist.cli import bench, build
+from cpudist.cli import bench, build, doctor, plan
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.environments import Environment
 from cpudist.errors import USER_ERROR, UserError
 from cpudist.version import __version__
 
-COMMANDS = (build, bench)
+COMMANDS = (plan, doctor, build, bench)
 
 _EPILOG = """\
 `cpudist COMMAND --help` explains a command. Training is started with `cpudist-train`.
 
 examples:
+  where ranks would compute on this machine, and what stands in a job's way:
+    cpudist plan
+    cpudist doctor
   compile the oneCCL backend now rather than when the first job starts:
     cpudist build
   how fast are collectives here, on oneCCL and on gloo:
@@ -61,8 +65,11 @@ def _parser() -> Parser:
 def _run_alone(options: argparse.Namespace, environment: Environment) -> int:
     try:
         options.action(options, environment)
+        sys.stdout.flush()
     except UserError as error:
         return _report(error, environment)
+    except BrokenPipeError:  # `cpudist plan | head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -18,6 +18,7 @@ from cpudist.cli.parser import Parser, shown_once
 from cpudist.console import say
 from cpudist.environments import Environment
 from cpudist.errors import USER_ERROR, UserError
+from cpudist.pinning import Pinning, pin
 from cpudist.training.recipes import RECIPES
 from cpudist.training.target import Recipe, Target, resolve
 
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if environment.speaks:
             say(str(error), program="cpudist-train")
         return USER_ERROR
-    return _run(options, target, environment)
+    # Not where another program calls this: the process is not ours then.
+    pinning = pin(environment, options.args) if argv is None and not options.no_pin else None
+    return _run(options, target, environment, pinning)
 
 
 def _parser() -> Parser:
@@ -93,6 +96,7 @@ def _parser() -> Parser:
         metavar="FILE",
         help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
     )
+    parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and allocator alone")
     xla = parser.add_argument_group("with --backend xla")
     xla.add_argument("--device", choices=["cpu", "cuda", "tpu"], help="what PyTorch/XLA computes on (PJRT_DEVICE)")
     xla.add_argument(
@@ -133,14 +137,16 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _run(options: argparse.Namespace, target: Target, environment: Environment) -> int:
+def _run(options: argparse.Namespace, target: Target, environment: Environment, pinning: Pinning | None) -> int:
     # Late: torch takes seconds to import, which a wrong option or --help need not wait for.
     from cpudist import api, job
     from cpudist.training.run import run_target
 
     try:
         running = api.enter(environment, options.backend, options.timeout, _backend_options(options))
-        run_target(target, running, options.record)
+        if pinning is not None:
+            pinning.settle()
+        run_target(target, running, options.record, pinning)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)
     return 0

@@ -83,6 +83,8 @@ class Environment(ABC):
     """
 
     name: ClassVar[str]
+    # What the launcher sets for each rank and does not have itself; None where ranks are not told apart on a node.
+    rank_variable: ClassVar[str | None] = None
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = dict(variables)

@@ -17,6 +17,7 @@ class Mpich(Environment):
     """
 
     name = "mpich"
+    rank_variable = "PMI_RANK"
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:

@@ -16,6 +16,7 @@ class OpenMpi(Environment):
     """Open MPI starts ranks that only its own MPI library can join."""
 
     name = "open-mpi"
+    rank_variable = "OMPI_COMM_WORLD_RANK"
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:

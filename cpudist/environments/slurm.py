@@ -20,6 +20,7 @@ class Slurm(Environment):
     """
 
     name = "slurm"
+    rank_variable = "SLURM_PROCID"
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:

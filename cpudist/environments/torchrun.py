@@ -13,6 +13,7 @@ class Torchrun(Variables):
     """One agent per node starts the workers; one of the agents keeps the store in which they meet."""
 
     name = "torchrun"
+    rank_variable = "LOCAL_RANK"
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:

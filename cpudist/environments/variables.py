@@ -12,6 +12,7 @@ class Variables(Environment):
     """PyTorch's own variables, whoever has set them."""
 
     name = "env"
+    rank_variable = "RANK"
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:

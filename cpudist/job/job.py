@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import socket
 import sys
 import traceback
@@ -138,6 +139,13 @@ class Job:
         atexit.register(self.finish)
         self.changes.then(lambda: atexit.unregister(self.finish))
 
+    def disown_child(self) -> None:
+        """In a forked child: it is no rank of the job, and how it ends does not concern the others."""
+        if self._watch is not None:
+            self._watch = None
+            sys.excepthook = sys.__excepthook__
+            atexit.unregister(self.finish)
+
     def _start_backend(self, name: str, timeout: float, options: Mapping[str, Any]) -> None:
         hook = sys.excepthook
         backend = backends.choose(name, self._ask_everyone, self.world.rank == 0, options)
@@ -166,6 +174,14 @@ class Job:
 
 _job: Job | None = None  # the one place where a job's state hangs
 _attempts = itertools.count()  # how often this process has started a job; the same on all ranks
+
+
+def _after_fork_in_child() -> None:
+    if _job is not None:
+        _job.disown_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def start_job(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:

@@ -73,6 +73,10 @@ class RunRecord:
             self.path = path
         self.write("running")
 
+    def observed(self, rank: int, found: dict[str, Any]) -> None:
+        """Add to a rank's pinning what was seen of it while it ran."""
+        self._pinning[rank].update(found)
+
     def write(self, exit: Exit) -> None:
         """Write the file, on rank 0 and if there is one. Readers see the old or the new one, never a part."""
         if self._world.rank != 0 or self.path is None:

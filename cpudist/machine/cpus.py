@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from cpudist.machine.cgroups import read_cgroup
+from cpudist.machine.files import Folder
+
 
 def allowed_cpus() -> list[int]:
     """The numbers of the logical CPUs that this process may run on, in ascending order."""
@@ -24,7 +27,14 @@ def cpu_model() -> str:
     return next(names, platform.machine())
 
 
-def cores_to_spare(own: Iterable[int], everyone: Iterable[Collection[int]], threads: int) -> int:
+def cpu_quota() -> float | None:
+    """How many CPUs' worth of time the processes of this container may use together; None without a limit."""
+    return read_cgroup(Folder(Path("/"))).quota
+
+
+def cores_to_spare(
+    own: Iterable[int], everyone: Collection[Collection[int]], threads: int, quota: float | None = None
+) -> int:
     """CPUs that a process's computing threads leave over; negative where there are fewer CPUs than threads.
 
     Args:
@@ -32,7 +42,10 @@ def cores_to_spare(own: Iterable[int], everyone: Iterable[Collection[int]], thre
         everyone: those of every process of the job on this machine, this one included. Processes that may use the
             same CPUs (no pinning) share them evenly.
         threads: how many threads of this process compute.
+        quota: what `cpu_quota` says, which everyone shares as well.
     """
     users = Counter(cpu for cpus in everyone for cpu in cpus)
     share = sum(1 / users[cpu] for cpu in own)
+    if quota is not None:
+        share = min(share, quota / len(everyone))
     return int(share + 1e-9) - threads

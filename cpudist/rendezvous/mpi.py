@@ -6,6 +6,7 @@ and a world that MPI and the launcher's variables do not agree on is an error.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -43,7 +44,7 @@ def _initialised(timeout: float) -> Any:
 
     # mpi4py's own MPI_Init holds the GIL, so nothing could end a process that waits in it for a rank that is gone.
     mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
+    mpi4py.rc.finalize = False  # its own MPI_Finalize at exit would also come from a forked child
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -55,4 +56,12 @@ def _initialised(timeout: float) -> Any:
         provided = ctypes.c_int()
         with bounded("MPI_Init", timeout):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+        atexit.register(_finalize, MPI)
+        os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))
     return MPI
+
+
+def _finalize(mpi: Any) -> None:
+    """End MPI when all else has come to its end."""
+    if not mpi.Is_finalized():
+        mpi.Finalize()

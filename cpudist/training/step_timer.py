@@ -6,6 +6,7 @@ Imports transformers, so run.py imports this only once the script has imported t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -14,6 +15,8 @@ from cpudist.job.record import RunRecord, Training
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
+
+_WARM_STEPS = 3
 
 
 class StepTimer(TrainerCallback):  # type: ignore[misc]
@@ -27,12 +30,20 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         record: where the times go.
         backend: what the job runs on. Where its devices work lazily, a step ends when they have done it.
         world_size: the number of ranks.
+        after_first_steps: called when the job has warmed up.
     """
 
-    def __init__(self, record: RunRecord, backend: Backend, world_size: int) -> None:
+    def __init__(
+        self,
+        record: RunRecord,
+        backend: Backend,
+        world_size: int,
+        after_first_steps: Callable[[], None] | None = None,
+    ) -> None:
         self._record = record
         self._backend = backend
         self._world_size = world_size
+        self._after_first_steps = after_first_steps
         self._warm = False
         self._began = 0.0
         self._communicated = 0.0
@@ -59,6 +70,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         if communicated is not None:
             total = training.communication_seconds or 0.0
             training.communication_seconds = total + communicated - self._communicated
+        if training.steps == _WARM_STEPS and self._after_first_steps is not None:
+            self._after_first_steps()
         # The record wants the first and the last loss, however seldom the user logs; all ranks decide alike here.
         if training.steps == 1 or state.global_step >= state.max_steps:
             control.should_log = True

@@ -40,10 +40,20 @@ def test_a_registered_backend_is_a_backend_like_any_other(monkeypatch: pytest.Mo
     assert "other" in backends.names()
 
 
-def test_torch_knows_ccl_without_an_import_of_cpudist() -> None:
-    program = "import torch.distributed as dist; print('ccl' in dist.Backend.backend_list)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "True"
+# With 0 torch does not ask the packages of its group torch.backends, which is how releases before 2.14 learn of ccl.
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+@pytest.mark.parametrize("autoload", ["1", "0"])
+def test_torch_knows_ccl_without_an_import_of_cpudist(autoload: str) -> None:
+    """By either entry point alone: the one that torch calls at its import, the one it looks ccl up in (2.14)."""
+    program = "from torch.distributed import distributed_c10d as c10d; print(c10d.is_backend_available('ccl'))"
+    environment = {**os.environ, AUTOLOAD: autoload}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    looks_up = hasattr(torch.distributed.Backend, "_ensure_backend_registered")
+    assert done.stdout.strip() == str(autoload == "1" or looks_up)
 
 
 def test_import_of_cpudist_does_not_import_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -124,3 +125,10 @@ def test_options_may_be_spelled_with_underscores() -> None:
         *("launch", "--max-restarts=2", "--ppn", "a_b"),
         *("--", "train.py", "--num_epochs"),
     ]
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m cpudist plan --ppn 500 | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("machine: ")
+    assert done.stderr == ""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from cpudist.world import World
 
+_DRAIN_SECONDS = 5.0  # for what nobody has waited for, once all ranks have come to their end
+
 
 class CclBackend(ProcessGroupBackend):
     """`torch.distributed` on oneCCL."""
@@ -45,9 +47,9 @@ class CclBackend(ProcessGroupBackend):
         super().start(world, store, timeout)
 
     def ddp_options(self) -> dict[str, Any]:
-        if self._intel or extension.load().has_thread():
+        if self._intel or extension.load().polls():
             return {}
-        # Without a thread for progress no bucket overlaps with computing, so few large ones are fastest
+        # Without a thread that polls no bucket overlaps with computing, so few large ones are fastest
         # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
         return {"bucket_cap_mb": 100}
 
@@ -58,7 +60,7 @@ class CclBackend(ProcessGroupBackend):
 
     def stop(self) -> None:
         if not self._intel:
-            extension.load().drain()
+            extension.load().drain(_DRAIN_SECONDS)
         super().stop()
 
     def transport(self) -> str | None:
@@ -69,10 +71,12 @@ class CclBackend(ProcessGroupBackend):
     def details(self) -> dict[str, Any]:
         if self._intel:
             return {"ccl_implementation": f"{intel.PACKAGE} {self._intel}"}
-        return {
-            "ccl_implementation": "cpudist",
-            "oneccl": find_oneccl().version,
+        # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across.
+        carried = {
+            f"carried_by_{transport}": f"{calls} calls, {size} bytes"
+            for transport, (calls, size) in extension.load().traffic().items()
         }
+        return {"ccl_implementation": "cpudist", "oneccl": find_oneccl().version, **carried}
 
     def communication_seconds(self) -> float | None:
         return None if self._intel else float(extension.load().blocked_seconds())

@@ -33,6 +33,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpudist"
 
 
+def find_built() -> Path | None:
+    """The compiled module for this environment, if the cache has one.
+
+    Raises:
+        UserError: when oneCCL is missing.
+    """
+    return _find(cache_folder() / _key(find_oneccl()), find_compiler())
+
+
 def ensure_built(cache: Path | None = None) -> Path:
     """Return the compiled module for this environment, compiling it if the cache has none.
 
@@ -65,7 +74,7 @@ def _key(oneccl: OneCcl) -> str:
     import torch
 
     content = hashlib.sha256(str(oneccl.prefix).encode())  # it stands in the binary, as DT_RPATH
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return f"torch{torch.__version__}-{python}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"

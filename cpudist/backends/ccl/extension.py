@@ -48,6 +48,8 @@ def load() -> Any:
     module.start()
     module.transport = transport  # type: ignore[attr-defined]
     atexit.register(_leave, module)
+    # A forked child must not take its parent's place in the job; the module has shut itself in the child.
+    os.register_at_fork(after_in_child=lambda: atexit.unregister(_leave))
     return module
 
 
@@ -69,6 +71,7 @@ def choose_transport() -> Transport:
     """What oneCCL should carry messages with: MPI where a launcher has made an MPI world that it can join.
 
     oneCCL speaks the MPICH ABI (Intel MPI, MPICH), not Open MPI's; everywhere else it uses libfabric (OFI) by itself.
+    The environment is detected here and not handed down by a job: `init_process_group("ccl")` comes here without one.
     """
     if chosen := os.environ.get("CCL_ATL_TRANSPORT"):
         return "mpi" if chosen == "mpi" else "ofi"
@@ -113,6 +116,7 @@ def _leave(module: Any) -> None:
         module.drain()
         if dist.is_initialized():
             dist.destroy_process_group()
+        module.drain()
     module.close()
     if not failed and module.transport == "mpi":
         _finalize_mpi()
@@ -124,8 +128,8 @@ def _finalize_mpi() -> None:
     oneCCL does so with its last communicator, but that lives on where something still refers to its group, such as a
     model in DDP. A rank that ends without MPI_Finalize counts as crashed.
     """
-    if getattr(getattr(sys.modules.get("mpi4py"), "rc", None), "finalize", None) is True:
-        return  # mpi4py will do it
+    if getattr(getattr(sys.modules.get("mpi4py"), "rc", None), "finalize", None) is not None:
+        return  # mpi4py will do it, or whoever told it not to, such as rendezvous/mpi.py
     try:
         mpi = ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
     except OSError:  # never loaded: no group was made

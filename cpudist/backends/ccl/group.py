@@ -1,23 +1,19 @@
-"""Creates one process group: the ranks meet through the group's store, then oneCCL makes its communicator."""
+"""Creates one process group: the ranks meet through the group's store, then its transport is made."""
 
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import torch
 from torch.distributed import PrefixStore
 
 from cpudist.backends.ccl.extension import load
-from cpudist.machine.cpus import allowed_cpus, cores_to_spare
+from cpudist.errors import UserError
+from cpudist.machine.cpus import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.machine.identity import node_identity
 from cpudist.rendezvous import exchange
-
-# oneCCL calls under way at once in a group, such as the pieces of a large tensor. Inside one machine one at a time is
-# best, it stays in the caches (96 MB: 8.7 ms one at a time, 12.5 four, 33 all); across hosts pieces must overlap to
-# fill the wire.
-_UNDER_WAY_ON_ONE_NODE = 1
-_UNDER_WAY_ACROSS_NODES = 1_000_000
 
 
 def create_group(options: Any) -> Any:
@@ -28,10 +24,9 @@ def create_group(options: Any) -> Any:
         StartupTimeout: when ranks of the group are missing after its timeout; it names them.
     """
     module = load()
-    module.drain()  # a peer may need what is under way before it can come here, and nothing moves while we meet
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
-    own = {"node": node_identity(), "cpus": allowed_cpus()}
+    own = {"node": node_identity(), "cpus": allowed_cpus(), "transport": os.environ.get("CPUDIST_TRANSPORT", "")}
     members = [
         json.loads(text)
         for text in exchange(
@@ -42,19 +37,24 @@ def create_group(options: Any) -> Any:
             json.dumps(own),
             timeout,
             what=f"creating the ccl group {options.group_id!r}",
+            meanwhile=module.progress,  # a peer may need what is under way before it can come here
         )
     ]
+    shared_memory = _may_share_memory({member["transport"] for member in members})
+    neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
+    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads(), cpu_quota())
     # The default group is the whole job; a subgroup does not see who else uses the node's cores.
-    if not options.global_ranks_in_group:
-        neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
-        if cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads()) >= 1:
-            module.start_thread()
-    one_node = len({member["node"] for member in members}) == 1
-    return module.create_group(
-        PrefixStore("oneccl", options.store),
-        rank,
-        size,
-        timeout,
-        options.group_id,
-        _UNDER_WAY_ON_ONE_NODE if one_node else _UNDER_WAY_ACROSS_NODES,
-    )
+    module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
+    nodes = [numbers[member["node"]] for member in members]
+    store = PrefixStore("transport", options.store)
+    return module.create_group(store, rank, nodes, timeout, options.group_id, shared_memory)
+
+
+def _may_share_memory(chosen: set[str]) -> bool:
+    """Whether our own transport may be used inside a machine, after all ranks' CPUDIST_TRANSPORT."""
+    if unknown := chosen - {"", "oneccl"}:
+        raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")
+    if len(chosen) > 1:
+        raise UserError("CPUDIST_TRANSPORT is oneccl on some ranks only; set it on all of them, or on none")
+    return chosen == {""}

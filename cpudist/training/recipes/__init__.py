@@ -1,10 +1,17 @@
 """Ready-made training scripts: `cpudist-train clm --train_file …`.
 
-Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an example of
-how little a script needs to know about the job it runs in. What recipes share lies in folders: common (all of them),
-language (clm, mlm), questions (qa), classes (classify, images), vision (images).
+A recipe is a page: clm.py, mlm.py, qa.py, classify.py or images.py, with a command to try at its head and a function
+`main(argv)`. To understand one, read it from top to bottom, and these two, which all of them use:
 
-This file names the recipes without importing them: transformers takes seconds.
+- data.py: the options of the data, reading it, choosing splits and samples, preparing them once for all ranks
+- script.py: the command line, models, a Trainer with exact evaluations, and what a run leaves behind
+
+The other files are the algorithms that pages call: language_modeling.py (clm, mlm), squad.py and spans.py (qa),
+classification.py (classify, images), pixels.py and convnet.py (images).
+
+To add a recipe, copy classify.py, import from data.py and script.py, and name it below.
+
+This file imports nothing: transformers takes seconds.
 """
 
 from __future__ import annotations

@@ -4,21 +4,28 @@
 #include <sched.h>
 #include <time.h>
 
-#include <c10/util/Exception.h>
+#include <algorithm>
+
+#include "errors.hpp"
 
 namespace cpudist {
 
 namespace {
 
+constexpr Milliseconds kNap{10};
+
 // How a thread waits between two polls: spinning at first, then letting others have the core, and sleeping once
 // nothing has moved for so long that 50 us more cannot matter.
 class Backoff {
  public:
-  void reset() { polls_ = 0; }
+  void reset(Clock::time_point now) {
+    polls_ = 0;
+    moved_ = now;
+  }
 
-  void pause(Clock::duration idle) {
+  void pause(Clock::time_point now) {
     if (++polls_ < 256) return;
-    if (idle < std::chrono::milliseconds(100)) {
+    if (now - moved_ < Milliseconds(100)) {
       sched_yield();
     } else {
       const timespec nap{0, 50'000};
@@ -28,12 +35,8 @@ class Backoff {
 
  private:
   int polls_ = 0;
+  Clock::time_point moved_ = Clock::now();
 };
-
-void announce(std::vector<OperationPtr>& finished) {
-  for (const auto& operation : finished) operation->announce();
-  finished.clear();
-}
 
 std::string seconds(Clock::duration time) {
   char text[32];
@@ -41,193 +44,240 @@ std::string seconds(Clock::duration time) {
   return text;
 }
 
-std::exception_ptr backend_error(const std::string& message) {
-  try {
-    C10_THROW_ERROR(DistBackendError, message);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
+// Never destroyed: threads and buffers may outlive the static objects.
+std::atomic<Engine*> instance{nullptr};
 
 }  // namespace
 
 Engine& Engine::get() {
-  // Never destroyed: its thread and oneCCL's buffers may outlive the static objects.
-  static Engine* const engine = new Engine;
-  return *engine;
+  static const bool made = [] {
+    instance = new Engine;
+    pthread_atfork(nullptr, nullptr, &Engine::after_fork_in_child);
+    return true;
+  }();
+  static_cast<void>(made);
+  return *instance.load(std::memory_order_relaxed);
 }
 
-void Engine::start_thread() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!thread_.joinable()) {
-    thread_ = std::thread(&Engine::run, this);
-    pthread_setname_np(thread_.native_handle(), "cpudist-ccl");
-  }
+// The child has none of the threads, and the connections are its parent's: it gets an engine that refuses everything.
+// The parent's stays where it is, with its mutex in whatever state it was.
+void Engine::after_fork_in_child() {
+  auto* const engine = new Engine;
+  engine->reason_ = "this process was forked from a rank of the job; start it with a spawn method instead";
+  engine->out_of_use_ = true;
+  instance = engine;
 }
 
 void Engine::check_usable() const {
-  if (out_of_use_) C10_THROW_ERROR(DistBackendError, "oneCCL is out of use in this process: " + reason_);
+  if (!usable()) throw backend_error("communication is out of use in this process: " + reason_);
 }
 
-void Engine::submit(const OperationPtr& operation, bool background) {
+void Engine::submit(const AsyncWorkPtr& work, bool background) {
   Finished finished;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    check_usable();
-    in_flight_.push_back(operation);
-    progress(finished);
-  }
-  announce(finished);
-  if (background && has_thread() && !operation->done()) wake_.notify_one();
+  Lock lock(mutex_);
+  check_usable();
+  work->start();
+  in_flight_.push_back(work);
+  progress(finished);
+  if (background) call_thread();
+  announce(lock, finished);
 }
 
-void Engine::progress(Finished& finished) {
+// Moves every work on; true when something has moved.
+bool Engine::progress(Finished& finished) {
+  bool moved = false;
   for (auto it = in_flight_.begin(); it != in_flight_.end();) {
     try {
-      if (!(*it)->advance()) {
+      const auto progress = (*it)->advance();
+      moved = moved || progress != Progress::kWaiting;
+      if (progress != Progress::kComplete) {
         ++it;
         continue;
       }
-      (*it)->end();
     } catch (const std::exception& error) {
-      // An exception from oneCCL leaves its schedules in an unknown state on this rank only: nothing after it can be
-      // trusted to match the peers.
+      // The transport is in an unknown state on this rank only: nothing after it can be trusted to match the peers.
       abandon_all((*it)->call().describe() + " failed: " + error.what(), finished);
-      return;
+      return true;
     }
+    (*it)->end();
     finished.push_back(std::move(*it));
     it = in_flight_.erase(it);
   }
+  return moved;
 }
 
-void Engine::drive(Operation& operation, Milliseconds timeout) {
-  if (operation.done()) return;
-  // The clock starts here and not with the operation: without an engine thread nothing moved before, and a caller
-  // that computed for long in between is not a late peer.
+// Tells who waits for these works. A future's callbacks may wait for other works, so somebody else polls meanwhile.
+void Engine::announce(Lock& lock, Finished& finished) {
+  if (finished.empty()) return;
+  const bool futures = std::any_of(finished.begin(), finished.end(), [](const auto& work) { return work->future_; });
+  if (futures) call_thread();
+  lock.unlock();
+  for (const auto& work : finished) work->announce();
+  finished.clear();
+  lock.lock();
+}
+
+void Engine::wait(AsyncWork& work, Milliseconds timeout) {
+  if (work.done()) return;
+  // The clock starts here and not with the work: a caller that computed for long in between is not a late peer.
   const auto begin = Clock::now();
-  const auto limit = timeout == kNoTimeout ? operation.call().timeout : timeout;
-  auto moved = begin;
+  const auto limit = timeout == kNoTimeout ? work.call().timeout : timeout;
   Backoff backoff;
   Finished finished;
-  ++drivers_;
-  while (!operation.done()) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!operation.done()) progress(finished);
-    }
+  Lock lock(mutex_);
+  ++waiting_;
+  while (!work.done() && usable()) {
+    const bool moved = progress(finished);
     const auto now = Clock::now();
+    if (!work.done() && now - begin > limit) expire(work, now - begin, finished);
     if (!finished.empty()) {
-      announce(finished);
-      backoff.reset();
-      moved = now;
-    } else if (now - begin > limit) {
-      expire(operation, now - begin);
-    } else {
-      backoff.pause(now - moved);
+      --waiting_;
+      announce(lock, finished);
+      ++waiting_;
     }
+    if (work.done()) break;
+    if (moved) backoff.reset(now);
+    lock.unlock();
+    backoff.pause(now);
+    lock.lock();
   }
+  --waiting_;
+  call_thread();
   blocked_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
-  if (--drivers_ == 0 && has_thread()) wake_.notify_one();
+  if (!work.done()) check_usable();
 }
 
-void Engine::tick() {
+void Engine::poll() {
   Finished finished;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    progress(finished);
-  }
-  announce(finished);
+  Lock lock(mutex_);
+  progress(finished);
+  announce(lock, finished);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(Operation& operation) {
-  if (!has_thread()) drive(operation, kNoTimeout);
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (operation.future_) return operation.future_;
+c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(AsyncWork& work) {
+  if (!polls()) wait(work, kNoTimeout);
+  Lock lock(mutex_);
+  if (work.future_) return work.future_;
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  if (!operation.done()) {
-    operation.future_ = future;  // completed by whoever ends the operation
+  if (!work.done()) {
+    work.future_ = future;  // completed by whoever ends the work
   } else {
     lock.unlock();
-    operation.complete(*future);
+    work.complete(*future);
   }
   return future;
 }
 
-void Engine::expire(Operation& operation, Clock::duration waited) {
-  Finished finished;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (operation.done()) return;
-    abandon_all(operation.call().describe() + " timed out after " + seconds(waited) +
-                    ": a peer is late, gone or called something else; end the job and look at the other ranks' output",
-                finished);
-  }
-  announce(finished);
+void Engine::expire(AsyncWork& work, Clock::duration waited, Finished& finished) {
+  abandon_all(work.call().describe() + " timed out after " + seconds(waited) +
+                  ": a peer is late, gone or called something else; end the job and look at the other ranks' output",
+              finished);
 }
 
 void Engine::abandon_all(const std::string& reason, Finished& finished) {
-  reason_ = "ccl: " + reason;
-  const auto error = backend_error(reason_);
-  for (const auto& operation : in_flight_) {
-    operation->end(error);
-    finished.push_back(operation);
+  reason_ = reason;
+  const auto error = std::make_exception_ptr(backend_error(reason));
+  for (const auto& work : in_flight_) {
+    work->end(error);
+    finished.push_back(work);
   }
   abandoned_.splice(abandoned_.end(), in_flight_);
   out_of_use_ = true;
+  wake_.notify_all();
 }
 
 void Engine::drain(Milliseconds limit) {
   const auto begin = Clock::now();
-  for (bool idle = false; !idle && usable() && Clock::now() - begin < limit; sched_yield()) {
-    tick();
-    std::lock_guard<std::mutex> lock(mutex_);
-    idle = in_flight_.empty();
+  Backoff backoff;
+  Finished finished;
+  Lock lock(mutex_);
+  while (usable() && !in_flight_.empty()) {
+    const bool moved = progress(finished);
+    announce(lock, finished);
+    const auto now = Clock::now();
+    const bool over = std::all_of(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
+      return limit == kNoTimeout ? now - work->started() > work->call().timeout : now - begin > limit;
+    });
+    if (over) return;
+    if (moved) backoff.reset(now);
+    lock.unlock();
+    backoff.pause(now);
+    lock.lock();
   }
 }
 
 void Engine::close() {
   Finished finished;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (usable()) abandon_all("the process is ending", finished);
-  }
-  announce(finished);
-  if (thread_.joinable()) {
-    wake_.notify_all();
-    thread_.join();
+  Lock lock(mutex_);
+  if (usable()) abandon_all("the process is ending", finished);
+  announce(lock, finished);
+  auto threads = std::move(threads_);
+  lock.unlock();
+  for (auto& thread : threads) thread.join();
+}
+
+void Engine::start_thread(bool polls) {
+  Lock lock(mutex_);
+  if (started_ || !usable()) return;
+  started_ = true;
+  polls_ = polls;
+  call_thread();
+}
+
+// Sees to it that one of the engine's threads polls where nobody else does. Called with the lock held.
+void Engine::call_thread() {
+  if (!started_ || !usable() || !needs_thread()) return;
+  if (idle_threads_ > 0) {
+    wake_.notify_one();
+  } else {
+    threads_.emplace_back(&Engine::run, this);
+    pthread_setname_np(threads_.back().native_handle(), "cpudist-ccl");
   }
 }
 
+// One of the engine's threads: asleep until it is needed, then polling until something is complete.
 void Engine::run() {
-  Backoff backoff;
   Finished finished;
-  auto moved = Clock::now();
+  Lock lock(mutex_);
   while (usable()) {
-    OperationPtr late;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      if (in_flight_.empty() || drivers_ > 0) {
-        wake_.wait(lock, [this] { return !usable() || (!in_flight_.empty() && drivers_ == 0); });
-        backoff.reset();
-        moved = Clock::now();
-        if (!usable()) return;
-      }
-      progress(finished);
-      const auto now = Clock::now();
-      for (const auto& operation : in_flight_) {
-        if (now - operation->started() > operation->call().timeout) late = operation;
-      }
-    }
-    const auto now = Clock::now();
-    if (!finished.empty()) {
-      announce(finished);
-      backoff.reset();
-      moved = now;
-    } else if (late) {
-      expire(*late, now - late->started());
+    if (needs_thread()) {
+      thread_polls_ = true;
+      poll_until_finished(lock, finished);
+      thread_polls_ = false;
+      announce(lock, finished);
     } else {
-      backoff.pause(now - moved);
+      ++idle_threads_;
+      wake_.wait(lock, [this] { return !usable() || needs_thread(); });
+      --idle_threads_;
     }
+  }
+}
+
+void Engine::poll_until_finished(Lock& lock, Finished& finished) {
+  Backoff backoff;
+  bool moved = false;
+  while (usable() && !in_flight_.empty() && waiting_ == 0 && finished.empty()) {
+    const auto now = Clock::now();
+    if (moved) backoff.reset(now);
+    if (polls() || moved) {
+      lock.unlock();
+      backoff.pause(now);
+      lock.lock();
+    } else {
+      wake_.wait_for(lock, kNap, [this] { return !usable(); });
+    }
+    if (!usable() || waiting_ > 0) return;
+    moved = progress(finished);
+    if (polls()) expire_late(finished);
+  }
+}
+
+// Who holds a future waits for that, and not in wait(), which has the limit.
+void Engine::expire_late(Finished& finished) {
+  const auto now = Clock::now();
+  for (const auto& work : in_flight_) {
+    const bool late = work->future_ && now - work->started() > work->call().timeout;
+    if (late) return expire(*work, now - work->started(), finished);
   }
 }
 

@@ -1,9 +1,10 @@
-// The process's one way into oneCCL.
+// The progress engine: the process's one way into its transports.
 //
-// oneCCL has no thread of its own here (CCL_WORKER_OFFLOAD=0): it moves only while somebody polls an event. The engine
-// keeps the operations in flight and lets one thread at a time move all of them on: whoever waits, whoever asks for a
-// future, and, where a core is left over, a thread of its own. A thread that polls would steal the core of a rank that
-// computes on all it has.
+// Transports have no threads: messages move only while somebody polls. The engine keeps the works under way and lets
+// one thread at a time move all of them on: whoever waits, whoever asks whether something is complete, and a thread of
+// its own. Where a rank has a core to spare, that thread polls all the time. Elsewhere it would steal the core that
+// computes, so it naps, and polls only what nobody else has moved meanwhile: enough for peers that wait for this rank
+// while it loads data, saves a file or waits for something else.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +12,7 @@
 #include <mutex>
 #include <thread>
 
-#include "operation.hpp"
+#include "work.hpp"
 
 namespace cpudist {
 
@@ -19,24 +20,25 @@ class Engine {
  public:
   static Engine& get();
 
-  // Starts the thread that moves operations on while the caller computes.
-  void start_thread();
-  bool has_thread() const { return thread_.joinable(); }
+  // Starts the thread. `polls`: this rank has a core to spare for it. Calling it again changes nothing.
+  void start_thread(bool polls);
+  bool polls() const { return polls_.load(std::memory_order_relaxed); }
 
-  // Starts an operation. `background`: nobody is about to wait for it. Throws when oneCCL is out of use.
-  void submit(const OperationPtr& operation, bool background);
+  // Starts a work. `background`: nobody is about to wait for it. Throws what the work's start() throws, and
+  // DistBackendError when communication is out of use.
+  void submit(const AsyncWorkPtr& work, bool background);
 
-  // Moves everything on until the operation is done. kNoTimeout: the limit that the operation carries.
-  void drive(Operation& operation, Milliseconds timeout);
+  // Moves everything on until the work is done. kNoTimeout: the limit that the work carries.
+  void wait(AsyncWork& work, Milliseconds timeout);
 
   // Moves everything on by one step.
-  void tick();
+  void poll();
 
-  // A future that completes with the operation; without an engine thread this drives it to its end first, because a
-  // future's wait() would not.
-  c10::intrusive_ptr<c10::ivalue::Future> future_of(Operation& operation);
+  // A future that completes with the work. Without a polling thread this waits for the work first, because a future's
+  // own wait() would not move anything.
+  c10::intrusive_ptr<c10::ivalue::Future> future_of(AsyncWork& work);
 
-  // Runs a call that blocks inside oneCCL (creating a communicator) with nobody else in it.
+  // Runs a call that blocks inside a transport (creating one, freeing one) with nobody else in any.
   template <typename Function>
   auto exclusively(Function&& function) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -44,36 +46,57 @@ class Engine {
     return function();
   }
 
-  // Finishes what nobody has waited for, as peers may; gives up after `limit`, for a message may never come.
+  // The same for a function that returns whether it has done its work; false where transports are out of use.
+  template <typename Function>
+  bool exclusively_if_usable(Function&& function) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return usable() && function();
+  }
+
+  // Finishes what nobody has waited for, as peers may. Gives up after `limit`, for a message may never be asked for;
+  // kNoTimeout: the limit that each work carries.
   void drain(Milliseconds limit);
 
-  // From here on no call enters oneCCL and nothing that it may still touch is released (at interpreter exit).
+  // From here on no call enters a transport and nothing that it may still touch is released (at interpreter exit).
   void close();
 
-  // False after a timeout, an error inside oneCCL or close(): communicators are then left alone, not freed.
+  // False after a timeout, an error inside a transport, close() or fork(): transports are then left alone, not freed.
   bool usable() const { return !out_of_use_.load(std::memory_order_acquire); }
 
-  // Seconds that threads of this process have been blocked in drive().
+  // Seconds that threads of this process have been blocked in wait().
   double blocked_seconds() const { return static_cast<double>(blocked_ns_.load()) * 1e-9; }
 
  private:
-  using Finished = std::vector<OperationPtr>;
+  using Finished = std::vector<AsyncWorkPtr>;
+  using Lock = std::unique_lock<std::mutex>;
 
+  static void after_fork_in_child();
   void check_usable() const;
-  void progress(Finished& finished);
-  void expire(Operation& operation, Clock::duration waited);
+  bool progress(Finished& finished);
+  void announce(Lock& lock, Finished& finished);
+  void expire(AsyncWork& work, Clock::duration waited, Finished& finished);
+  void expire_late(Finished& finished);
   void abandon_all(const std::string& reason, Finished& finished);
+  void call_thread();
   void run();
+  void poll_until_finished(Lock& lock, Finished& finished);
+  bool needs_thread() const { return !in_flight_.empty() && waiting_ == 0 && !thread_polls_; }
 
-  std::mutex mutex_;  // guards oneCCL and all below
-  std::list<OperationPtr> in_flight_;
-  std::list<OperationPtr> abandoned_;  // oneCCL may still write to their buffers: never freed
+  std::mutex mutex_;  // guards the transports and all below
+  std::list<AsyncWorkPtr> in_flight_;
+  std::list<AsyncWorkPtr> abandoned_;  // transports may still write to their buffers: never freed
   std::string reason_;
   std::atomic<bool> out_of_use_{false};
-  std::atomic<int> drivers_{0};  // threads in drive(): the engine thread leaves the work to them
   std::atomic<int64_t> blocked_ns_{0};
+  int waiting_ = 0;  // threads in wait(), which poll: the engine's own need not
+
+  // The engine's threads. One of them polls; more than one exist while callbacks of futures block the others.
+  std::atomic<bool> polls_{false};
+  bool started_ = false;
+  bool thread_polls_ = false;
+  int idle_threads_ = 0;
   std::condition_variable wake_;
-  std::thread thread_;
+  std::list<std::thread> threads_;
 };
 
 }  // namespace cpudist

@@ -1,4 +1,4 @@
-// Point-to-point messages with tags, over oneCCL's send and recv, which have none.
+// Point-to-point messages with tags, over a transport's send and recv, which have none.
 //
 // Each message goes as a header (tag, size) and, when it is not empty, its bytes. Messages between two ranks keep their
 // order, so a receiver reads header after header from a peer and puts aside what nobody has asked for yet. That also
@@ -6,122 +6,109 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include <oneapi/ccl.hpp>
+#include <ATen/ThreadLocalState.h>
 
-#include "operation.hpp"
+#include "transport.hpp"
+#include "work.hpp"
 
 namespace cpudist {
 
-class Communicator;
+class Endpoint;
 
 constexpr int kAnySource = -1;
+constexpr int64_t kFarewellTag = -1;  // of the last message to a peer that listens in vain
 
 struct Header {
   int64_t tag;
   int64_t bytes;
 };
 
-// Consecutive memory of one message on its way to or from a peer: piece by piece, each when the one before is complete,
-// because oneCCL does not keep the order of what is under way together.
-class Transfer {
+class SendWork final : public AsyncWork {
  public:
-  using Issue = std::function<ccl::event(char* data, size_t bytes)>;
-
-  void begin(void* data, size_t bytes);
-  // Moves on; true once all is through.
-  bool advance(const Issue& issue);
+  SendWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int destination, int tag);
+  void start() override;
+  Progress advance() override;
 
  private:
-  char* data_ = nullptr;
-  size_t left_ = 0;
-  std::optional<ccl::event> piece_;
-};
-
-class SendOperation final : public Operation {
- public:
-  SendOperation(Call call, std::shared_ptr<Communicator> communicator, const at::Tensor& tensor, int destination,
-                int tag);
-  bool advance() override;
-
- private:
-  std::shared_ptr<Communicator> communicator_;
   at::Tensor buffer_;
   int destination_;
   Header header_;
-  Transfer transfer_;
-  enum class State { kNew, kInLine, kHeader, kBody } state_ = State::kNew;
+  RequestPtr request_;
+  enum class State { kQueued, kHeader, kBody } state_ = State::kQueued;
 };
 
-class ReceiveOperation final : public Operation {
+class RecvWork final : public AsyncWork {
  public:
-  ReceiveOperation(Call call, std::shared_ptr<Communicator> communicator, const at::Tensor& tensor, int source,
-                   int tag);
-  bool advance() override;
+  RecvWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int source, int tag);
+  void start() override;
+  Progress advance() override;
   int sourceRank() const override { return source_; }
 
  private:
   friend class Mailbox;
 
   bool accepts(int source, int64_t tag) const;
+  int64_t bytes() const { return static_cast<int64_t>(buffer_.nbytes()); }
   void fail(int64_t bytes);
+  void finish();
 
-  std::shared_ptr<Communicator> communicator_;
   at::Tensor tensor_;
   at::Tensor buffer_;  // tensor_ itself where that is contiguous
-  int source_;         // kAnySource until a message has matched
+  std::optional<at::ThreadLocalState> caller_;
+  int source_;  // kAnySource until a message has matched
   int tag_;
-  bool posted_ = false;
   bool arrived_ = false;
 };
 
 class Mailbox {
  public:
-  explicit Mailbox(const ccl::communicator& communicator);
+  Mailbox(Transport& transport, int rank, int size);
 
-  // Those who send to a peer, oldest first; one message at a time, for the same reason.
-  std::deque<const SendOperation*>& senders(int destination) { return senders_[destination]; }
+  // Those who send to a peer, oldest first; one message at a time, so that they arrive in this order.
+  std::deque<const SendWork*>& senders(int destination) { return senders_[destination]; }
 
   // Gives the receiver a message that came earlier, or lets it wait for one.
-  void post(ReceiveOperation& receiver);
+  void post(RecvWork& receiver);
 
-  // Reads what has come, as far as somebody waits for it.
-  void progress();
+  // Reads what has come, as far as somebody waits for it; true when something has moved.
+  bool progress();
 
-  // Whether oneCCL still holds memory of this mailbox.
+  // Whether the transport still holds memory of this mailbox, for a message from this source or any.
+  bool listens_to(int source) const { return channels_[source].request != nullptr; }
   bool listening() const;
 
  private:
   struct Message {
     Header header;
-    at::Tensor bytes;
+    std::unique_ptr<char[]> bytes;
   };
 
   // What comes from one peer: the message being read, and those read before anybody asked for them.
   struct Channel {
-    enum class State { kIdle, kHeader, kHeld, kBody } state = State::kIdle;
+    enum class State { kIdle, kHeader, kHeld, kBody, kClosed } state = State::kIdle;
     Header header{};
-    Transfer transfer;
-    at::Tensor body;
-    ReceiveOperation* receiver = nullptr;  // whose the body is; nullptr: nobody's yet
+    RequestPtr request;
+    std::unique_ptr<char[]> body;  // of a message that has no receiver, or the wrong one
+    RecvWork* receiver = nullptr;  // whose the message is; nullptr: nobody's yet
     std::list<Message> unclaimed;
   };
 
-  void read(int source);
+  bool read(int source);
   void place(int source);
   void deliver(int source);
-  ReceiveOperation* claim(int source, int64_t tag);
+  RecvWork* claim(int source, int64_t tag);
   bool awaited(int source) const;
 
-  const ccl::communicator& communicator_;
-  std::vector<std::deque<const SendOperation*>> senders_;  // by destination rank
-  std::vector<Channel> channels_;                          // by source rank
-  std::list<ReceiveOperation*> waiting_;                   // oldest first
+  Transport& transport_;
+  int rank_;
+  std::vector<std::deque<const SendWork*>> senders_;  // by destination rank
+  std::vector<Channel> channels_;                     // by source rank
+  std::list<RecvWork*> waiting_;                      // oldest first
 };
 
 }  // namespace cpudist

@@ -4,62 +4,81 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <iostream>
-#include <sstream>
 
+#include "choice.hpp"
 #include "engine.hpp"
+#include "errors.hpp"
+#include "oneccl/baseline.hpp"
 #include "process_group.hpp"
-#include "raw.hpp"
+#include "store.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
-// Starts oneCCL without its line for each setting that is not at its default: it writes those to standard output, and
-// before it has read CCL_LOG_LEVEL.
-void start() {
-  std::stringstream output;
-  auto* const screen = std::cout.rdbuf(output.rdbuf());
-  try {
-    ccl::init();
-  } catch (...) {
-    std::cout.rdbuf(screen);
-    throw;
-  }
-  std::cout.rdbuf(screen);
-  for (std::string line; std::getline(output, line);) {
-    if (line.find("|CCL_WARN| value of ") == std::string::npos) std::cout << line << std::endl;
-  }
-}
+using cpudist::Engine;
+using cpudist::Milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-c10::intrusive_ptr<c10d::Backend> create_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                               double timeout_seconds, const std::string& group,
-                                               size_t most_under_way) {
-  const cpudist::Milliseconds timeout(static_cast<int64_t>(timeout_seconds * 1000));
-  return c10::make_intrusive<cpudist::ProcessGroupCcl>(store, rank, size, timeout, group, most_under_way);
+Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<int64_t>(seconds * 1000)); }
+
+// `store` belongs to this group alone; all ranks of the group call this, or none can. nodes[r]: the machine of rank r.
+c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, const std::vector<int>& nodes,
+                                               double timeout_seconds, const std::string& name, bool shared_memory) {
+  cpudist::C10dStore group_store(store);
+  const int size = static_cast<int>(nodes.size());
+  const auto timeout = milliseconds(timeout_seconds);
+  std::string warning;
+  auto transport = Engine::get().exclusively([&] {
+    return cpudist::make_transport({rank, size, nodes, timeout, &group_store}, shared_memory, warning);
+  });
+  if (rank == 0 && !warning.empty()) {
+    std::cerr << "cpudist: warning: not using shared memory inside a machine: " + warning + "\n" << std::flush;
+  }
+  return c10::make_intrusive<cpudist::ProcessGroupCcl>(std::move(transport), rank, size, timeout, name);
 }
 
 // torch hands groups back as their base class, which takes no timeout before torch 2.9.
 void set_timeout(const c10::intrusive_ptr<c10d::Backend>& group, double seconds) {
   auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
-  TORCH_CHECK(ours, "not a process group of cpudist's ccl backend");
-  ours->setTimeout(cpudist::Milliseconds(static_cast<int64_t>(seconds * 1000)));
+  cpudist::check_type(ours, "not a process group of cpudist's ccl backend");
+  ours->setTimeout(milliseconds(seconds));
+}
+
+std::vector<double> allreduce_baseline(const StorePtr& store, int rank, int size, size_t bytes, int repeats,
+                                       size_t piece_bytes) {
+  cpudist::C10dStore group_store(store);
+  const cpudist::Group group{rank, size, std::vector<int>(size), std::chrono::minutes(5), &group_store};
+  return Engine::get().exclusively([&] {
+    return cpudist::oneccl::allreduce_baseline(group, bytes, repeats, piece_bytes);
+  });
+}
+
+// Transport -> (calls, bytes).
+py::dict traffic() {
+  py::dict result;
+  for (const auto& used : cpudist::traffic()) result[py::str(used.transport)] = py::make_tuple(used.calls, used.bytes);
+  return result;
 }
 
 }  // namespace
 
 PYBIND11_MODULE(cpudist_ccl, module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
-  module.def("start", &start, Unlocked());
-  module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("timeout_seconds"), py::arg("group"), py::arg("most_under_way"), Unlocked());
+  module.def("start", &cpudist::oneccl::start, Unlocked());
+  module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"),
+             py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), Unlocked());
   module.def("set_timeout", &set_timeout, py::arg("group"), py::arg("seconds"));
-  module.def("start_thread", [] { cpudist::Engine::get().start_thread(); }, Unlocked());
-  module.def("has_thread", [] { return cpudist::Engine::get().has_thread(); });
-  module.def("usable", [] { return cpudist::Engine::get().usable(); });
-  module.def("drain", [] { cpudist::Engine::get().drain(std::chrono::seconds(5)); }, Unlocked());
-  module.def("close", [] { cpudist::Engine::get().close(); }, Unlocked());
-  module.def("blocked_seconds", [] { return cpudist::Engine::get().blocked_seconds(); });
-  module.def("raw_allreduce", &cpudist::raw_allreduce, py::arg("store"), py::arg("rank"), py::arg("size"),
+  module.def("start_thread", [](bool polls) { Engine::get().start_thread(polls); }, py::arg("polls"), Unlocked());
+  module.def("polls", [] { return Engine::get().polls(); });
+  module.def("usable", [] { return Engine::get().usable(); });
+  module.def("progress", [] { Engine::get().poll(); }, Unlocked());
+  module.def("drain", [](double seconds) { Engine::get().drain(milliseconds(seconds)); }, py::arg("seconds") = 0.0,
+             Unlocked());
+  module.def("close", [] { Engine::get().close(); }, Unlocked());
+  module.def("blocked_seconds", [] { return Engine::get().blocked_seconds(); });
+  module.def("traffic", &traffic);
+  module.def("allreduce_baseline", &allreduce_baseline, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("bytes"), py::arg("repeats"), py::arg("piece_bytes"), Unlocked());
-  module.def("library_version", [] { return std::string(ccl::get_library_version().full); });
+  module.def("library_version", &cpudist::oneccl::library_version);
 }

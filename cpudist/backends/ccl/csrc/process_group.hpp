@@ -1,10 +1,10 @@
-// torch.distributed's backend "ccl": c10d's collectives on dense CPU tensors as plans of oneCCL calls.
+// torch.distributed's backend "ccl": c10d's collectives on dense CPU tensors as schedules of a transport's
+// calls.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "collective.hpp"
+#include "schedule.hpp"
 
 namespace cpudist {
 
@@ -13,9 +13,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class ProcessGroupCcl final : public c10d::Backend {
  public:
-  // `store` belongs to this group alone; all ranks of the group construct it, or none can.
-  ProcessGroupCcl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout,
-                  std::string group, size_t most_under_way);
+  ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, std::string group);
 
   const std::string getBackendName() const override { return "ccl"; }
   void setSequenceNumberForGroup() override {}
@@ -33,6 +31,8 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  // dist.gather_single; overrides from torch 2.14 on
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options);
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override;
@@ -48,8 +48,11 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  // Begins to take the group down, on all its ranks; Engine::drain() finishes that.
+  void shutdown() override;
+
  private:
-  // What every collective has besides its plan.
+  // What every collective has besides its schedule.
   struct Kind {
     const char* name;
     c10d::OpType type;
@@ -57,10 +60,11 @@ class ProcessGroupCcl final : public c10d::Backend {
   };
 
   Call next_call(const char* name, Milliseconds timeout);
-  WorkPtr run(const Kind& kind, Plan plan, Tensors inputs, Tensors outputs, Milliseconds timeout, bool background);
+  WorkPtr run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,
+              bool background);
   WorkPtr receive(Tensors& tensors, int source, int tag);
 
-  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Endpoint> endpoint_;
   std::shared_ptr<const std::string> group_;
   Milliseconds timeout_;
   std::atomic<uint64_t> sequence_{0};

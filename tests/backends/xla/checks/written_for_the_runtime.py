@@ -1,4 +1,4 @@
-"""A program for torch_xla alone, as its documentation writes them: it knows nothing of cpudist. Run by several ranks."""
+"""A program for torch_xla alone, as its documentation writes them, without cpudist. Run by several ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
-import torch_xla.distributed.xla_backend  # noqa: F401
+import torch_xla.distributed.xla_backend
 import torch_xla.runtime as xr
 from torch.nn.parallel import DistributedDataParallel
 

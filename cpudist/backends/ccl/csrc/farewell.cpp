@@ -1,0 +1,42 @@
+#include "farewell.hpp"
+
+#include <algorithm>
+
+namespace cpudist {
+
+FarewellWork::FarewellWork(Call call, std::shared_ptr<Endpoint> endpoint)
+    : AsyncWork(std::move(call), std::move(endpoint), c10d::OpType::UNKNOWN, nullptr, {}, {}), header_{kFarewellTag, 0} {}
+
+void FarewellWork::start() {
+  const auto size = static_cast<size_t>(call().size);
+  flags_.resize(size * size);
+  std::vector<void*> rows;
+  for (size_t r = 0; r < size; ++r) rows.push_back(&flags_[r * size]);
+  auto* own = static_cast<char*>(rows[call().rank]);
+  for (int source = 0; source < call().size; ++source) own[source] = endpoint_->mailbox().listens_to(source);
+  exchange_ = endpoint_->transport().allgather(own, std::move(rows), std::vector<size_t>(size, size), DataType::kUint8);
+}
+
+Progress FarewellWork::advance() {
+  auto& mailbox = endpoint_->mailbox();
+  if (exchange_) {
+    const auto progress = exchange_->test();
+    if (progress != Progress::kComplete) return progress;
+    exchange_.reset();
+    for (int r = 0; r < call().size; ++r) {
+      if (flags_[r * call().size + call().rank]) listeners_.push_back(r);
+    }
+  }
+  // After what is still to be sent to them.
+  std::erase_if(listeners_, [&](int listener) {
+    if (!mailbox.senders(listener).empty()) return false;
+    farewells_.push_back(endpoint_->transport().send(&header_, sizeof header_, listener));
+    return true;
+  });
+  std::erase_if(farewells_, [](const RequestPtr& request) { return request->test() == Progress::kComplete; });
+  mailbox.progress();
+  const bool complete = listeners_.empty() && farewells_.empty() && !mailbox.listening();
+  return complete ? Progress::kComplete : Progress::kWaiting;
+}
+
+}  // namespace cpudist

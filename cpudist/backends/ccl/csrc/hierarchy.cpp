@@ -1,0 +1,161 @@
+#include "hierarchy.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace cpudist {
+
+Placement::Placement(const Group& group) : node(0), node_count(0), local_rank(0), local_size(0), even(true) {
+  std::map<int, int> sizes;
+  for (int rank = 0; rank < group.size; ++rank) {
+    if (rank == group.rank) local_rank = sizes[group.nodes[rank]];
+    ++sizes[group.nodes[rank]];
+  }
+  node_count = static_cast<int>(sizes.size());
+  node = static_cast<int>(std::distance(sizes.begin(), sizes.find(group.nodes[group.rank])));
+  local_size = sizes[group.nodes[group.rank]];
+  even = std::all_of(sizes.begin(), sizes.end(), [&](const auto& entry) { return entry.second == local_size; });
+}
+
+// Piece by piece, so that one piece is on the wire while another is added up.
+//
+// Each transport has to see the same order of calls on all its ranks, though pieces become ready at different times on
+// different ranks. So the order is fixed beforehand: inside, the reduce_scatters of the first kAhead pieces, then by
+// turns the allgather of a piece and the reduce_scatter kAhead pieces later; across, piece by piece.
+class Hierarchy::Allreduce final : public Request {
+ public:
+  Allreduce(Hierarchy& hierarchy, const void* input, void* output, size_t count, DataType type, Reduction reduction)
+      : hierarchy_(hierarchy),
+        input_(static_cast<const char*>(input)),
+        output_(static_cast<char*>(output)),
+        count_(count),
+        type_(type),
+        reduction_(reduction),
+        most_(std::max<size_t>(kPieceBytes / size_of(type), 1)),
+        pieces_((count + most_ - 1) / most_) {
+    if (!pieces_.empty()) hierarchy_.order_.push_back(this);
+  }
+
+  Progress test() override {
+    const bool first = !hierarchy_.order_.empty() && hierarchy_.order_.front() == this;
+    bool moved = first && call_inside();
+    for (size_t i = first_; i < reduced_; ++i) moved = move_on(i) || moved;
+    while (first_ < pieces_.size() && pieces_[first_].stage == Stage::kDone) ++first_;
+    if (first_ == pieces_.size()) return Progress::kComplete;
+    return moved ? Progress::kMoved : Progress::kWaiting;
+  }
+
+ private:
+  static constexpr size_t kPieceBytes = size_t{2} << 20;
+  static constexpr size_t kAhead = 8;
+
+  enum class Stage : uint8_t { kReduceScatter, kAwaitsTurn, kAcross, kReduced, kAllgather, kDone };
+
+  struct Piece {
+    RequestPtr request;
+    Stage stage = Stage::kReduceScatter;
+  };
+
+  // Makes the next calls in the order inside, as far as it has come; true when it made any.
+  bool call_inside() {
+    bool moved = false;
+    for (; gathered_ < pieces_.size(); moved = true) {
+      if (reduced_ < pieces_.size() && reduced_ - gathered_ < kAhead) {
+        reduce_scatter(reduced_++);
+      } else if (pieces_[gathered_].stage == Stage::kReduced) {
+        allgather(gathered_++);
+      } else {
+        return moved;
+      }
+    }
+    hierarchy_.order_.pop_front();
+    return true;
+  }
+
+  bool move_on(size_t i) {
+    auto& piece = pieces_[i];
+    if (piece.stage == Stage::kAwaitsTurn && across_ == i) {
+      ++across_;
+      allreduce_across(i);
+    }
+    if (!piece.request) return false;
+    const auto progress = piece.request->test();
+    if (progress != Progress::kComplete) return progress == Progress::kMoved;
+    piece.request.reset();
+    if (piece.stage == Stage::kReduceScatter) piece.stage = Stage::kAwaitsTurn;
+    if (piece.stage == Stage::kAcross) piece.stage = Stage::kReduced;
+    if (piece.stage == Stage::kAllgather) piece.stage = Stage::kDone;
+    return true;
+  }
+
+  // The elements of a piece that one rank of the machine reduces.
+  struct Share {
+    size_t offset;
+    size_t count;
+  };
+
+  Share share(size_t piece, size_t local_rank) const {
+    const size_t begin = piece * most_;
+    const size_t length = std::min(most_, count_ - begin);
+    const size_t from = length * local_rank / hierarchy_.local_size_;
+    const size_t to = length * (local_rank + 1) / hierarchy_.local_size_;
+    return {(begin + from) * size_of(type_), to - from};
+  }
+
+  Share own_share(size_t piece) const { return share(piece, static_cast<size_t>(hierarchy_.local_rank_)); }
+
+  void reduce_scatter(size_t i) {
+    std::vector<const void*> inputs;
+    std::vector<size_t> counts;
+    for (size_t r = 0; r < hierarchy_.local_size_; ++r) {
+      inputs.push_back(input_ + share(i, r).offset);
+      counts.push_back(share(i, r).count);
+    }
+    pieces_[i].request = hierarchy_.inside_->reduce_scatter(std::move(inputs), output_ + own_share(i).offset,
+                                                            std::move(counts), type_, reduction_);
+  }
+
+  // An average of the machines' averages is the average of all, since they have equally many ranks.
+  void allreduce_across(size_t i) {
+    auto* data = output_ + own_share(i).offset;
+    pieces_[i].stage = Stage::kAcross;
+    pieces_[i].request = hierarchy_.across_->allreduce(data, data, own_share(i).count, type_, reduction_);
+  }
+
+  void allgather(size_t i) {
+    std::vector<void*> outputs;
+    std::vector<size_t> counts;
+    for (size_t r = 0; r < hierarchy_.local_size_; ++r) {
+      outputs.push_back(output_ + share(i, r).offset);
+      counts.push_back(share(i, r).count);
+    }
+    pieces_[i].stage = Stage::kAllgather;
+    pieces_[i].request = hierarchy_.inside_->allgather(output_ + own_share(i).offset, std::move(outputs),
+                                                       std::move(counts), type_);
+  }
+
+  Hierarchy& hierarchy_;
+  const char* input_;
+  char* output_;
+  const size_t count_;
+  const DataType type_;
+  const Reduction reduction_;
+  const size_t most_;  // elements of a piece
+  std::vector<Piece> pieces_;
+  size_t first_ = 0;     // pieces before it are done
+  size_t reduced_ = 0;   // pieces whose reduce_scatter has been called
+  size_t across_ = 0;    // pieces whose allreduce across has been called
+  size_t gathered_ = 0;  // pieces whose allgather has been called
+};
+
+Hierarchy::Hierarchy(TransportPtr inside, TransportPtr across, const Placement& placement)
+    : inside_(std::move(inside)),
+      across_(std::move(across)),
+      local_rank_(placement.local_rank),
+      local_size_(static_cast<size_t>(placement.local_size)) {}
+
+RequestPtr Hierarchy::allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) {
+  return std::make_unique<Allreduce>(*this, input, output, count, type, reduction);
+}
+
+}  // namespace cpudist

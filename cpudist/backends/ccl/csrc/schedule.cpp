@@ -1,0 +1,54 @@
+#include "schedule.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+namespace cpudist {
+
+CollectiveWork::CollectiveWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type,
+                               const char* profiling_title, std::vector<at::Tensor> inputs,
+                               std::vector<at::Tensor> outputs, Schedule schedule)
+    : AsyncWork(std::move(call), std::move(endpoint), type, profiling_title, std::move(inputs), std::move(outputs)),
+      schedule_(std::move(schedule)) {
+  if (!schedule_.finish.empty()) caller_.emplace();
+}
+
+void CollectiveWork::start() {
+  requests_.reserve(schedule_.calls.size());
+  for (const auto& call : schedule_.calls) requests_.push_back(call(endpoint_->transport()));
+}
+
+Progress CollectiveWork::advance() {
+  bool moved = false;
+  bool complete = true;
+  for (auto& request : requests_) {
+    if (!request) continue;
+    const auto progress = request->test();
+    moved = moved || progress != Progress::kWaiting;
+    if (progress == Progress::kComplete) {
+      request.reset();
+    } else {
+      complete = false;
+    }
+  }
+  if (!complete) return moved ? Progress::kMoved : Progress::kWaiting;
+  finish();
+  return Progress::kComplete;
+}
+
+void CollectiveWork::finish() {
+  try {
+    if (caller_) {
+      const at::ThreadLocalStateGuard as_caller(*caller_);
+      const at::NoGradGuard no_grad;
+      for (const auto& action : schedule_.finish) action();
+    }
+  } catch (...) {
+    failure_ = std::current_exception();  // the ranks have exchanged everything: the transport is as good as before
+  }
+  // The caller may keep the handle for long.
+  schedule_ = {};
+  requests_.clear();
+  caller_.reset();
+}
+
+}  // namespace cpudist

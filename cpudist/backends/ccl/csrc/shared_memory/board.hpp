@@ -1,0 +1,160 @@
+// What lies where in a group's shared memory, and how one rank tells the others that something is ready there.
+//
+// A group's collectives are one sequence of steps, the same on every rank: step 1, 2, 3, ... over all calls. In each
+// step a rank enters, may write to its own slot, publishes the step, and then may read the slots of others. A rank has
+// kSlots slots, used in turn: step s uses slot s % kSlots.
+//
+//   publish   stores s in the slot's line, with release, after everything written to slot and line in step s.
+//   published loads it with acquire: whoever sees s sees what was written in step s, on any processor.
+//
+// Counters only grow and each has one writer, so a rank that is ahead or behind is never mistaken for one that is not.
+//
+// Why a slot is never overwritten while somebody still reads it: rank r publishes step s only when it has finished
+// reading everything of step s - kLag and before (each algorithm keeps to this; most have finished reading step s - 1).
+// A rank enters step s, and may then write to slot s % kSlots, only when all ranks have published step
+// s - kSlots + kLag. Then all have finished reading step s - kSlots, which is what the slot held.
+//
+// Why nobody waits for ever: let s be the lowest step that some rank has yet to publish. All ranks have published
+// s - 1. So the rank that has yet to publish s may enter it, and what it still waits to read is of s - 1 or before.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "call.hpp"
+#include "coroutine.hpp"
+#include "segment.hpp"
+
+namespace cpudist::shared_memory {
+
+constexpr size_t kLineBytes = 64;  // of a cache line: what processors pass between them
+constexpr size_t kPageBytes = 4096;
+constexpr uint64_t kSlots = 8;
+constexpr uint64_t kLag = 3;
+
+// One writer. A small message travels in the line that announces it.
+struct alignas(kLineBytes) Line {
+  static constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);
+
+  std::atomic<uint64_t> step;  // grows only
+  uint64_t call;               // which call the step is of
+  std::byte payload[kPayload];
+};
+static_assert(sizeof(Line) == kLineBytes && std::atomic<uint64_t>::is_always_lock_free);
+
+// Messages from one rank to another (messages.cpp): the sender's line, in the sender's region ...
+struct alignas(kLineBytes) Letter {
+  static constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);
+
+  std::atomic<uint64_t> pieces;  // sent on this pair so far, over all messages
+  uint64_t buffer;               // which of the sender's buffers holds them
+  std::byte payload[kPayload];   // a small message itself
+};
+
+// ... and the receiver's, in the receiver's region.
+struct alignas(kLineBytes) Receipt {
+  std::atomic<uint64_t> expected;  // messages that the receiver has begun to wait for
+  std::atomic<uint64_t> pieces;    // taken so far
+};
+
+constexpr size_t kBuffers = 2;      // for messages, per rank; a pair at work holds one
+constexpr size_t kBufferParts = 2;  // one is filled while the other is emptied
+
+// Sizes and places. All ranks of a group come to the same.
+//
+// A page for the segment itself, then for each rank a region that it alone writes to and whose pages it allocates, so
+// that they are near its processor: its lines, letters, receipts, buffers and slots.
+struct Layout {
+  explicit Layout(int ranks);
+
+  size_t letters;  // all offsets from the start of the region
+  size_t receipts;
+  size_t buffers;
+  size_t slots;
+  size_t part_bytes;  // of a buffer
+  size_t slot_bytes;
+  size_t region_bytes;
+  size_t total_bytes;
+
+  // Where a rank's region begins in the segment.
+  size_t region(int rank) const { return kPageBytes + static_cast<size_t>(rank) * region_bytes; }
+};
+
+// A group's shared memory as one of its ranks sees it.
+class Board {
+ public:
+  Board(Segment segment, const Layout& layout, int rank, int ranks);
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  size_t slot_bytes() const { return layout_.slot_bytes; }
+  size_t part_bytes() const { return layout_.part_bytes; }
+
+  // The call that the steps from here on belong to.
+  void begin(Call call) { call_ = call; }
+
+  // Waits until the next step may be entered.
+  class Enter final : public Condition {
+   public:
+    explicit Enter(Board& board) : board_(board) {}
+    bool holds() override;
+
+   private:
+    Board& board_;
+  };
+
+  // Waits until these ranks have published the step, and checks that they make the same call.
+  // Throws TransportError where they do not.
+  class Published final : public Condition {
+   public:
+    Published(Board& board, uint64_t step, int first, int end) : board_(board), step_(step), next_(first), end_(end) {}
+    bool holds() override;
+
+   private:
+    Board& board_;
+    uint64_t step_;
+    int next_;
+    int end_;
+  };
+
+  Enter entered() { return Enter(*this); }
+  Published published_by_all(uint64_t step) { return Published(*this, step, 0, ranks_); }
+  Published published_by(int rank, uint64_t step) { return Published(*this, step, rank, rank + 1); }
+
+  // The step that entered() has waited for, until it is published.
+  uint64_t step() const { return step_; }
+
+  // Publishes the step that has been entered and returns its number.
+  uint64_t publish();
+
+  // Where `rank` writes what others read in this step: in the line itself if it fits there.
+  std::byte* place(int rank, uint64_t step, size_t bytes) {
+    return bytes <= Line::kPayload ? line(rank, step).payload : slot(rank, step);
+  }
+  std::byte* slot(int rank, uint64_t step) {
+    return region(rank) + layout_.slots + (step % kSlots) * layout_.slot_bytes;
+  }
+
+  Letter& letter(int from, int to) { return reinterpret_cast<Letter*>(region(from) + layout_.letters)[to]; }
+  Receipt& receipt(int from, int to) { return reinterpret_cast<Receipt*>(region(to) + layout_.receipts)[from]; }
+  std::byte* buffer(int rank, uint64_t buffer, uint64_t part) {
+    return region(rank) + layout_.buffers + (buffer * kBufferParts + part % kBufferParts) * layout_.part_bytes;
+  }
+
+ private:
+  std::byte* region(int rank) { return regions_ + static_cast<size_t>(rank) * layout_.region_bytes; }
+  Line& line(int rank, uint64_t step) { return reinterpret_cast<Line*>(region(rank))[step % kSlots]; }
+  bool has_published(int rank, uint64_t step) { return line(rank, step).step.load(std::memory_order_acquire) >= step; }
+
+  Segment segment_;
+  Layout layout_;
+  std::byte* regions_;
+  int rank_;
+  int ranks_;
+  uint64_t step_ = 1;
+  uint64_t all_published_ = 0;  // a step that all ranks are known to have published
+  Call call_{Operation::kBarrier};
+};
+
+}  // namespace cpudist::shared_memory

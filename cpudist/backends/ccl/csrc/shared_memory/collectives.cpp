@@ -1,0 +1,251 @@
+#include "collectives.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cpudist::shared_memory {
+
+namespace {
+
+// Below this, everybody reads everything and adds it up: one step. Above, each rank adds up its share for all: two.
+constexpr size_t kOneStepBytes = size_t{16} << 10;
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// What [offset, offset + most) covers of a message of `whole`.
+size_t part(size_t whole, size_t offset, size_t most) {
+  return whole > offset ? std::min(whole - offset, most) : 0;
+}
+
+size_t pieces_of(size_t whole, size_t most) {
+  return (whole + most - 1) / most;
+}
+
+}  // namespace
+
+// A slot that holds something for each other rank.
+//
+//   | for rank 0 | for rank 1 | ... |   without a place for the slot's owner
+struct Shares {
+  Shares(const Board& board) : ranks(board.ranks()) {
+    const auto others = static_cast<size_t>(std::max(ranks - 1, 1));
+    bytes = board.slot_bytes() / others / kLineBytes * kLineBytes;
+  }
+
+  std::byte* of(std::byte* slot, int owner, int receiver) const {
+    return slot + static_cast<size_t>(receiver - (receiver > owner ? 1 : 0)) * bytes;
+  }
+
+  int ranks;
+  size_t bytes;
+};
+
+// How a piece of an allreduce is divided: rank r adds up elements [begin(r), begin(r) + count(r)) of it.
+struct Division {
+  Division(size_t elements, size_t width, int ranks) : elements(elements) {
+    const size_t line = kLineBytes / width;
+    const size_t even = pieces_of(elements, static_cast<size_t>(ranks));
+    share = pieces_of(even, line) * line;
+  }
+  size_t begin(int rank) const { return std::min(static_cast<size_t>(rank) * share, elements); }
+  size_t count(int rank) const { return part(elements, begin(rank), share); }
+
+  size_t elements;
+  size_t share;
+};
+
+namespace {
+
+// Combines what place(r) says of each rank r, in the order of ranks.
+template <typename Place>
+void combine(const Board& board, const Combination& combination, std::byte* output, std::byte* copy, size_t count,
+             Place place) {
+  const void* few[16];
+  std::vector<const void*> many;
+  const auto ranks = static_cast<size_t>(board.ranks());
+  const void** sources = few;
+  if (ranks > std::size(few)) {
+    many.resize(ranks);
+    sources = many.data();
+  }
+  for (int rank = 0; rank < board.ranks(); ++rank) sources[rank] = place(rank);
+  if (count > 0) combination.kernel(output, copy, sources, board.ranks(), count);
+}
+
+Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte* output, size_t count,
+                                Combination combination, int receiver) {
+  const size_t bytes = count * combination.width;
+  co_await board.entered();
+  copy_bytes(board.place(board.rank(), board.step(), bytes), input, bytes);
+  const uint64_t step = board.publish();
+  if (receiver != kEverybody && receiver != board.rank()) co_return;
+  co_await board.published_by_all(step);
+  combine(board, combination, output, nullptr, count,
+          [&](int rank) { return rank == board.rank() ? input : board.place(rank, step, bytes); });
+}
+
+// In two steps per piece: every rank writes what the others are to add up, and adds up its own share; then all collect
+// the shares. Three pieces are under way, so that nobody waits for a rank that is only a little behind:
+//
+//   write piece k | add up piece k - 1 | collect piece k - 2
+//
+// Between publishing a sum and reading the others' of the same piece, a rank publishes two more steps: this is where
+// kLag = 3 comes from.
+Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte* output, size_t count,
+                                 Combination combination, int receiver) {
+  const size_t width = combination.width;
+  const int self = board.rank();
+  const int ranks = board.ranks();
+  const Shares shares(board);
+  const size_t pieces = pieces_of(count * width, shares.bytes * static_cast<size_t>(ranks));
+  const size_t length = pieces_of(count, pieces);
+  const auto division = [=](size_t piece) { return Division(part(count, piece * length, length), width, ranks); };
+  const bool receives = receiver == kEverybody || receiver == self;
+  uint64_t written[2];  // the steps in which piece k was written and summed, at k % 2
+  uint64_t summed[2];
+
+  for (size_t piece = 0; piece < pieces + 2; ++piece) {
+    if (piece < pieces) {
+      co_await board.entered();
+      const auto parts = division(piece);
+      std::byte* const slot = board.slot(self, board.step());
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank == self) continue;
+        copy_bytes(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
+                   parts.count(rank) * width);
+      }
+      written[piece % 2] = board.publish();
+    }
+    if (piece >= 1 && piece <= pieces) {
+      const uint64_t step = written[(piece - 1) % 2];
+      co_await board.published_by_all(step);
+      co_await board.entered();
+      const auto parts = division(piece - 1);
+      const size_t begin = ((piece - 1) * length + parts.begin(self)) * width;
+      std::byte* const slot = board.slot(self, board.step());
+      std::byte* const to = receives ? output + begin : slot;
+      combine(board, combination, to, receives ? slot : nullptr, parts.count(self),
+              [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
+      summed[(piece - 1) % 2] = board.publish();
+    }
+    if (piece >= 2 && receives) {
+      const uint64_t step = summed[piece % 2];
+      const auto parts = division(piece - 2);
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank == self) continue;
+        co_await board.published_by(rank, step);
+        copy_bytes(output + ((piece - 2) * length + parts.begin(rank)) * width, board.slot(rank, step),
+                   parts.count(rank) * width);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Coroutine barrier(Board& board) {
+  co_await board.entered();
+  const uint64_t step = board.publish();
+  co_await board.published_by_all(step);
+}
+
+Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root) {
+  const size_t most = board.slot_bytes();
+  for (size_t offset = 0; offset < bytes; offset += most) {
+    const size_t length = part(bytes, offset, most);
+    co_await board.entered();
+    if (board.rank() == root) copy_bytes(board.place(root, board.step(), length), data + offset, length);
+    const uint64_t step = board.publish();
+    if (board.rank() == root) continue;
+    co_await board.published_by(root, step);
+    copy_bytes(data + offset, board.place(root, step, length), length);
+  }
+}
+
+Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, size_t count, Combination combination,
+                    int receiver) {
+  const bool is_small = count * combination.width <= kOneStepBytes;
+  return (is_small ? allreduce_in_one_step : allreduce_in_two_steps)(board, input, output, count, combination,
+                                                                     receiver);
+}
+
+Coroutine allgather(Board& board, const std::byte* input, std::vector<std::byte*> outputs, std::vector<size_t> bytes) {
+  const int self = board.rank();
+  const size_t most = board.slot_bytes();
+  const size_t longest = *std::max_element(bytes.begin(), bytes.end());
+  for (size_t offset = 0; offset < longest; offset += most) {
+    co_await board.entered();
+    const size_t own = part(bytes[self], offset, most);
+    copy_bytes(board.place(self, board.step(), own), input + offset, own);
+    const uint64_t step = board.publish();
+    copy_bytes(outputs[self] + offset, input + offset, own);
+    for (int rank = 0; rank < board.ranks(); ++rank) {
+      if (rank == self) continue;
+      co_await board.published_by(rank, step);
+      const size_t length = part(bytes[rank], offset, most);
+      copy_bytes(outputs[rank] + offset, board.place(rank, step, length), length);
+    }
+  }
+}
+
+Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std::byte* output,
+                         std::vector<size_t> counts, Combination combination) {
+  const int self = board.rank();
+  const Shares shares(board);
+  const size_t width = combination.width;
+  const size_t longest = *std::max_element(counts.begin(), counts.end());
+  const size_t most = shares.bytes / width;
+  for (size_t offset = 0; offset < longest; offset += most) {
+    co_await board.entered();
+    std::byte* const slot = board.slot(self, board.step());
+    for (int rank = 0; rank < board.ranks(); ++rank) {
+      if (rank == self) continue;
+      copy_bytes(shares.of(slot, self, rank), inputs[rank] + offset * width, part(counts[rank], offset, most) * width);
+    }
+    const uint64_t step = board.publish();
+    co_await board.published_by_all(step);
+    combine(board, combination, output + offset * width, nullptr, part(counts[self], offset, most), [&](int rank) {
+      return rank == self ? inputs[self] + offset * width : shares.of(board.slot(rank, step), rank, self);
+    });
+  }
+}
+
+// A rank knows only its own counts, so the first step also says how long its longest message is: all ranks go on until
+// the longest of all is through.
+Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
+                   std::vector<std::byte*> outputs, std::vector<size_t> output_bytes) {
+  const int self = board.rank();
+  const Shares shares(board);
+  copy_bytes(outputs[self], inputs[self], input_bytes[self]);
+  uint64_t longest = 0;
+  for (int rank = 0; rank < board.ranks(); ++rank) {
+    if (rank != self) longest = std::max<uint64_t>(longest, input_bytes[rank]);
+  }
+  size_t offset = 0;
+  do {
+    co_await board.entered();
+    std::byte* const slot = board.slot(self, board.step());
+    for (int rank = 0; rank < board.ranks(); ++rank) {
+      if (rank == self) continue;
+      copy_bytes(shares.of(slot, self, rank), inputs[rank] + offset, part(input_bytes[rank], offset, shares.bytes));
+    }
+    if (offset == 0) std::memcpy(board.place(self, board.step(), sizeof longest), &longest, sizeof longest);
+    const uint64_t step = board.publish();
+    for (int rank = 0; rank < board.ranks(); ++rank) {
+      if (rank == self) continue;
+      co_await board.published_by(rank, step);
+      copy_bytes(outputs[rank] + offset, shares.of(board.slot(rank, step), rank, self),
+                 part(output_bytes[rank], offset, shares.bytes));
+      if (offset == 0) {
+        uint64_t theirs;
+        std::memcpy(&theirs, board.place(rank, step, sizeof theirs), sizeof theirs);
+        longest = std::max(longest, theirs);
+      }
+    }
+    offset += shares.bytes;
+  } while (offset < longest);
+}
+
+}  // namespace cpudist::shared_memory

@@ -1,0 +1,122 @@
+#include "segment.hpp"
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace cpudist::shared_memory {
+
+namespace {
+
+// Stands at the start of the segment. The secret shows that what was opened is what was meant: process numbers repeat
+// in containers and over time.
+struct Seal {
+  uint64_t secret;
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+uint64_t random_number() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number) fail("getrandom");
+  return number;
+}
+
+}  // namespace
+
+Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_(bytes), data_(nullptr) {
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    close(descriptor);
+    errno = error;
+    fail("mmap of shared memory");
+  }
+  data_ = static_cast<std::byte*>(data);
+  madvise(data, bytes, MADV_DONTFORK);  // a child process has no part in the group
+}
+
+Segment Segment::create(size_t bytes) {
+  const int descriptor = memfd_create("cpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) fail("memfd_create");
+  // The seals keep anybody from cutting it short under us, which would be SIGBUS.
+  if (fchmod(descriptor, 0600) != 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ||
+      fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int error = errno;
+    close(descriptor);
+    errno = error;
+    fail("setting up shared memory");
+  }
+  Segment segment(descriptor, bytes);
+  segment.allocate(0, sizeof(Seal));
+  reinterpret_cast<Seal*>(segment.data_)->secret = random_number();
+  return segment;
+}
+
+std::string Segment::address() const {
+  std::ostringstream text;
+  text << getpid() << ' ' << descriptor_ << ' ' << bytes_ << ' ' << reinterpret_cast<const Seal*>(data_)->secret;
+  return text.str();
+}
+
+Segment Segment::open(const std::string& address) {
+  pid_t process = 0;
+  int number = 0;
+  size_t bytes = 0;
+  uint64_t secret = 0;
+  std::istringstream(address) >> process >> number >> bytes >> secret;
+  const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) fail("opening " + path);
+  struct stat status{};
+  if (fstat(descriptor, &status) != 0 || status.st_size != static_cast<off_t>(bytes) ||
+      (status.st_mode & 07777) != 0600) {
+    close(descriptor);
+    throw std::runtime_error(path + " is not the shared memory that was meant");
+  }
+  Segment segment(descriptor, bytes);
+  if (reinterpret_cast<const Seal*>(segment.data_)->secret != secret) {
+    throw std::runtime_error(path + " belongs to another job");
+  }
+  return segment;
+}
+
+void Segment::allocate(size_t offset, size_t bytes) {
+  while (fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
+    if (errno != EINTR) fail("allocating " + std::to_string(bytes) + " bytes of shared memory");
+  }
+}
+
+void Segment::close_descriptor() {
+  if (descriptor_ >= 0) close(std::exchange(descriptor_, -1));
+}
+
+void Segment::prefault() {
+#ifdef MADV_POPULATE_WRITE
+  madvise(data_, bytes_, MADV_POPULATE_WRITE);
+#endif
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      bytes_(other.bytes_),
+      data_(std::exchange(other.data_, nullptr)) {}
+
+Segment::~Segment() {
+  close_descriptor();
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+}  // namespace cpudist::shared_memory

@@ -1,0 +1,30 @@
+// A c10d store as transports see it.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "transport.hpp"
+
+namespace cpudist {
+
+class C10dStore final : public KeyValueStore {
+ public:
+  explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  // A store drops empty values, so each begins with a mark.
+  void set(const std::string& key, const std::string& value) override {
+    const auto marked = "=" + value;
+    store_->set(key, std::vector<uint8_t>(marked.begin(), marked.end()));
+  }
+
+  std::optional<std::string> get(const std::string& key) override {
+    if (!store_->check({key})) return std::nullopt;
+    const auto bytes = store_->get(key);
+    return std::string(bytes.begin() + 1, bytes.end());
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace cpudist

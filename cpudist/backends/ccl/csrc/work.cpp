@@ -1,0 +1,86 @@
+#include "work.hpp"
+
+#include <optional>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "engine.hpp"
+
+namespace cpudist {
+
+namespace {
+
+// torch holds the GIL in is_completed() and get_future(). Polling needs the engine's lock, whose holder may want the
+// GIL, and may take long.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
+
+}  // namespace
+
+std::string Call::describe() const {
+  std::string text = std::string(name) + " #" + std::to_string(sequence);
+  if (!group->empty()) text += " of group '" + *group + "'";
+  return text + " on rank " + std::to_string(rank) + " of " + std::to_string(size);
+}
+
+AsyncWork::AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
+                     std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs)
+    : Work(call.rank, type, profiling_title, inputs),
+      endpoint_(std::move(endpoint)),
+      call_(std::move(call)),
+      started_(Clock::now()),
+      outputs_(std::move(outputs)) {}
+
+void AsyncWork::end(std::exception_ptr error) {
+  error_ = std::move(error);
+  done_.store(true, std::memory_order_release);
+}
+
+void AsyncWork::announce() {
+  endpoint_.reset();
+  if (recordFunctionEndCallback_) {
+    recordFunctionEndCallback_();
+    recordFunctionEndCallback_ = nullptr;
+  }
+  if (future_) complete(*future_);
+}
+
+void AsyncWork::complete(c10::ivalue::Future& future) const {
+  if (error_) {
+    future.setErrorIfNeeded(error_);
+  } else {
+    future.markCompleted(c10::IValue(outputs_));
+  }
+}
+
+bool AsyncWork::wait(Milliseconds timeout) {
+  Engine::get().wait(*this, timeout);
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+bool AsyncWork::isCompleted() {
+  if (!done()) {
+    const WithoutGil without_gil;
+    Engine::get().poll();
+  }
+  return done();
+}
+
+bool AsyncWork::isSuccess() const { return done() && !error_; }
+
+std::exception_ptr AsyncWork::exception() const { return done() ? error_ : nullptr; }
+
+c10::intrusive_ptr<c10::ivalue::Future> AsyncWork::getFuture() {
+  const WithoutGil without_gil;
+  return Engine::get().future_of(*this);
+}
+
+}  // namespace cpudist

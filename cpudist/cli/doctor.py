@@ -1,0 +1,59 @@
+"""`cpudist doctor`: what is installed, what would be used, what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import textwrap
+from dataclasses import asdict
+
+from cpudist.cli.parser import Parser
+from cpudist.doctor.finding import Finding
+from cpudist.environments import Environment
+
+_DESCRIPTION = """\
+Check this host and this environment for what makes jobs fail or slow. Nothing is changed.
+The exit status is 1 when a job would fail, otherwise 0, also with warnings.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add the command `doctor`."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check this host and environment, with remedies",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(action=_doctor, every_rank=False)
+
+
+def _doctor(options: argparse.Namespace, environment: Environment) -> None:
+    if not environment.speaks:
+        return
+    # Late: the checks look at packages, which takes time that --help need not wait for.
+    from cpudist.doctor import examine
+
+    findings = examine()
+    failing = any(finding.level == "error" for finding in findings)
+    if options.json:
+        print(json.dumps({"ok": not failing, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        width = shutil.get_terminal_size().columns
+        print("\n".join(line for finding in findings for line in _lines(finding, width)))
+    if failing:
+        raise SystemExit(1)
+
+
+def _lines(finding: Finding, width: int) -> list[str]:
+    indent = " " * 9
+    text = f"{finding.level:<9}{finding.about}: {finding.message}"
+    lines = textwrap.wrap(text, max(width, 40), subsequent_indent=indent)
+    if finding.remedy:
+        lines += textwrap.wrap(
+            f"remedy: {finding.remedy}", max(width, 40), initial_indent=indent, subsequent_indent=indent
+        )
+    return lines

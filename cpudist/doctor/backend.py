@@ -1,0 +1,67 @@
+"""Which backend and which transport a job would use, and why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cpudist.backends.ccl.build import find_built
+from cpudist.backends.ccl.toolchain import find_compiler, find_oneccl
+from cpudist.doctor.finding import Finding
+from cpudist.errors import UserError
+from cpudist.machine.files import Files
+
+
+def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
+    """The ccl backend, compiled or not; the MPI launcher that would start ranks."""
+    yield _ccl()
+    yield from _mpirun(env)
+
+
+def _ccl() -> Finding:
+    try:
+        oneccl = find_oneccl()
+        built = find_built()
+    except UserError as error:
+        reason, _, remedy = str(error).partition("; ")
+        return Finding("warning", "backend", f"auto is gloo, several times slower than ccl: {reason}", remedy)
+    what = (
+        f"auto is ccl (oneCCL {oneccl.version}): messages go through shared memory inside a machine, and between"
+        " machines over MPI (Intel MPI, MPICH, srun --mpi=pmi2) or libfabric (all others)"
+    )
+    if built:
+        return Finding("ok", "backend", f"{what}; compiled: {built}")
+    if find_compiler() is None:
+        return Finding(
+            "warning",
+            "backend",
+            "auto is gloo, several times slower than ccl, which is not compiled, and there is no C++ compiler",
+            "install g++, or run `cpudist build` where there is one and set CPUDIST_CACHE",
+        )
+    return Finding("ok", "backend", f"{what}; the first job compiles it, in half a minute (now: cpudist build)")
+
+
+def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    found = shutil.which("mpirun", path=env.get("PATH", os.defpath))
+    if found is None:
+        yield Finding(
+            "warning",
+            "mpirun",
+            "there is no mpirun on PATH; torchrun starts jobs on one host",
+            f"put {own.parent} first on PATH"
+            if own.exists()
+            else "pip install 'cpudist[ccl]', which brings Intel MPI's",
+        )
+    elif own.exists() and Path(found).resolve() != own.resolve():
+        yield Finding(
+            "warning",
+            "mpirun",
+            f"the mpirun on PATH is {found}, but this environment has its own, {own}: ranks may meet another MPI",
+            f"activate the environment, or put {own.parent} first on PATH",
+        )
+    else:
+        yield Finding("ok", "mpirun", found)

@@ -1,0 +1,53 @@
+"""Whether each rank got what the plan gave it: looked at once it trains, for the run record."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from cpudist.console import say
+from cpudist.pinning.observe import mismatch, observe
+
+if TYPE_CHECKING:
+    from cpudist.job import Job
+    from cpudist.pinning import Pinning
+
+_KEY = "cpudist/pinning/{rank}"
+_WARNED = "cpudist/pinning/warned"
+
+
+class PinningCheck:
+    """One look at this rank, and on rank 0 what all ranks have seen.
+
+    Args:
+        job: the running job.
+        pinning: what this rank was given.
+    """
+
+    def __init__(self, job: Job, pinning: Pinning) -> None:
+        self._job = job
+        self._pinning = pinning
+        self._looked = False
+
+    def look(self) -> None:
+        """Compare this rank with its plan, the first time that this is called; one rank alone warns."""
+        if self._looked:
+            return
+        self._looked = True
+        world, store, plan = self._job.world, self._job.meeting.store, self._pinning.plan
+        seen = observe()
+        found = {"communication_cpus": list(plan.communication_cpus), "bound": self._pinning.bound, **seen.as_dict()}
+        store.set(_KEY.format(rank=world.rank), json.dumps(found))
+        wrong = mismatch(self._pinning, seen)
+        if wrong and store.add(_WARNED, 1) == 1:
+            host = world.hosts[world.node_rank]
+            say(f"warning: rank {world.rank} on {host} does not run as planned: {wrong}; --no-pin leaves all alone")
+
+    def collect(self) -> None:
+        """On rank 0: put into the record what every rank has seen, once all have come to their end."""
+        if self._job.world.rank != 0:
+            return
+        for rank in range(self._job.world.size):
+            key = _KEY.format(rank=rank)
+            if self._job.meeting.store.check([key]):
+                self._job.record.observed(rank, json.loads(self._job.meeting.store.get(key)))

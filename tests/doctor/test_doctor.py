@@ -1,0 +1,178 @@
+"""`cpudist doctor`: each check on files that show the trouble, and the whole on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import jobs
+import pytest
+from layouts import FOLDER
+
+from cpudist.cli import doctor as command
+from cpudist.doctor import backend, clock, libraries, memory, network, processor, quota, versions
+from cpudist.doctor.finding import Finding
+from cpudist.machine.files import Folder
+
+
+def tree(root: Path, **files: str) -> Folder:
+    """Files by their path, with two underscores for each slash."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return Folder(root)
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.about: finding.level for finding in findings}
+
+
+def test_a_name_that_leads_nowhere_fails_a_job() -> None:
+    finding = network.resolve("no-such-host.invalid")
+    assert finding.level == "error"
+    assert "/etc/hosts" in finding.remedy
+    assert network.resolve("localhost").level == "warning"  # a job on several hosts needs more
+    assert network.resolve("192.0.2.1").level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(None, "error"), (1 << 20, "error"), (64 << 20, "warning"), (8 << 30, "ok")]
+)
+def test_shared_memory(free: int | None, level: str) -> None:
+    assert memory.shared_memory(free).level == level
+
+
+def test_memory_settings_of_a_machine_with_several_nodes(tmp_path: Path) -> None:
+    with tarfile.open(FOLDER / "xeon-2s-8c2t.sysfs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    files = tree(
+        tmp_path,
+        sys__kernel__mm__transparent_hugepage__enabled="always madvise [never]",
+        proc__sys__kernel__numa_balancing="1",
+    )
+    found = levels(list(memory.check(files, {})))
+    assert (found["huge pages"], found["NUMA balancing"]) == ("warning", "warning")
+
+
+def test_clocks(tmp_path: Path) -> None:
+    cpu = "sys__devices__system__cpu"
+    files = tree(
+        tmp_path,
+        **{
+            f"{cpu}__online": "0-1",
+            f"{cpu}__cpu0__cpufreq__scaling_governor": "performance",
+            f"{cpu}__cpu1__cpufreq__scaling_governor": "ondemand",
+            f"{cpu}__cpu1__cpufreq__scaling_driver": "acpi-cpufreq",
+            "sys__devices__system__clocksource__clocksource0__current_clocksource": "hpet",
+        },
+    )
+    assert levels(list(clock.check(files, {}))) == {"governor": "warning", "clock source": "warning"}
+    for number in (0, 1):
+        tree(tmp_path, **{f"{cpu}__cpu{number}__cpufreq__scaling_driver": "intel_pstate"})
+    assert "governor" not in levels(list(clock.check(files, {})))  # the processor chooses by itself
+
+
+def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
+    files = tree(
+        tmp_path,
+        proc__self__mountinfo="30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+        proc__self__cgroup="0::/",
+        sys__devices__system__cpu__online="0-7",
+    )
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "cpu.stat").write_text("nr_periods 200\nnr_throttled 50\n")
+    found = list(quota.check(files, {}))
+    assert levels(found)["throttling"] == levels(found)["CPU quota"] == "warning"
+    assert "25%" in found[0].message
+    assert "get 1 computing threads" in found[1].message
+
+
+def test_processors(tmp_path: Path) -> None:
+    old = tree(tmp_path / "old", proc__cpuinfo="flags\t\t: fpu avx2 avx512f")
+    new = tree(tmp_path / "new", proc__cpuinfo="flags\t\t: fpu amx_bf16 avx512_bf16 avx512_fp16")
+    arm = tree(tmp_path / "arm", proc__cpuinfo="Features\t: fp asimd bf16 i8mm")
+    assert levels(list(processor.check(old, {})))["CPU"] == "warning"
+    assert "AMX and AVX512_BF16" in next(iter(processor.check(new, {}))).message
+    assert levels(list(processor.check(arm, {})))["CPU"] == "ok"
+
+
+def test_two_openmp_runtimes_in_one_process() -> None:
+    maps = "\n".join(
+        f"7f00-7f01 r-xp 00000000 00:01 1 {path}"
+        for path in ("/a/torch/lib/libgomp.so.1", "/b/lib/libiomp5.so", "/usr/lib/libtcmalloc_minimal.so.4.5.10")
+    )
+    found = list(libraries.libraries(maps))
+    assert levels(found) == {"OpenMP": "warning", "allocator": "ok"}
+    assert "/b/lib/libiomp5.so" in found[0].message
+    assert "tcmalloc" in found[1].message
+    one = list(libraries.libraries(maps.splitlines()[0]))
+    assert levels(one)["OpenMP"] == "ok"
+
+
+def test_a_torch_that_does_not_import(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libfoo.so.1: cannot open shared object file')\n")
+    (finding,) = libraries.check(Folder(tmp_path), {"PYTHONPATH": str(tmp_path)})
+    assert finding.level == "error"
+    assert "libfoo.so.1" in finding.message
+
+
+def test_versions_outside_the_tested_range(tmp_path: Path) -> None:
+    """A real installation, in a folder that comes first."""
+    package = tmp_path / "accelerate-0.1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.1.0\n")
+    ask = "from cpudist.doctor import versions; print([f for f in versions.check(None, {}) if f.level == 'error'])"
+    path = f"{tmp_path}:{Path(versions.__file__).parents[2]}"
+    done = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60, env={"PYTHONPATH": path}
+    )
+    assert "accelerate 0.1.0 is not in the tested range" in done.stdout
+    assert "pip install 'accelerate" in done.stdout
+
+
+def test_another_mpirun_first_on_path(tmp_path: Path) -> None:
+    if not (jobs.BIN / "mpirun").exists():
+        pytest.skip("this environment has no mpirun")
+    other = tmp_path / "mpirun"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    found = levels(list(backend.check(Folder(tmp_path), {"PATH": str(tmp_path)})))
+    assert found["mpirun"] == "warning"
+    assert levels(list(backend.check(Folder(tmp_path), {"PATH": str(jobs.BIN)})))["mpirun"] == "ok"
+
+
+def test_the_whole_on_this_machine() -> None:
+    done = jobs.run([sys.executable, "-m", "cpudist", "doctor", "--json"], timeout=120)
+    answer = json.loads(done.stdout)
+    ranks = [("error", "warning", "ok").index(finding["level"]) for finding in answer["findings"]]
+    assert ranks == sorted(ranks), "the most important come first"
+    assert answer["ok"] == (0 not in ranks)
+    assert done.returncode == (0 if answer["ok"] else 1)
+    for finding in answer["findings"]:
+        assert finding["message"].count("\n") == 0
+        assert finding["remedy"] or finding["level"] == "ok", finding
+    assert {"backend", "OpenMP", "allocator", "CPU", "CPUs", "/dev/shm"} <= {f["about"] for f in answer["findings"]}
+
+
+def test_a_job_that_would_fail_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host name is looked up for real, and leads nowhere."""
+    monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
+    from cpudist.cli.main import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--json"])
+    assert end.value.code == 1
+
+
+def test_lines_fit_and_carry_the_remedy() -> None:
+    finding = Finding("warning", "thing", "word " * 40, "do this " * 20)
+    lines = command._lines(finding, 60)
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("warning  thing: ")
+    assert any(line.strip().startswith("remedy: do this") for line in lines)

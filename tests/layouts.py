@@ -1,0 +1,49 @@
+"""Layouts of real machines (tests/machine/layouts), and what their sources say of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "machine" / "layouts"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many of each part; `memory_only` are NUMA nodes without cores, `slow` efficiency cores, `usable` CPUs."""
+
+    sockets: int
+    nodes: int
+    l3: int
+    cores: int
+    cpus: int
+    usable: int
+    memory_only: int = 0
+    slow: int = 0
+
+
+LAYOUTS = {
+    "arm-2s-128c.sysfs.tar.xz": Shape(2, 4, 4, 128, 128, 128),
+    "core-i7-1165g7.sysfs.tar.xz": Shape(1, 1, 1, 4, 8, 8),
+    "core-i7-12700h-hybrid.lscpu": Shape(1, 1, 1, 14, 20, 20, slow=8),
+    "epyc-7451-2s-nps4.sysfs.tar.xz": Shape(2, 8, 16, 48, 96, 96),
+    "epyc-7763-1s-nps4.lscpu": Shape(1, 4, 8, 64, 64, 64),
+    "epyc-8434p-1s-l3-as-numa.lscpu": Shape(1, 8, 8, 48, 96, 96),
+    "epyc-9375f-2s-nps1.lscpu": Shape(2, 2, 16, 64, 64, 64),
+    "opteron-4s-cgroup1.sysfs.tar.xz": Shape(4, 4, 4, 16, 16, 4),
+    "opteron-4s-sparse-nodes.sysfs.tar.xz": Shape(4, 8, 8, 48, 48, 48),
+    "opteron-6134-4s-cgroup2.sysfs.tar.xz": Shape(4, 8, 8, 32, 32, 6),
+    "opteron-865-8s-cpuset.sysfs.tar.xz": Shape(8, 8, 8, 15, 15, 10),
+    "power-1-core.sysfs.tar.xz": Shape(1, 1, 1, 1, 1, 1),
+    "power9-2s-gpu-memory.sysfs.tar.xz": Shape(2, 2, 4, 8, 32, 16, memory_only=6),
+    "snapdragon-8-gen-2.sysfs.tar.xz": Shape(3, 1, 3, 8, 8, 8, slow=3),
+    "threadripper-3960x-nps4.lscpu": Shape(1, 4, 8, 24, 48, 48),
+    "xeon-2s-8c2t.sysfs.tar.xz": Shape(2, 2, 2, 16, 32, 32),
+    "xeon-2s-cluster-on-die.hwloc1.xml": Shape(2, 4, 4, 28, 28, 28),
+    "xeon-4s-offline.hwloc2.xml": Shape(4, 1, 4, 6, 7, 7),
+    "xeon-4s-offline.sysfs.tar.xz": Shape(4, 1, 4, 7, 12, 12),
+    "xeon-6418h-4s.lscpu": Shape(4, 4, 4, 96, 96, 96),
+    "xeon-8480-2s-snc4.lscpu": Shape(2, 8, 8, 112, 224, 224),
+    "xeon-phi-snc4-hbm.hwloc2.xml": Shape(1, 4, 4, 16, 64, 64, memory_only=4),
+    "xeon-x7550-4s.sysfs.tar.xz": Shape(4, 3, 4, 32, 64, 64),
+}

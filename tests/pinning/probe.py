@@ -1,0 +1,44 @@
+"""Trains a little under DDP, and prints as a line of JSON what /proc says of every thread of this rank meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def threads() -> list[str]:
+    """The CPU list of every thread of this process."""
+    texts = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
+    return sorted(found[1] for text in texts if (found := re.search(r"Cpus_allowed_list:\s*(\S+)", text)))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        model(torch.randn(64, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = {
+        "rank": dist.get_rank(),
+        "main": sorted(os.sched_getaffinity(0)),
+        "threads": threads(),
+        "omp_threads": torch.get_num_threads(),
+        "argv": sys.argv[1:],
+        "stdin": sys.stdin.read() if dist.get_rank() == 0 else "",
+        "preloaded": os.environ.get("CPUDIST_PRELOADED") == str(os.getpid()),
+        "tcmalloc": "libtcmalloc" in Path("/proc/self/maps").read_text(),
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+main()

@@ -1,0 +1,146 @@
+"""Real jobs: the mask of every thread of every rank, read back from /proc while it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+from slurm_node import slurm_node
+
+from cpudist.machine.cpulist import format_mask, parse_list
+from cpudist.machine.description import this_machine
+from cpudist.pinning.preload import wanted_library
+from cpudist.placement.place import make_plan
+from cpudist.placement.plan import Plan, Wishes
+
+PROBE = str(Path(__file__).parent / "probe.py")
+CPUS = sorted(os.sched_getaffinity(0))
+
+
+def plan(ranks: int = 2) -> Plan:
+    found = make_plan(this_machine({}), Wishes(ranks))
+    if len(found.ranks[0].cpus) * ranks > len(CPUS) or not found.pinned:
+        pytest.skip("needs two cores, and no CPU quota")
+    return found
+
+
+def probe(
+    launcher: list[str], *options: str, env: Mapping[str, str] | None = None, warns: str = ""
+) -> list[dict[str, Any]]:
+    """What each rank found of itself, in rank order, under `launcher`."""
+    variables = {"PYTHONUNBUFFERED": "1", **(env or {})}
+    done = jobs.run([*launcher, *jobs.train("--backend", "gloo", *options, PROBE, "one", "two words")], 120, variables)
+    assert done.returncode == 0, done.output
+    assert (warns in done.stderr) if warns else ("warning: " not in done.stderr.replace("Warning", "")), done.output
+    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
+    assert sorted(rank["rank"] for rank in found) == [0, 1], done.output
+    assert all(rank["argv"] == ["one", "two words"] for rank in found)
+    return sorted(found, key=lambda rank: int(rank["rank"]))
+
+
+def check(found: list[dict[str, Any]], expected: Plan) -> None:
+    """Every thread of every rank is where the plan has it."""
+    for rank, share in zip(found, expected.ranks, strict=True):
+        assert rank["main"] == list(share.cpus)
+        assert rank["omp_threads"] == share.omp_threads == len(share.cpus)
+        for mask in rank["threads"]:
+            assert parse_list(mask) <= set(share.mask), rank
+
+
+TORCHRUN = jobs.torchrun(2, "--no-python")
+LAUNCHERS = {
+    "intel-mpi": jobs.mpirun(2),
+    "mpich": ["mpirun.mpich", "-n", "2", "-ppn", "2"],
+    "open-mpi": ["mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "-n", "2", "-x", "PATH"],
+    "torchrun": TORCHRUN,
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_ranks_pin_themselves(name: str) -> None:
+    launcher = LAUNCHERS[name]
+    if shutil.which(launcher[0]) is None:
+        pytest.skip(f"{launcher[0]} is not installed")
+    if name == "open-mpi" and "PYTHONPATH" in os.environ:
+        launcher = [*launcher, "-x", "PYTHONPATH"]
+    found = probe(launcher)
+    check(found, plan())
+    there = wanted_library({}) is not None
+    assert [(rank["preloaded"], rank["tcmalloc"]) for rank in found] == [(there, there)] * 2
+
+
+@pytest.mark.parametrize("binding", ["none", "mask_cpu"])
+def test_srun(binding: str, tmp_path: Path) -> None:
+    """Left alone, ranks pin themselves; bound by Slurm, here the first to the last CPUs, they stay where they are."""
+    expected = plan()
+    if binding == "mask_cpu":
+        expected = dataclasses.replace(expected, ranks=tuple(reversed(expected.ranks)))
+        binding += ":" + ",".join(format_mask(rank.mask) for rank in expected.ranks)
+    with slurm_node(tmp_path) as variables:
+        path = f"{jobs.BIN}{os.pathsep}{variables['PATH']}"
+        srun = ["srun", "--ntasks=2", "--mpi=none", f"--cpu-bind={binding}"]
+        check(probe(srun, env={**variables, "PATH": path}), expected)
+
+
+def test_what_the_launcher_has_pinned_stays() -> None:
+    """Intel MPI is told to give rank 0 the last CPUs; a shell between it and the rank changes nothing."""
+    ranks = plan().ranks
+    domains = "[" + ",".join(format_mask(rank.mask) for rank in reversed(ranks)) + "]"
+    for wrapper in ([], [shutil.which("sh") or "sh", "-c", '"$@"; exit $?', "sh"]):
+        found = probe([*jobs.mpirun(2), *wrapper], env={"I_MPI_PIN_DOMAIN": domains})
+        assert [rank["main"] for rank in found] == [list(rank.cpus) for rank in reversed(ranks)]
+
+
+def test_a_mask_that_the_launcher_itself_has_is_shared() -> None:
+    """Here one CPU for two ranks, which is said in one line."""
+    plan()
+    one = ["taskset", "-c", str(CPUS[-1]), *TORCHRUN]
+    found = probe(one, warns="over-subscribed: 2 ranks share 1 core")
+    assert [(rank["main"], rank["omp_threads"]) for rank in found] == [([CPUS[-1]], 1)] * 2
+
+
+def test_no_pin_leaves_all_alone() -> None:
+    found = probe(TORCHRUN, "--no-pin")
+    assert [(rank["main"], rank["omp_threads"], rank["preloaded"]) for rank in found] == [(CPUS, 1, False)] * 2
+
+
+def test_threads_and_allocator_that_the_user_has_set_stay() -> None:
+    share = plan().ranks
+    found = probe(TORCHRUN, env={"OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "2"}, warns="OMP_NUM_THREADS")
+    assert [(rank["omp_threads"], rank["preloaded"]) for rank in found] == [(2, False)] * 2
+    assert [rank["main"] for rank in found] == [list(rank.cpus) for rank in share]
+
+
+def test_starting_again_keeps_standard_input(tmp_path: Path) -> None:
+    if wanted_library({}) is None:
+        pytest.skip("tcmalloc (Debian: libtcmalloc-minimal4) is not installed")
+    text = tmp_path / "input"
+    text.write_text("a line\n")
+    record = tmp_path / "record.json"
+    train = jobs.train("--backend", "gloo", "--record", str(record), PROBE, "one", "two words")
+    command = ["sh", "-c", f'exec "$@" < {text}', "sh", *jobs.mpirun(2), *train]
+    done = jobs.run(command, timeout=120)
+    assert done.returncode == 0, done.output
+    assert '"stdin": "a line\\n"' in done.stdout
+    pinning = json.loads(record.read_text())["pinning"]
+    for seen, share in zip(pinning, plan().ranks, strict=True):
+        assert (seen["cpus"], seen["omp_threads"]) == (list(share.mask), share.omp_threads)
+        assert set(seen["ran_on"]) <= set(share.mask)
+        assert seen["threads"]["main"] == 1
+        assert sum(seen["pages"].values()) > 0
+
+
+def test_a_script_that_leaves_its_cores_is_named(tmp_path: Path) -> None:
+    plan()
+    script = tmp_path / "stray.py"
+    script.write_text(f"import os\nos.sched_setaffinity(0, {set(CPUS)})\n")
+    done = jobs.run([*jobs.mpirun(2), *jobs.train("--backend", "gloo", str(script))], timeout=120)
+    assert done.returncode == 0, done.output
+    assert done.stderr.count("does not run as planned: threads may leave its CPUs") == 1, done.output

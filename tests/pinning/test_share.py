@@ -1,0 +1,114 @@
+"""A rank's part of its node, as pure functions: on machines that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpudist import environments
+from cpudist.machine.description import Machine
+from cpudist.machine.limits import Limits
+from cpudist.machine.topology import Cpu, assemble
+from cpudist.pinning import apply
+from cpudist.pinning.launcher import Launcher, find_launcher
+from cpudist.pinning.preload import wanted_library
+from cpudist.pinning.share import own_share
+from cpudist.placement.plan import Wishes
+
+NODE = frozenset(range(128))  # 64 cores with two hardware threads, on two NUMA nodes
+
+
+def machine(allowed: frozenset[int] = NODE, quota: float | None = None) -> Machine:
+    cpus = [Cpu(core + 64 * thread, core, core // 32, core // 32) for core in range(64) for thread in (0, 1)]
+    return Machine(assemble(cpus), Limits(allowed, quota))
+
+
+def test_under_torchrun_two_ranks_of_64_cores_waste_none() -> None:
+    shares = [own_share(machine(), NODE, rank, 2, Wishes()) for rank in (0, 1)]
+    assert [share.plan.mask for share in shares] == [tuple(range(32)), tuple(range(32, 64))]
+    assert [(share.plan.omp_threads, share.plan.numa_nodes) for share in shares] == [(31, (0,)), (31, (1,))]
+    assert all(share.bind and not share.hint for share in shares)
+
+
+def test_inside_what_the_launcher_has_pinned() -> None:
+    """Intel MPI gives a rank both hardware threads of its cores; one of each computes."""
+    own = frozenset(range(32, 64)) | frozenset(range(96, 128))
+    share = own_share(machine(own), NODE, 1, 2, Wishes())
+    assert share.plan.mask == tuple(range(32, 64))
+    assert (share.plan.rank, share.bind, share.hint) == (1, True, "")
+
+
+def test_one_core_for_each_rank_of_a_large_node_is_said() -> None:
+    """Open MPI's default for two ranks."""
+    share = own_share(machine(frozenset({1, 65})), NODE, 1, 2, Wishes())
+    assert (share.plan.cpus, share.plan.omp_threads) == ((1,), 1)
+    assert "--bind-to none" in share.hint
+
+
+def test_ranks_that_were_bound_to_a_socket_together_share_it() -> None:
+    socket = frozenset(range(32)) | frozenset(range(64, 96))
+    share = own_share(machine(socket), NODE, 0, 4, Wishes())
+    assert (share.plan.omp_threads, share.bind) == (16, False)
+
+
+def test_a_quota_counts_threads_and_pins_nobody() -> None:
+    shares = [own_share(machine(quota=8.0), NODE, rank, 2, Wishes()) for rank in (0, 1)]
+    assert [(share.plan.omp_threads, share.bind) for share in shares] == [(4, False)] * 2
+
+
+def test_alone_there_are_no_messages() -> None:
+    share = own_share(machine(), NODE, 0, 1, Wishes(communicates=False))
+    assert (share.plan.omp_threads, share.plan.communication_cpus) == (64, ())
+
+
+@pytest.mark.parametrize(
+    ("threads", "launcher", "name", "expected"),
+    [
+        ("1", {}, "torchrun", None),  # torchrun's own
+        ("1", {"OMP_NUM_THREADS": "1"}, "torchrun", 1),
+        ("4", {}, "torchrun", 4),
+        ("1", {}, "intel-mpi", 1),
+        ("", {}, "torchrun", None),
+        ("4,2", {}, "torchrun", None),
+    ],
+)
+def test_whose_word_the_number_of_threads_is(
+    threads: str, launcher: dict[str, str], name: str, expected: int | None
+) -> None:
+    variables = {"OMP_NUM_THREADS": threads} if threads else {}
+    started_by = {"torchrun": "TORCHELASTIC_RUN_ID", "intel-mpi": "I_MPI_HYDRA_UUID"}[name]
+    environment = environments.detect({started_by: "x", "PMI_RANK": "0"})
+    assert environment.name == name
+    assert apply._threads_of_user(environment, variables, Launcher(NODE, launcher)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], 0),
+        (["--dataloader_num_workers", "2", "--bf16"], 2),
+        (["--dataloader-num-workers=3"], 3),
+        (["--bf16", "--dataloader_num_workers"], 0),
+    ],
+)
+def test_data_workers_on_the_command_line(words: list[str], expected: int) -> None:
+    assert apply._data_workers(words) == expected
+
+
+def test_the_launcher_is_the_ancestor_without_this_ranks_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_launcher(None)
+    assert found.variables is not None
+    assert found.cpus
+    monkeypatch.setenv("CPUDIST_TEST_RANK", "7")  # which no ancestor has
+    assert find_launcher("CPUDIST_TEST_RANK") == found
+
+
+def test_whoever_has_decided_on_an_allocator_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "lib" / "libtcmalloc_minimal.so.4"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert wanted_library({}) == library
+    for name in ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "MALLOC_ARENA_MAX"):
+        assert wanted_library({name: "x"}) is None

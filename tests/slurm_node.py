@@ -1,0 +1,111 @@
+"""A Slurm cluster of this one machine, for a test: munged, slurmctld and slurmd from Debian's slurm-wlm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_SECONDS = 20.0
+_PATH = f"/usr/sbin:/usr/bin:{os.environ.get('PATH', os.defpath)}"
+
+_CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmctldPort={control}
+SlurmdPort={daemon}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity
+SelectType=select/cons_tres
+MpiDefault=none
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+JobAcctGatherType=jobacct_gather/none
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+@contextmanager
+def slurm_node(folder: Path) -> Iterator[dict[str, str]]:
+    """Start the daemons and yield the variables with which srun finds them; skip where that cannot be."""
+    for program in ("munged", "slurmctld", "slurmd", "srun"):
+        if shutil.which(program, path=_PATH) is None:
+            pytest.skip(f"{program} (Debian: slurm-wlm, munge) is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("slurmd has to be started as root")
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        variables = _configure(folder)
+        daemons.append(_munged(folder))
+        for program, arguments in (("slurmctld", ["-D", "-c"]), ("slurmd", ["-D"])):
+            daemons.append(_start(folder, [program, *arguments], variables))
+        _wait_until_idle(variables, folder)
+        yield variables
+    finally:
+        for daemon in reversed(daemons):
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(_SECONDS)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def _configure(folder: Path) -> dict[str, str]:
+    for name in ("state", "spool", "munge"):
+        (folder / name).mkdir(mode=0o700)
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        ports = first.getsockname()[1], second.getsockname()[1]
+    text = _CONFIGURATION.format(
+        host=socket.gethostname(), folder=folder, control=ports[0], daemon=ports[1], cpus=os.cpu_count()
+    )
+    (folder / "slurm.conf").write_text(text)
+    return {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}
+
+
+def _munged(folder: Path) -> subprocess.Popen[bytes]:
+    key = folder / "munge" / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    options = [f"--{option}={folder}/munge/{name}" for option, name in names.items()]
+    return _start(folder, ["munged", "--foreground", "--force", *options], {"PATH": _PATH})
+
+
+def _start(folder: Path, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    with open(folder / f"{command[0]}.out", "wb") as output:
+        program = shutil.which(command[0], path=_PATH)
+        assert program is not None
+        return subprocess.Popen([program, *command[1:]], stdout=output, stderr=output, env=variables)
+
+
+def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        asked = subprocess.run(
+            ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, env=variables, timeout=_SECONDS, check=False
+        )
+        if asked.stdout.strip() == "idle":
+            return
+        time.sleep(0.2)
+    logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("slurm*.log")))
+    pytest.skip(f"Slurm does not start on this machine: {asked.stdout} {asked.stderr} {logs}")

@@ -1,0 +1,88 @@
+"""All recipes: their names cost no import, and the commands at the heads of their files run as they stand there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import Result, run
+
+from cpudist.training.recipes import RECIPES, script
+
+_EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def _commands(recipe: str) -> str:
+    """What stands indented in the docstring of a recipe."""
+    docstring = importlib.import_module(f"cpudist.training.recipes.{recipe}").__doc__ or ""
+    return "\n".join(line[4:] for line in docstring.splitlines() if line.startswith("    "))
+
+
+def _run(recipe: str, folder: Path, *words: str) -> Result:
+    """Run the commands with `words` added to the last one, which is that of cpudist-train."""
+    return run(["bash", "-ec", f"{_commands(recipe)} {shlex.join(words)}"], timeout=120, cwd=folder)
+
+
+def test_names_are_known_without_importing_what_takes_seconds() -> None:
+    code = """
+import sys
+import cpudist.cli.train, cpudist.training.recipes
+loaded = {"torch", "transformers", "datasets", "numpy"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_command_at_the_head_has_options_that_exist(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parsed(Exception):
+        pass
+
+    def start(options: object, arguments: object) -> None:
+        raise Parsed(arguments)
+
+    monkeypatch.setattr(script, "start", start)  # where a recipe goes on once it has parsed its options
+    words = shlex.split(_commands(recipe).replace("\\\n", " "))
+    words = words[words.index("cpudist-train") + 1 :]
+    assert words[0] == recipe
+    with pytest.raises(Parsed) as parsed:
+        importlib.import_module(f"cpudist.training.recipes.{recipe}").main([*words[1:], "--use_cpu"])
+    arguments = parsed.value.args[0]
+    assert (arguments.do_train, arguments.do_eval, arguments.output_dir) == (True, True, f"runs/{recipe}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands run, as in a checkout, after the one of mlm, which trains the model that others start from."""
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / "examples").symlink_to(_EXAMPLES)
+    result = _run("mlm", folder, "--max_steps", "2", "--max_eval_samples", "8")
+    assert result.returncode == 0, result.output
+    return folder
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_command_at_the_head_runs(recipe: str, folder: Path) -> None:
+    if recipe != "mlm":
+        result = _run(recipe, folder, "--max_steps", "2", "--max_eval_samples", "8")
+        assert result.returncode == 0, result.output
+    output = folder / "runs" / recipe
+    record = json.loads((output / "cpudist.json").read_text())
+    assert (record["world_size"], record["steps"], record["exit"]) == (2, 2, "completed")
+    assert record["results"]["sample"]
+    assert "eval_loss" in json.loads((output / "eval_results.json").read_text())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_help_shows_the_command_as_it_is(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"cpudist.training.recipes.{recipe}").main(["--help"])
+    out = capsys.readouterr().out
+    assert re.search(rf"^    mpirun -n 2 cpudist-train {recipe} ", out, re.MULTILINE)
+    assert "--max_train_samples" in out
