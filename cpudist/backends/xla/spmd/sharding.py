@@ -86,4 +86,20 @@ class Sharding:
             return
         if value.shape[0] == 1 or (not training and value.shape[0] % specs.parts(self._batch, self.sizes)):
             return  # something for all samples alike, or the last samples of an evaluation: every device has all of it
+        if runtime.process_count() > 1:
+            _check_fed_in_parts(value)
+            return
         self._lay("a batch", value, specs.check("a batch", value.shape, (self._batch,), self.sizes))
+
+
+def _check_fed_in_parts(batch: Tensor) -> None:
+    """Refuse a batch that a host has moved to its devices by itself: the runtime would take it for the whole one.
+
+    Raises:
+        UserError: it does not lie in parts on the mesh already.
+    """
+    if not isinstance(spmd.wrap_if_sharded(batch), spmd.XLAShardedTensor):
+        raise UserError(
+            "several hosts feed their own part of a batch: give torch_xla's MpDeviceLoader an input_sharding with "
+            "minibatch=True"
+        )
