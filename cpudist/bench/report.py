@@ -58,9 +58,11 @@ def environment(job: Job) -> dict[str, Any]:
 def headline(environment: Mapping[str, Any]) -> str:
     """What a reader of the table must know."""
     hosts, threads = len(environment["hosts"]), environment["threads"]
+    carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
+    carried = f" by {', '.join(carriers)}" if carriers else ""
     return (
         f"{environment['world_size']} ranks on {hosts} host{'s' if hosts > 1 else ''}, "
-        f"{environment['launcher']}, ccl over {environment['transport']}\n"
+        f"{environment['launcher']}, ccl{carried} (oneCCL over {environment['transport']})\n"
         f"rank 0: cpus {environment['cpus']}, {threads} thread{'s' if threads > 1 else ''}, "
         f"{environment['cpu_model']}\n"
         "times: median of all calls (range of the rounds' medians)"
