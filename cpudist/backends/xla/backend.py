@@ -119,13 +119,15 @@ class XlaBackend(Backend):
             several.run_in_place(world, self._changes)
             if self._choice.kind == "cpu":
                 self._host = _agree_on_host(world, store, timeout)
-                if world.size > 1:
+                if world.size > 1 or runtime.addressable_runtime_device_count() > 1:
                     several.make_one_world(world, self._changes)
         self._graphs = Graphs(speaks=world.rank == 0)
         if world.rank == 0:
             count = runtime.addressable_runtime_device_count()
             kind = self._choice.kind.upper()
             say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
+            if count > 1 and self._sharding is None:
+                say(f"warning: xla uses one of the {count} devices of each process; give --mesh data=-1 to use all")
 
     def _devices_wanted(self) -> dict[str, str]:
         """On the CPU a mesh gets as many devices as it has places, where the user has not said how many there are."""
