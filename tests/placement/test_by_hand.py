@@ -16,10 +16,11 @@ from cpudist.placement.by_hand import by_hand
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Plan, RankPlan, Wishes
 
-_ASK = """
+_ASK = r"""
 import os
 rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-print("cpus", rank, *sorted(os.sched_getaffinity(0)))
+words = ["cpus", rank, *map(str, sorted(os.sched_getaffinity(0)))]
+os.write(1, (" ".join(words) + "\n").encode())  # in one piece: ranks write at once
 """
 
 
@@ -38,7 +39,7 @@ def masks(command: list[str], env: dict[str, str]) -> dict[int, tuple[int, ...]]
         pytest.skip(f"{command[0]} is not installed")
     done = jobs.run([*command, sys.executable, "-c", _ASK], 60, {"PYTHONUNBUFFERED": "1", **env})
     assert done.returncode == 0, done.output
-    lines = [line.split() for line in done.stdout.replace("cpus", "\ncpus").splitlines() if line.startswith("cpus")]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("cpus")]
     return {int(words[1]): tuple(map(int, words[2:])) for words in lines}
 
 
