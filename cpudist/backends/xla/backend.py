@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,7 @@ class XlaBackend(Backend):
         self._host: HostCcl | HostGloo | None = None
         self._sharding: Sharding | None = None
         self._graphs: Graphs | None = None
+        self._prepared: WeakSet[torch.nn.Module] = WeakSet()
         self._choice = devices.Choice("cpu", "")
 
     def configure(  # type: ignore[override]
@@ -142,6 +144,9 @@ class XlaBackend(Backend):
         return {"USE_TORCH_XLA": "1"}  # accelerate and transformers then take it before they look for others
 
     def prepare(self, model: torch.nn.Module) -> None:
+        if model in self._prepared:  # by an earlier Trainer
+            return
+        self._prepared.add(model)
         if self._graphs is not None:
             self._graphs.watch(model)
         if self._sharding is not None:
