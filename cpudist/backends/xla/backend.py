@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,7 @@ class XlaBackend(Backend):
         self._host: HostCcl | HostGloo | None = None
         self._sharding: Sharding | None = None
         self._graphs: Graphs | None = None
+        self._prepared: WeakSet[torch.nn.Module] = WeakSet()
         self._choice = devices.Choice("cpu", "")
 
     def configure(  # type: ignore[override]
@@ -119,13 +121,15 @@ class XlaBackend(Backend):
             several.run_in_place(world, self._changes)
             if self._choice.kind == "cpu":
                 self._host = _agree_on_host(world, store, timeout)
-                if world.size > 1:
+                if world.size > 1 or runtime.addressable_runtime_device_count() > 1:
                     several.make_one_world(world, self._changes)
         self._graphs = Graphs(speaks=world.rank == 0)
         if world.rank == 0:
             count = runtime.addressable_runtime_device_count()
             kind = self._choice.kind.upper()
             say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
+            if count > 1 and self._sharding is None:
+                say(f"warning: xla uses one of the {count} devices of each process; give --mesh data=-1 to use all")
 
     def _devices_wanted(self) -> dict[str, str]:
         """On the CPU a mesh gets as many devices as it has places, where the user has not said how many there are."""
@@ -140,6 +144,9 @@ class XlaBackend(Backend):
         return {"USE_TORCH_XLA": "1"}  # accelerate and transformers then take it before they look for others
 
     def prepare(self, model: torch.nn.Module) -> None:
+        if model in self._prepared:  # by an earlier Trainer
+            return
+        self._prepared.add(model)
         if self._graphs is not None:
             self._graphs.watch(model)
         if self._sharding is not None:

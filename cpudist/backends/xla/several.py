@@ -1,8 +1,9 @@
-"""While a job of several CPU processes runs, the runtime's own questions get the job's answers.
+"""While a job of several CPU processes, or CPU devices, runs, the runtime's own questions get the job's answers.
 
 torch_xla (2.8) believes each CPU process to be alone: its world size is 1 and its collectives do nothing, so programs
-written for it, and accelerate and Trainer, would train every rank alone and end in success. Here its public functions
-know the job's world, its collectives go through the host, and those that cannot are refused.
+written for it, and accelerate and Trainer, would train every rank alone and end in success. Over several devices of one
+process its collectives abort. Here its public functions know the job's world, its collectives go through the host, and
+those that cannot are refused.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
     if groups or reduce_type not in _OPERATIONS:
         what = f"the reduction {reduce_type!r}" if reduce_type not in _OPERATIONS else "groups"
         raise UserError(f"xm.all_reduce: several CPU processes reduce through the host, which does not do {what}")
+    if dist.get_world_size() == 1:  # of several devices, that is: it uses one
+        return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     tensors = [inputs.clone()] if isinstance(inputs, torch.Tensor) else list(inputs)
     if tensors:
         reduce_flat(_host_group(), tensors, _OPERATIONS[reduce_type], scale)

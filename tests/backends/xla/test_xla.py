@@ -51,10 +51,13 @@ def test_meshes_of_four_devices_compute_as_one_does(gloo_losses: list[float], me
     assert _losses(1, "xla", "--mesh", mesh) == pytest.approx(gloo_losses, abs=1e-4)
 
 
-def test_every_collective_takes_tensors_of_the_device() -> None:
-    result = _start(2, sys.executable, str(CHECKS / "collectives.py"))
+@pytest.mark.parametrize("host", ["ccl", "gloo"])
+def test_every_collective_takes_tensors_of_the_device(host: str) -> None:
+    result = _start(2, sys.executable, str(CHECKS / "collectives.py"), host)
     for rank in (0, 1):
-        assert f"rank {rank}: all collectives agree over xla_ccl\n" in result.stdout, result.output
+        assert f"rank {rank}: all collectives agree over xla_{host}\n" in result.stdout, result.output
+    warning = "warning: xla sends gradients over gloo and not over ccl, rank 1 says: no compiler\n"
+    assert result.stderr.count(warning) == (host == "gloo"), result.output
 
 
 def test_a_program_for_the_runtime_trains_as_one_job() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,7 @@ class Sharding:
         """
         axes = mesh.parse(text)
         rows = None if table_file is None else table.read(table_file)
-        if not runtime.is_spmd():
-            runtime.use_spmd()
+        _become_one_program()
         if runtime.process_count() != world.size:
             raise UserError(
                 f"--mesh is one program over the devices of one runtime, which has connected {runtime.process_count()} "
@@ -90,6 +90,18 @@ class Sharding:
             _check_fed_in_parts(value)
             return
         self._lay("a batch", value, specs.check("a batch", value.shape, (self._batch,), self.sizes))
+
+
+_is_one_program = False  # for as long as this process lives
+
+
+def _become_one_program() -> None:
+    global _is_one_program
+    if _is_one_program:  # an earlier job's: what remains of it is what the runtime says of itself, a variable
+        os.environ["XLA_USE_SPMD"] = "1"
+    else:
+        runtime.use_spmd()
+    _is_one_program = True
 
 
 def _check_fed_in_parts(batch: Tensor) -> None:
