@@ -16,14 +16,14 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cpudist.backends.ccl.intel import answer_for_missing_package
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist import backends
-    from cpudist.api import init, shutdown
+    from cpudist.api import init, shutdown, step, wrap
     from cpudist.optimization import optimize
-    from cpudist.session import step, wrap
     from cpudist.world import World
 
 __all__ = [
@@ -44,8 +44,8 @@ _HOMES = {
     "init": "cpudist.api",
     "optimize": "cpudist.optimization",
     "shutdown": "cpudist.api",
-    "step": "cpudist.session",
-    "wrap": "cpudist.session",
+    "step": "cpudist.api",
+    "wrap": "cpudist.api",
 }
 
 
@@ -56,6 +56,9 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'cpudist' has no attribute {name!r}")
 
+
+# Scripts for Intel's binding import it before they do anything else.
+answer_for_missing_package()
 
 # torch registers "ccl" itself when it is imported after this (entry-point group torch.backends).
 if "torch" in sys.modules:

@@ -1,12 +1,19 @@
-"""`cpudist.init` and `cpudist.shutdown`: the session, with Hugging Face's libraries on its process group."""
+"""The door of a job: `enter` and `shutdown`, for scripts that call `cpudist.init` and for `cpudist-train` alike."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cpudist import huggingface, session
+from cpudist import environments, huggingface
+from cpudist.errors import UserError
+from cpudist.job.job import current, require, start_job
+from cpudist.job.process_group import let_scripts_join
 
 if TYPE_CHECKING:
+    import torch
+
+    from cpudist.environments import Environment
+    from cpudist.job import Job
     from cpudist.world import World
 
 
@@ -17,7 +24,7 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
     single process. Afterwards `torch.distributed` is ready, and the variables that libraries read (RANK, WORLD_SIZE,
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set. Until `shutdown`, accelerate and Trainer join this
     process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; best called before they are imported.
-    Calling it again returns the same world.
+    Calling it again returns the same world; after `shutdown` it starts a new job, with any backend.
 
     Args:
         backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
@@ -32,12 +39,49 @@ def init(backend: str = "auto", timeout: float = 300.0) -> World:
             exists that cpudist did not make, or transformers or accelerate are of a version that cpudist does not know.
         StartupTimeout: a rank did not arrive in time; the message names it.
     """
-    world = session.init(backend, timeout)
-    huggingface.install(world)
-    return world
+    running = current()
+    if running is None:
+        running = enter(environments.detect(), backend, timeout)
+    elif backend not in ("auto", running.world.backend):
+        raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
+    return running.world
+
+
+def enter(environment: Environment, backend: str, timeout: float) -> Job:
+    """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
+    started = start_job(environment, backend, timeout)
+    let_scripts_join(started)
+    huggingface.install(started)
+    return started
 
 
 def shutdown() -> None:
-    """Leave the job: wait for the other ranks, then take the process group down. Does nothing before `init`."""
-    huggingface.remove()
-    session.shutdown()
+    """Leave the job: wait for the other ranks, then take back everything that it has changed.
+
+    Does nothing without a job, and under `cpudist-train`, which leaves the job when the script has ended.
+    """
+    running = current()
+    if running is not None and not running.held:
+        running.leave()
+
+
+def wrap(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    """Make the model's gradients agree across ranks: DDP, or the backend's own way.
+
+    Args:
+        model: the model, on `World.device`.
+        options: the backend's own; those of `DistributedDataParallel` for ccl and gloo.
+
+    Raises:
+        UserError: there is no running job.
+    """
+    return require().backend.wrap(model, **options)
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """Apply the gradients of a backward pass; the same call for every backend.
+
+    Raises:
+        UserError: there is no running job.
+    """
+    require().backend.step(optimizer)

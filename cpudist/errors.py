@@ -5,6 +5,8 @@ raised as `UserError` with one line that names the cause and the remedy. The com
 exits with status 2; no traceback is shown.
 """
 
+USER_ERROR = 2  # exit status
+
 
 class UserError(Exception):
     """A one-line message that names the cause and the remedy; exit status 2 on the command line."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from cpudist.environments import Placement
 from cpudist.errors import UserError
-from cpudist.launchers.base import Placement
 
 if TYPE_CHECKING:
     import torch
@@ -61,11 +61,15 @@ class Member:
         node: a text that is the same for ranks that share a machine's memory, and different otherwise.
         host: the machine's name, for people.
         placement: what the launcher says.
+        cpus: the logical CPUs that it may use.
+        threads: how many threads of it compute.
     """
 
     node: str
     host: str
     placement: Placement
+    cpus: tuple[int, ...] = ()
+    threads: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -73,7 +77,8 @@ class Member:
     @classmethod
     def from_json(cls, text: str) -> Member:
         fields = json.loads(text)
-        return cls(fields["node"], fields["host"], Placement(**fields["placement"]))
+        placement, cpus = Placement(**fields.pop("placement")), tuple(fields.pop("cpus"))
+        return cls(placement=placement, cpus=cpus, **fields)
 
 
 @dataclass

@@ -30,7 +30,7 @@ check() {
     local ranks=$1
     shift
     printf '\n== %s: %s at %s ranks, CPUDIST_TRANSPORT=%s\n' "$sanitizer" "$*" "$ranks" "${CPUDIST_TRANSPORT:-}"
-    timeout 900 mpirun -n "$ranks" -env LD_PRELOAD "$runtime" python "tests/ccl/checks/$1" "${@:2}"
+    timeout 900 mpirun -n "$ranks" -env LD_PRELOAD "$runtime" python "tests/backends/ccl/checks/$1" "${@:2}"
 }
 
 [ $# -gt 0 ] || set -- address thread
@@ -43,11 +43,13 @@ for sanitizer in "$@"; do
             exit 2
             ;;
     esac
-    runtime=$("${CXX:-g++}" -print-file-name="$library")
+    # Before Python loads anything, and the C++ library with it: exceptions are watched from the start or not at all.
+    runtime=$("${CXX:-g++}" -print-file-name="$library"):$("${CXX:-g++}" -print-file-name=libstdc++.so)
     export CPUDIST_CACHE=$PWD/build/sanitize-$sanitizer PYTHONWARNINGS=ignore PYTHONMALLOC=malloc
     # Python and its libraries keep memory until the process ends, which is no leak of ours.
     export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1
-    export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:exitcode=66:report_signal_unsafe=0
+    TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:report_signal_unsafe=0
+    export TSAN_OPTIONS=$TSAN_OPTIONS:suppressions=$PWD/scripts/thread_sanitizer.supp
     build "$sanitizer"
     for CPUDIST_TRANSPORT in "" oneccl; do
         export CPUDIST_TRANSPORT

@@ -1,23 +1,28 @@
 #!/usr/bin/env bash
-# Fresh machine -> environment and the whole test suite, in one environment or in both:
-#   scripts/test.sh [newest|torch2.8|all] [ARGUMENTS OF PYTEST]
+# Fresh machine -> environment and the test suite:
+#   scripts/test.sh [newest|torch2.8|torch2.15|all] [ARGUMENTS OF PYTEST]
 #   scripts/test.sh sanitize [address|thread]    the ccl backend's checks under sanitizers, see sanitize.sh
-# e.g. scripts/test.sh -k launchers. The newest is the default, and the one in which style and types are checked.
+# e.g. scripts/test.sh -k environments. The newest is the default: the whole suite, with style, types and imports. In the
+# other environments runs what depends on the versions of torch and of Hugging Face's libraries. all: newest and torch2.8.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
-check_style_and_types() {
-    say "style and types"
+readonly DEPENDS_ON_VERSIONS=(tests/backends tests/bench tests/huggingface tests/job tests/optimization tests/training
+    --ignore=tests/backends/ccl/shared_memory)
+
+check_source() {
+    say "style, types and imports"
     ruff check .
     ruff format --check .
     mypy
+    lint-imports --no-logo
 }
 
 run_tests() {
     build_backend
     say "tests"
-    timeout 1800 python -m pytest "$@"
+    timeout 2700 python -m pytest "$@"
 }
 
 # Both, whatever becomes of the first: one failing environment says nothing about the other.
@@ -44,7 +49,11 @@ case ${1:-} in
         ;;
     torch2.8)
         make_environment ccl,plot,test "${TORCH_2_8[@]}"
-        run_tests "${@:2}"
+        run_tests "${DEPENDS_ON_VERSIONS[@]}" "${@:2}"
+        ;;
+    torch2.15)
+        make_environment ccl,plot,test "${TORCH_2_15[@]}"
+        run_tests "${DEPENDS_ON_VERSIONS[@]}" "${@:2}"
         ;;
     sanitize)
         make_environment ccl,plot,dev "${NEWEST[@]}"
@@ -53,7 +62,7 @@ case ${1:-} in
     *)
         [ "${1:-}" != newest ] || shift
         make_environment ccl,plot,dev "${NEWEST[@]}"
-        check_style_and_types
+        check_source
         run_tests "$@"
         ;;
 esac

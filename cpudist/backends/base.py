@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cpudist.errors import UserError
 
@@ -12,55 +12,77 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+    from cpudist.world import World
 
-@dataclass(frozen=True)
-class Seat:
-    """Where a backend finds itself: its rank, the job's size, and the store through which the ranks can meet."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    store: Store
-    timeout: float
+# What `cpudist.optimize` can do to a model and its optimizer.
+Optimization = Literal["ipex", "fused", "channels_last", "keep_memory", "master_weights", "autocast", "compile"]
 
 
 class Backend(ABC):
     """One way for ranks to compute together.
 
-    The order of calls is `unavailable`, `start`, then `device`, `wrap` and `step` as often as wanted, then `stop`.
-    Nothing here assumes CPU tensors, one process per device, or gradients that are reduced by hooks: a backend that
-    compiles whole steps or shards one program over devices fits too.
+    The order of calls is `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing here assumes
+    tensors on the CPU, one process per device, or gradients that are reduced by hooks: a backend that runs its steps
+    lazily, or shards one program over many devices, says so by `step`, `synchronize` and `wrap`.
+
+    Attributes:
+        name: what users call it.
+        device_type: where its ranks keep models and batches, as in ``torch.device(device_type)``.
+        makes_process_group: whether `start` makes `torch.distributed`'s default process group, which scripts and
+            libraries then use.
+        optimizations: what `cpudist.optimize` may do to a model that lives on its devices.
     """
 
     name: ClassVar[str]
+    device_type: str = "cpu"
+    makes_process_group: bool = True
+    optimizations: frozenset[Optimization] = frozenset()
 
     def unavailable(self) -> str | None:
         """Why this process cannot use the backend, in one line that names the remedy; None when it can."""
         return None
 
     @abstractmethod
-    def start(self, seat: Seat) -> None:
-        """Make the job's default process group. All ranks call it; it is bounded by ``seat.timeout`` seconds."""
+    def start(self, world: World, store: Store, timeout: float) -> None:
+        """Make the ranks of `world` work together. All of them call it, and each returns or raises in bounded time.
 
-    @abstractmethod
+        Args:
+            world: this rank's place among the others; its `backend` is not set yet.
+            store: all ranks' own, for them to meet in. Its keys are new.
+            timeout: seconds for the start and for every collective after it.
+        """
+
     def device(self) -> torch.device:
         """The device of this rank."""
+        import torch
+
+        return torch.device(self.device_type)
+
+    def variables(self) -> Mapping[str, str]:
+        """What the environment must hold while a job runs, so that other libraries use the same devices."""
+        return {}
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Make the model's gradients agree across ranks."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the gradients of a backward pass."""
+        """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work."""
         optimizer.step()
+
+    def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Wait until this rank's device has done all that it was given. The CPU always has."""
 
     def ddp_options(self) -> dict[str, Any]:
         """What suits `DistributedDataParallel` on this backend where somebody else wraps the model, as Trainer does."""
         return {}
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every collective from now on, in the default group and in those made later."""
+        """Bound every collective from now on, in the default group and in those made later.
+
+        Raises:
+            UserError: this backend cannot change its limit after the start.
+        """
         raise UserError(f"the timeout of the backend {self.name} cannot be changed; give it at the start")
 
     def transport(self) -> str | None:
@@ -77,4 +99,4 @@ class Backend(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Release everything; the process may go on without a process group."""
+        """Release everything; the process may go on, and start a backend again."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from cpudist.backends.ddp import DdpBackend
+from cpudist.backends.process_group import ProcessGroupBackend
 
 
-class GlooBackend(DdpBackend):
+class GlooBackend(ProcessGroupBackend):
+    """`torch.distributed`'s own gloo, over TCP."""
+
     name = "gloo"
 
     def unavailable(self) -> str | None:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from cpudist import session
-from cpudist.backends.ccl import library
+from cpudist import job
+from cpudist.backends.ccl import extension
 from cpudist.bench import table
 from cpudist.bench.measure import CCL, GLOO, PIECES, RAW, both_groups, timed, together
 from cpudist.bench.timing import Contender, Ratio, Timings, Turns, ratio, take_turns
@@ -153,9 +153,9 @@ def _raw_allreduce(world: World, size: int) -> dict[str, Contender]:
 
     def in_pieces(piece: int) -> Contender:
         def measure(calls: int) -> list[float]:
-            store = PrefixStore(f"bench/raw/{next(_number)}", session.store())
+            store = PrefixStore(f"bench/raw/{next(_number)}", job.require().meeting.store)
             return list(
-                library.load().allreduce_baseline(
+                extension.load().allreduce_baseline(
                     store, world.rank, world.size, bytes=size, repeats=calls, piece_bytes=piece
                 )
             )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from cpudist import session
+from cpudist.machine.cpus import allowed_cpus, cpu_model
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
-    from cpudist.world import World
+    from cpudist.job import Job
 
 # Variables that change how fast ranks communicate or compute; recorded where they are set.
 _TELLING = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
@@ -31,19 +31,20 @@ class Results(Protocol):
     def as_list(self) -> list[dict[str, Any]]: ...
 
 
-def environment(world: World) -> dict[str, Any]:
+def environment(job: Job) -> dict[str, Any]:
     """The job and this rank's machine."""
+    world = job.world
     return {
         "cpudist": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        **session.details(),
+        **job.backend.details(),
         "launcher": world.launcher,
         "world_size": world.size,
         "hosts": list(world.hosts),
-        "transport": session.transport(),
-        "cpu_model": _cpu_model(),
-        "cpus": sorted(os.sched_getaffinity(0)),
+        "transport": job.backend.transport(),
+        "cpu_model": cpu_model(),
+        "cpus": allowed_cpus(),
         "threads": torch.get_num_threads(),
         "variables": {
             name: value
@@ -70,13 +71,3 @@ def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: R
     """Write everything that was measured, and where."""
     content = {"benchmark": benchmark, "environment": environment, "results": results.as_list()}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    # Not on every architecture: on Arm there is no such line.
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

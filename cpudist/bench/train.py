@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from cpudist import optimization, session
+from cpudist import job
 from cpudist.bench import table, workload
 from cpudist.bench.measure import timed, together
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
-from cpudist.optimization import ipex, native
+from cpudist.optimization import ipex, native, optimize
 
 if TYPE_CHECKING:
     from cpudist.world import World
@@ -88,7 +88,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> TrainT
         contenders = {name: together(timed(step), group) for name, step in steps.items()}
         return take_turns(contenders, _QUICK if quick else _FULL, say)
 
-    # In this order: what is done to the allocator, or by importing Intel's extension, is done to the whole process.
+    # In this order: changes to the allocator, and by importing Intel's extension, hold for the rest of the process.
     parts = {_GIVEN: take_all({_PLAIN: None, **_each(_CHOICES, ipex=False, keep_memory=False)})}
     parts[_KEPT] = take_all(_each(_CHOICES if quick else {**_CHOICES, **_COMPILED}, ipex=False))
     if ipex.missing() is None:
@@ -110,10 +110,10 @@ class _Training:
         self._context: Callable[[], AbstractContextManager[Any]] = nullcontext
         options = choice if isinstance(choice, dict) else {}
         if isinstance(choice, dict):
-            optimization.optimize(model, self._optimizer, **{**options, "compile": False})
+            optimize(model, self._optimizer, **{**options, "compile": False})
         elif choice == _RECIPE:
             self._apply_intels_recipe(model)
-        self._model = session.wrap(model)
+        self._model = job.require().backend.wrap(model)
         if options.get("compile"):
             self._model.compile()
         self._tokens = workload.tokens(rank, shape)

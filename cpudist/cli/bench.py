@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
+from cpudist.console import say
+from cpudist.environments import Environment
 from cpudist.errors import UserError
 
+_TIMEOUT = 300.0  # seconds, for any one call
 _ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "train": 1}
 
 _EPILOG = """\
@@ -54,31 +56,36 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.set_defaults(action=_bench, every_rank=True)
 
 
-def _bench(options: argparse.Namespace) -> None:
+def _bench(options: argparse.Namespace, environment: Environment) -> None:
     # Late: they import torch, which takes seconds that --help need not wait for.
-    from cpudist import session
+    from cpudist import api
     from cpudist.bench import collectives, ddp, plot, report, train
 
-    world = session.init("ccl")
+    job = api.enter(environment, "ccl", _TIMEOUT)
+    world = job.world
     if world.size < _ENOUGH_RANKS[options.subject]:
         raise UserError("one rank has nobody to talk to; start it as: mpirun -n 2 cpudist bench …")
     if world.rank == 0:
         _check_outputs(options)
-    say = _to_stderr if world.rank == 0 else _say_nothing
+
+    def progress(line: str) -> None:
+        if world.rank == 0:
+            say(line, program="cpudist bench")
+
     subjects: dict[str, Callable[..., collectives.CollectiveTimes | ddp.DdpTimes | train.TrainTimes]] = {
         "collectives": collectives.run,
         "ddp": ddp.run,
         "train": train.run,
     }
-    measured = subjects[options.subject](world, say, options.quick)
+    measured = subjects[options.subject](world, progress, options.quick)
     if world.rank == 0:
-        environment = report.environment(world)
-        print(report.headline(environment), measured.table(), sep="\n\n", flush=True)
+        where = report.environment(job)
+        print(report.headline(where), measured.table(), sep="\n\n", flush=True)
         if options.json:
-            report.write(options.json, options.subject, environment, measured)
+            report.write(options.json, options.subject, where, measured)
         if options.plot:
             plot.draw(measured, options.plot)
-    session.shutdown()
+    job.leave()
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
@@ -91,11 +98,3 @@ def _check_outputs(options: argparse.Namespace) -> None:
             path.open("a").close()
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
-
-
-def _to_stderr(line: str) -> None:
-    print(f"cpudist bench: {line}", file=sys.stderr, flush=True)
-
-
-def _say_nothing(line: str) -> None:
-    pass

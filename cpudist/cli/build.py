@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
+from cpudist.environments import Environment
 from cpudist.errors import UserError
 
 _DESCRIPTION = """\
@@ -43,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.set_defaults(action=_build, every_rank=False)
 
 
-def _build(options: argparse.Namespace) -> None:
+def _build(options: argparse.Namespace, environment: Environment) -> None:
     output: Path | None = options.output and options.output.expanduser().absolute()
     if output and output.exists() and not output.is_dir():
         raise UserError(f"--output {options.output} is not a folder; name one that is, or that can be made")

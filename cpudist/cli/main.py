@@ -10,11 +10,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cpudist import failure
+from cpudist import environments
 from cpudist.cli import bench, build
-from cpudist.cli.parser import Parser, with_dashes
-from cpudist.errors import UserError
-from cpudist.launchers import launched_rank
+from cpudist.cli.parser import Parser, shown_once, with_dashes
+from cpudist.console import say
+from cpudist.environments import Environment
+from cpudist.errors import USER_ERROR, UserError
 from cpudist.version import __version__
 
 COMMANDS = (build, bench)
@@ -33,11 +34,13 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
+    environment = environments.detect()
     try:
-        options = _parser().parse_args(with_dashes(words) or ["--help"])
+        with shown_once(environment):
+            options = _parser().parse_args(with_dashes(words) or ["--help"])
     except UserError as error:
-        return _report(error)
-    return _run_rank(options) if options.every_rank else _run_alone(options)
+        return _report(error, environment)
+    return _run_rank(options, environment) if options.every_rank else _run_alone(options, environment)
 
 
 def _parser() -> Parser:
@@ -55,24 +58,26 @@ def _parser() -> Parser:
     return parser
 
 
-def _run_alone(options: argparse.Namespace) -> int:
+def _run_alone(options: argparse.Namespace, environment: Environment) -> int:
     try:
-        options.action(options)
+        options.action(options, environment)
     except UserError as error:
-        return _report(error)
+        return _report(error, environment)
     return 0
 
 
-def _run_rank(options: argparse.Namespace) -> int:
+def _run_rank(options: argparse.Namespace, environment: Environment) -> int:
     """Run a command that every rank of a job runs: one rank's error ends the job."""
+    from cpudist import job  # late: it imports torch
+
     try:
-        options.action(options)
+        options.action(options, environment)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
-        failure.fail(error, rank=launched_rank())
+        job.fail(error, rank=environment.rank)
     return 0
 
 
-def _report(error: UserError) -> int:
-    if launched_rank() in (0, None):
-        print(f"cpudist: {error}", file=sys.stderr)
-    return failure.USER_ERROR
+def _report(error: UserError, environment: Environment) -> int:
+    if environment.speaks:
+        say(str(error))
+    return USER_ERROR

@@ -1,24 +1,29 @@
-"""What the parsers of all commands have in common: who speaks, and how options may be spelled."""
+"""What the parsers of all commands have in common: what a mistake becomes, and how options may be spelled."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
+from cpudist.environments import Environment
 from cpudist.errors import UserError
-from cpudist.launchers import launched_rank
 
 
 class Parser(argparse.ArgumentParser):
-    """Of all ranks that a launcher started, rank 0 alone speaks: errors are `UserError`s, help is its own."""
+    """Raises a `UserError` for a mistake, so that one line is all that is shown."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; {self.prog} --help explains what it takes")
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if launched_rank() in (0, None):
-            super()._print_message(message, file)
+
+@contextlib.contextmanager
+def shown_once(environment: Environment) -> Iterator[None]:
+    """Of all ranks that a launcher started, one shows what the block prints, such as help."""
+    with contextlib.nullcontext() if environment.speaks else contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def with_dashes(words: Sequence[str]) -> list[str]:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from cpudist import failure
-from cpudist.cli.parser import Parser
-from cpudist.errors import UserError
-from cpudist.launchers import launched_rank
+from cpudist import environments
+from cpudist.cli.parser import Parser, shown_once
+from cpudist.console import say
+from cpudist.environments import Environment
+from cpudist.errors import USER_ERROR, UserError
 from cpudist.training.recipes import RECIPES
 from cpudist.training.target import Recipe, Target, resolve
 
@@ -42,18 +43,23 @@ Options come before TARGET; everything after it goes to TARGET untouched.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit status, or ends the process when the job fails."""
     words = sys.argv[1:] if argv is None else list(argv)
+    environment = environments.detect()
     try:
         options = _parse(words)
         if options.help or not words:
-            return _show_help()
+            with shown_once(environment):
+                _parser().print_help()
+            return 0
         target = resolve(options.target, options.args, module=options.module)
         if isinstance(target, Recipe) and target.wants_help:
-            return _show_recipe_help(target)
+            if environment.speaks:  # not the others: a recipe takes seconds to import
+                target.run()
+            return 0
     except UserError as error:
-        if launched_rank() in (0, None):
-            print(f"cpudist-train: {error}", file=sys.stderr)
-        return failure.USER_ERROR
-    return _run(options, target)
+        if environment.speaks:
+            say(str(error), program="cpudist-train")
+        return USER_ERROR
+    return _run(options, target, environment)
 
 
 def _parser() -> Parser:
@@ -110,16 +116,16 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _run(options: argparse.Namespace, target: Target) -> int:
+def _run(options: argparse.Namespace, target: Target, environment: Environment) -> int:
     # Late: torch takes seconds to import, which a wrong option or --help need not wait for.
-    from cpudist import session
-    from cpudist.training import job
+    from cpudist import api, job
+    from cpudist.training.run import run_target
 
     try:
-        world = session.init(options.backend, options.timeout)
-        job.run(target, world, options.record)
+        running = api.enter(environment, options.backend, options.timeout)
+        run_target(target, running, options.record)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
-        failure.fail(error, _show, launched_rank())
+        job.fail(error, _show, environment.rank)
     return 0
 
 
@@ -133,16 +139,4 @@ def _show(error: BaseException) -> None:
 
 def _is_ours(where: TracebackType) -> bool:
     name = where.tb_frame.f_globals.get("__name__", "")
-    return name in (__name__, "runpy", "cpudist.training.job", "cpudist.training.target")
-
-
-def _show_help() -> int:
-    if launched_rank() in (0, None):
-        _parser().print_help()
-    return 0
-
-
-def _show_recipe_help(target: Recipe) -> int:
-    if launched_rank() in (0, None):
-        target.run()
-    return 0
+    return name in (__name__, "runpy", "cpudist.training.run", "cpudist.training.target")

@@ -25,7 +25,7 @@ PACKAGE = "intel_extension_for_pytorch"
 
 _NOT_COMPILED = "beside Intel's extension compiled models get no gradients below a layer norm"
 
-# That it replaces kernels of torch, which is what it is for, with the details of one; what it found of the machine.
+# Notes that it replaces kernels of torch, as it should, with the details of one; and on what it found of the machine.
 _NOTES = ("Warning only once for all operators", "No CUDA runtime is found", "My guessed rank = ")
 _DETAILS = ("Overriding a previously", "operator:", "registered at", "dispatch key:", "previous kernel:", "new kernel:")
 
@@ -46,7 +46,7 @@ def missing(compiled: bool = False) -> str | None:
 
 
 def check_not_loaded() -> None:
-    """Refuse to compile in a process that has loaded Intel's extension, by whomever.
+    """Refuse to compile in a process that has loaded Intel's extension.
 
     Raises:
         UserError: it is loaded. Release 2.8 puts a kernel without a gradient in the place of torch's layer norm;
@@ -61,13 +61,13 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
 
     Source: ``intel_extension_for_pytorch.optimize``, release 2.8.
     """
-    # Its layer norm is not registered as torch 2.8 wants it; its gradients are right (tests/unit/test_optimize.py).
+    # Its layer norm is not registered as torch 2.8 wants it; its gradients are right (tests/optimization).
     warnings.filterwarnings("ignore", "aten::layer_norm: an autograd kernel was not registered", UserWarning)
     # It imports accelerate, which takes torch_xla in unless told not to.
     os.environ.setdefault("USE_TORCH_XLA", "0")
     with _without_its_notes():
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
-        torch.compiler.set_stance("force_eager")  # see check_not_loaded: nobody shall compile from here on
+        torch.compiler.set_stance("force_eager")  # see check_not_loaded: from here on, nothing is compiled
         if optimizer is None:  # for inference it would fold layers, and the model could no more be saved as it was
             return
         with _in_training(model):

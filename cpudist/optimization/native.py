@@ -36,7 +36,7 @@ def channels_last(model: torch.nn.Module) -> bool:
 
 
 def own_compile_cache(rank: int) -> str:
-    """A folder of this rank's own for what torch.compile makes, to be named in TORCHINDUCTOR_CACHE_DIR.
+    """A folder for what torch.compile makes on this rank alone, to be named in TORCHINDUCTOR_CACHE_DIR.
 
     In a folder that ranks share, one that is killed while it writes leaves a truncated library for all.
     """

@@ -55,7 +55,7 @@ def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
     def run(forward: Any) -> Any:
         def run_in_dtype(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = _cast((args, kwargs), torch.float32, dtype)
-            # Whoever calls it under autocast means no other precision than this.
+            # A caller's autocast would convert again.
             with torch.autocast("cpu", enabled=False):
                 return forward(*args, **kwargs)
 
@@ -76,7 +76,7 @@ def _replace_forward(model: torch.nn.Module, around: Any) -> None:
             if "dtype" in str(error):
                 raise RuntimeError(f"{error} (a model that mixes number formats needs autocast=True)") from error
             raise
-        # Losses and metrics are then computed in float32, whoever computes them.
+        # So that losses and metrics are computed in float32.
         return _cast(outputs, None, torch.float32)
 
     model.forward = replaced

@@ -1,8 +1,8 @@
-"""What runs on every rank of a training job, once the ranks have met.
+"""What runs on every rank of a training job once it has started.
 
-Running the user's script, module or a recipe; quietening all ranks but the first; keeping Hugging Face's Trainer and
-accelerate on the job's process group; measuring steps and writing the run record.
+- `target.py`: the user's script, module or recipe; `run.py`: running it to its end, and the job with it.
+- `quiet.py`: all ranks but the first keep quiet; `step_timer.py`: Trainer's steps, measured for the run record.
+- `recipes/`: ready-made training scripts; `curve.py`, `summary.py`: how a run went, to look at and to read.
 
-It stands on `cpudist.session` and `cpudist.failure` alone: it must not know which launcher started the job nor what the
-process group is made of.
+It must not know environments, rendezvous, process groups or command lines.
 """

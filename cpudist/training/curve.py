@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from cpudist.console import say
 
 
 def draw(history: Sequence[Mapping[str, float]], path: Path, title: str) -> bool:
@@ -13,10 +14,7 @@ def draw(history: Sequence[Mapping[str, float]], path: Path, title: str) -> bool
         # Not pyplot: it would pick a window system; a figure of its own needs none.
         from matplotlib.figure import Figure
     except ImportError:
-        print(
-            f'cpudist: {path.name} was not drawn; pip install "cpudist[plot]" brings matplotlib',
-            file=sys.stderr,
-        )
+        say(f'{path.name} was not drawn; pip install "cpudist[plot]" brings matplotlib')
         return False
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

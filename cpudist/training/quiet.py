@@ -7,11 +7,14 @@ libraries are imported, which is when they read these variables; a value that th
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
-from cpudist.huggingface.on_import import after_import
+from cpudist.on_import import after_import
+
+if TYPE_CHECKING:
+    from cpudist.changes import Changes
 
 _QUIET = {
     "TQDM_DISABLE": "1",
@@ -22,12 +25,13 @@ _QUIET = {
 }
 
 
-def quiet_libraries() -> None:
-    """Turn off bars, informative logs and warnings of the usual libraries in this process."""
+def quiet_libraries(changes: Changes) -> None:
+    """Turn off bars, informative logs and warnings of the usual libraries in this process, until `changes` end."""
     for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+        changes.default_variable(name, value)
     # The level alone does not do: Trainer sets that of the other ranks to "warning".
-    after_import("transformers.utils.logging", lambda module: module.disable_default_handler())
+    changes.then(after_import("transformers.utils.logging", lambda module: module.disable_default_handler()))
     logging.getLogger("transformers").addHandler(logging.NullHandler())  # without any, warnings go to stderr
     if not sys.warnoptions:  # -W and PYTHONWARNINGS are the user's word
+        changes.attribute(warnings, "filters", list(warnings.filters))
         warnings.simplefilter("ignore")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cpudist.console import say
 from cpudist.errors import UserError
 
 
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read the run record {argv[0]}: {error}") from error
     except UserError as error:
-        print(f"cpudist: {error}", file=sys.stderr)
+        say(str(error))
         return 2
     print(summarize(record))
     return 0

@@ -1,8 +1,8 @@
 """TARGET of `cpudist-train`, a script, a module or a recipe: found before the job starts, run as by Python.
 
-`resolve` finds out what the words mean and whether it is there, so that a typing error costs no start of the
-job. `run` makes sys.argv, sys.path[0] and `__main__` what they would be under plain `python`, so that
-pickling, dataclasses and multiprocessing in the target see nothing unusual.
+`resolve` finds out what the words mean and whether the target exists, before a job is started in vain. `run` makes
+sys.argv, sys.path[0] and `__main__` what they would be under plain `python`, so that pickling, dataclasses and
+multiprocessing in the target see nothing unusual.
 """
 
 from __future__ import annotations

@@ -12,13 +12,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from cpudist.backends.ccl.toolchain import Compiler, OneCcl, compile_command, find_compiler, find_oneccl
+from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.waiting import poll
 
 SOURCES = Path(__file__).parent / "csrc"
 _COMPILE_SECONDS = 900.0
@@ -86,31 +88,30 @@ def _lock(folder: Path) -> Iterator[None]:
             "set CPUDIST_CACHE to a folder that can be written"
         ) from None
     with handle:
-        deadline = time.monotonic() + _COMPILE_SECONDS
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"another process has been compiling for {_COMPILE_SECONDS:.0f} s "
-                        f"(lock {handle.name}); end it and try again"
-                    ) from None
-                time.sleep(0.2)
+        if not poll(lambda: _take(handle), _COMPILE_SECONDS):
+            raise UserError(
+                f"another process has been compiling for {_COMPILE_SECONDS:.0f} s "
+                f"(lock {handle.name}); end it and try again"
+            )
         yield
+
+
+def _take(handle: IO[str]) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
     import torch
 
-    print(
-        f"cpudist: compiling the ccl backend for torch {torch.__version__} and oneCCL {oneccl.version} "
-        "(once, about half a minute)",
-        file=sys.stderr,
-        flush=True,
+    say(
+        f"compiling the ccl backend for torch {torch.__version__} and oneCCL {oneccl.version} "
+        "(once, about half a minute)"
     )
-    # Built beside its place and moved there whole: nobody ever loads half a file.
+    # Built in a folder beside, then moved: no process can load half a file.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         output = Path(scratch) / target.name
         command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from typing import Any
 
 import torch
 from torch.distributed import PrefixStore
 
-from cpudist.backends.ccl.library import load
+from cpudist.backends.ccl.extension import load
 from cpudist.errors import UserError
-from cpudist.rendezvous import exchange, node_identity
+from cpudist.machine.cpus import allowed_cpus, cores_to_spare
+from cpudist.machine.identity import node_identity
+from cpudist.rendezvous import exchange
 
 
 def create_group(options: Any) -> Any:
@@ -25,6 +26,7 @@ def create_group(options: Any) -> Any:
     module = load()
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
+    own = {"node": node_identity(), "cpus": allowed_cpus(), "transport": os.environ.get("CPUDIST_TRANSPORT", "")}
     members = [
         json.loads(text)
         for text in exchange(
@@ -32,49 +34,27 @@ def create_group(options: Any) -> Any:
             rank,
             size,
             "member",
-            json.dumps(
-                {
-                    "node": node_identity(),
-                    "cpus": sorted(os.sched_getaffinity(0)),
-                    "transport": os.environ.get("CPUDIST_TRANSPORT", ""),
-                }
-            ),
+            json.dumps(own),
             timeout,
             what=f"creating the ccl group {options.group_id!r}",
             meanwhile=module.progress,  # a peer may need what is under way before it can come here
         )
     ]
-    _start_thread(module, members, rank)
+    shared_memory = _may_share_memory({member["transport"] for member in members})
+    neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
+    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads())
+    # The default group is the whole job; a subgroup does not see who else uses the node's cores.
+    module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
     store = PrefixStore("transport", options.store)
-    return module.create_group(store, rank, nodes, timeout, options.group_id, _may_share_memory(members))
+    return module.create_group(store, rank, nodes, timeout, options.group_id, shared_memory)
 
 
-def _may_share_memory(members: list[dict[str, Any]]) -> bool:
-    """Whether our own transport may be used inside a machine; CPUDIST_TRANSPORT=oneccl switches it off."""
-    chosen = {member["transport"] for member in members}
+def _may_share_memory(chosen: set[str]) -> bool:
+    """Whether our own transport may be used inside a machine, after all ranks' CPUDIST_TRANSPORT."""
     if unknown := chosen - {"", "oneccl"}:
         raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")
     if len(chosen) > 1:
         raise UserError("CPUDIST_TRANSPORT is oneccl on some ranks only; set it on all of them, or on none")
-    return not chosen - {""}
-
-
-def _start_thread(module: Any, members: list[dict[str, Any]], rank: int) -> None:
-    """Start the thread for progress, which polls where this rank has a core left over for it.
-
-    The first group decides: it is the whole job, while a subgroup does not see who else uses the node's cores.
-    """
-    module.start_thread(polls=cores_to_spare(members, rank, torch.get_num_threads()) >= 1)
-
-
-def cores_to_spare(members: list[dict[str, Any]], rank: int, threads: int) -> int:
-    """Cores of this rank that its ``threads`` computing threads leave over.
-
-    ``members`` gives each rank's node and CPUs. Ranks that share CPUs (no pinning) share them evenly.
-    """
-    own = members[rank]
-    users = Counter(cpu for one in members if one["node"] == own["node"] for cpu in one["cpus"])
-    cores = sum(1 / users[cpu] for cpu in own["cpus"])
-    return int(cores + 1e-9) - threads
+    return chosen == {""}

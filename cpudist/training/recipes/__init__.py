@@ -1,8 +1,11 @@
 """Ready-made training scripts: `cpudist-train clm --train_file …`.
 
-Each module here is one recipe over Trainer and datasets with a function `main(argv)`; it may be read as an example of
-how little a script needs to know about the job it runs in. What recipes share lies in folders: common (all of them),
-language (clm, mlm), questions (qa), classes (classify, images), vision (images).
+A recipe is a page over Trainer and datasets, read from top to bottom, with a command to try at its head and a function
+`main(argv)`: clm.py, mlm.py, qa.py, classify.py, images.py. What all of them need lies in data.py (options, reading,
+splits), script.py (options, models, training, results) and trainer.py (exact metrics on any number of ranks). The other
+files are algorithms: language_modeling.py, classification.py, squad.py, spans.py, convnet.py, pixels.py.
+
+To add one, copy the page that is nearest, and name it here.
 
 This file names the recipes without importing them: transformers takes seconds.
 """

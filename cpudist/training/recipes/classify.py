@@ -1,202 +1,208 @@
-"""Text classification, of single texts or pairs, from CSV or JSON files or the hub, with a pretrained model."""
+"""Text classification, of single texts or pairs, with a pretrained model; it gets a new head for other classes.
+
+Which package of Python's standard library is a docstring from? With the model of the command in mlm.py:
+
+    python examples/stdlib_data.py runs/data
+    mpirun -n 2 cpudist-train classify --model_name_or_path runs/mlm --output_dir runs/classify \\
+        --train_file runs/data/train.csv --validation_file runs/data/validation.csv \\
+        --do_train --do_eval --num_train_epochs 10 --learning_rate 1e-3 --save_strategy no
+
+From the hub: --model_name_or_path distilbert-base-uncased --dataset_name glue --dataset_config_name sst2
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import Dataset
+from datasets import Dataset, Value
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     DataCollatorWithPadding,
-    PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainingArguments,
-    set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from cpudist.errors import UserError
-from cpudist.training.recipes.classes import classification, labels, tables
-from cpudist.training.recipes.common import course, models, outcome, sources, splits
-from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
-from cpudist.training.recipes.common.evaluation import ExactTrainer
+from cpudist.training.recipes import classification, data, script
+from cpudist.training.recipes.classification import Labelled
+from cpudist.training.recipes.trainer import ExactTrainer, mean_loss
 
+# Without this, pandas takes the label "None" and the text "NA" for missing.
+_CSV = {"keep_default_na": False}
+_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".csv": ("csv", _CSV),
+    ".tsv": ("csv", {**_CSV, "sep": "\t"}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".ndjson": ("json", {}),
+}
+# What data sets call the columns of text; the second is None where there is but one.
+_TEXT_COLUMNS: tuple[tuple[str, str | None], ...] = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text", None),
+    ("sentence", None),
+    ("sentence1", None),
+)
 _SHOWN_CHARACTERS = 100
 
 
 @dataclass
-class ModelArguments:
-    """Which model and tokenizer."""
-
-    model_name_or_path: str = field(
-        metadata={
-            "help": "Pretrained model: a folder or a hub name. A classifier of other classes gets a new head, "
-            "and so does a language model."
-        }
-    )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer, if not the model's: a folder or a hub name."}
-    )
-
-
-@dataclass
-class DataArguments:
+class DataArguments(data.FileDataArguments):
     """Which samples, and how much of them."""
 
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "To train on: .csv, .tsv, .json or .jsonl files, or patterns.", "nargs": "+"},
+    text_column: str | None = HfArg(
+        default=None, help="Column with the text (default: text, sentence, sentence1 …, or the only one of strings)."
     )
-    validation_file: list[str] = field(
-        default_factory=list, metadata={"help": "To evaluate on: files or patterns.", "nargs": "+"}
-    )
-    validation_split_percentage: int | None = field(
-        default=None,
-        metadata={"help": "Without data to evaluate on: how much of that to train on to hold out (default 5)."},
-    )
-    dataset_name: str | None = field(default=None, metadata={"help": "Instead of files: a data set of the hub."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, e.g. sst2 of glue."})
-    text_column: str | None = field(
-        default=None,
-        metadata={"help": "Column with the text (default: text, sentence, sentence1 …, or the only one of strings)."},
-    )
-    text_pair_column: str | None = field(default=None, metadata={"help": "Column with the second text of a pair."})
-    label_column: str = field(default="label", metadata={"help": "Column with the label: strings or whole numbers."})
-    max_seq_length: int = field(default=128, metadata={"help": "Longer samples are cut after that many tokens."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on that many samples at most."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on that many samples at most."})
+    text_pair_column: str | None = HfArg(default=None, help="Column with the second text of a pair.")
+    label_column: str = HfArg(default="label", help="Column with the label: strings or whole numbers.")
+    max_seq_length: int = HfArg(default=128, help="Longer samples are cut after that many tokens.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        data.check_minimum(self, 3, "max_seq_length")  # the tokens around the text count as well
 
 
 def main(argv: list[str]) -> None:
     """Run the recipe with the options `argv`."""
-    types = (ModelArguments, DataArguments, TrainingArguments)
-    model_arguments, data_arguments, arguments = parse("classify", __doc__ or "", types, argv)
-    check_training_arguments(arguments)
-    checkpoint = checkpoint_to_resume(arguments)
-    outcome.start_record(arguments.output_dir)
-
-    parts = _read(data_arguments, arguments)
-    config = models.load(AutoConfig, model_arguments.model_name_or_path)
-    tokenizer = _tokenizer(model_arguments)
-    data = _prepare(parts, tokenizer, config, data_arguments, arguments)
-    set_seed(arguments.seed)  # now: a new head must be the same on every rank, whoever prepared the data
-    model = _model(model_arguments, tokenizer, data.names)
-
-    trainer = ExactTrainer(
-        score=classification.score,
-        metrics=classification.metrics,
-        compute_loss_func=classification.loss(arguments),
-        model=model,
-        args=arguments,
-        train_dataset=data.train,
-        eval_dataset=data.evaluation,
-        processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
-    )
-    if trainer.is_world_process_zero():
-        samples = f"{len(data.train) if data.train else 0} samples to train on"
-        print(f"classify: {model.num_parameters():,} parameters, {len(data.names)} labels, {samples}", flush=True)
-    course.run(trainer, "classify", checkpoint, classification.evaluate)
-    if trainer.is_world_process_zero():
-        shown = data.train if data.evaluation is None else data.evaluation
-        classification.show(trainer, classification.some(shown), data.shown, data.names)
-
-
-@dataclass
-class _Data:
-    """What the samples came to: tokens and "labels", what the labels are called, and the text of `some` samples."""
-
-    train: Dataset | None
-    evaluation: Dataset | None
-    names: list[str]
-    shown: list[str]
-
-
-def _read(data: DataArguments, arguments: TrainingArguments) -> Mapping[str, Dataset]:
-    if data.dataset_name is not None:
-        if data.train_file or data.validation_file:
-            raise UserError("give files or --dataset_name, not both")
-        parts: Mapping[str, Dataset] = sources.load(arguments, data.dataset_name, name=data.dataset_config_name)
-        return parts
-    if arguments.do_train and not data.train_file:
-        raise UserError("--do_train needs --train_file or --dataset_name")
-    if not (data.train_file or data.validation_file):
-        raise UserError("--do_eval needs --validation_file, or --train_file or --dataset_name to hold a part of it out")
-    return tables.read_files({"train": data.train_file, "validation": data.validation_file}, arguments)
-
-
-def _prepare(
-    parts: Mapping[str, Dataset],
-    tokenizer: PreTrainedTokenizerBase,
-    config: PretrainedConfig,
-    data: DataArguments,
-    arguments: TrainingArguments,
-) -> _Data:
-    train, evaluation = splits.choose(parts, data.validation_split_percentage, arguments)
-    if not arguments.do_train:
-        train = None
-    used = [samples for samples in (train, evaluation) if samples is not None]
-    columns = tables.text_columns(used[0], (data.text_column, data.text_pair_column), data.label_column)
-    for samples, name in [(samples, name) for samples in used for name in (*columns, data.label_column) if name]:
-        splits.column(samples, name, "--label_column" if name == data.label_column else "--text_column")
-
-    # With what is held out: a rare label may be there alone.
-    train_values = labels.names_by_value(parts["train"], data.label_column) if train is not None else {}
-    values = labels.names_by_value(evaluation, data.label_column) if evaluation is not None else {}
-    names = labels.settle(train_values.values(), values.values(), labels.known_names(config))
-
-    tokenise = tables.Tokenising(tokenizer, columns, arguments)
-    length = _max_length(data, tokenizer, config)
-    train = splits.at_most(train, data.max_train_samples, arguments)
-    evaluation = splits.at_most(evaluation, data.max_eval_samples, arguments)
-    shown = classification.some(train if evaluation is None else evaluation)
-    if train is not None:
-        train = tokenise(train, data.label_column, labels.ids_by_value(train_values, names), length)
-    if evaluation is not None:
-        ids = labels.ids_by_value(values, names)
-        evaluation = tokenise.evaluated(evaluation, data.label_column, ids, length)
-    return _Data(train, evaluation, names, [_beginning(row, columns) for row in shown])
-
-
-def _max_length(data: DataArguments, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
-    if data.max_seq_length < 3:
-        raise UserError("--max_seq_length must be 3 or more: the tokens around the text count as well")
-    limits: list[int | None] = [
-        data.max_seq_length,
-        tokenizer.model_max_length,
-        getattr(config, "max_position_embeddings", None),
-    ]
-    return min(limit for limit in limits if limit)
-
-
-def _tokenizer(arguments: ModelArguments) -> PreTrainedTokenizerBase:
-    tokenizer = models.load(AutoTokenizer, arguments.tokenizer_name or arguments.model_name_or_path)
+    types = (script.ModelArguments, DataArguments, TrainingArguments)
+    model_arguments, data_arguments, arguments = script.parse("classify", __doc__, types, argv)
+    checkpoint = script.start(data_arguments, arguments)
+    name = model_arguments.model_name_or_path
+    config = script.load_pretrained(AutoConfig, name)
+    tokenizer = script.load_tokenizer(model_arguments.tokenizer_name, checkpoint, name)
     if tokenizer.pad_token is None:  # GPT-2 and its like
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
+    splits, label = _read(data_arguments, arguments), data_arguments.label_column
+    names, train, evaluation = classification.choose_samples(splits, label, config, data_arguments, arguments)
+    used = [part for part in (train if arguments.do_train else None, evaluation) if part is not None]
+    columns = text_columns(used, data_arguments.text_column, data_arguments.text_pair_column)
+    length = data.max_length(data_arguments.max_seq_length, tokenizer, config)
+    tokens = [tokenize(part, tokenizer, columns, length, arguments, padded=part is evaluation) for part in used]
 
-def _model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> PreTrainedModel:
-    model = models.load(
+    model = script.load_model(
         AutoModelForSequenceClassification,
-        arguments.model_name_or_path,
-        # In fp32 whatever the file holds: these are the weights that the optimizer changes.
-        dtype=torch.float32,
+        name,
+        arguments,
         ignore_mismatched_sizes=True,
         problem_type="single_label_classification",
-        **labels.configured(names),
+        **classification.label_config(names),
     )
     if model.config.pad_token_id is None:  # where the text ends is known by the padding after it
         model.config.pad_token_id = tokenizer.pad_token_id
-    return model
+    trainer = ExactTrainer(
+        score=classification.score,
+        metrics=classification.metrics,
+        compute_loss_func=partial(mean_loss, label_smoothing=arguments.label_smoothing_factor),
+        model=model,
+        args=arguments,
+        train_dataset=tokens[0] if arguments.do_train else None,
+        eval_dataset=tokens[-1] if arguments.do_eval else None,
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+    )
+    script.run(trainer, "classify", checkpoint, f"texts of {len(names)} classes", evaluate=classification.evaluate)
+    if trainer.is_world_process_zero():
+        texts = [_beginning(row, columns) for row in classification.select_examples(used[-1].samples)]
+        classification.report_predictions(trainer, classification.select_examples(tokens[-1]), texts, names)
+
+
+def _read(options: DataArguments, arguments: TrainingArguments) -> Mapping[str, Dataset]:
+    if options.dataset_name is not None:
+        return data.load_dataset(options, arguments)
+    return {split: read_table(files, arguments) for split, files in options.files().items()}
+
+
+def read_table(files: list[str], arguments: TrainingArguments) -> Dataset:
+    """The table in `files`, which are all CSV, TSV, JSON or JSON lines; raises `UserError` if they cannot be read."""
+    suffixes = {Path(name).suffix.lower() for name in files}
+    if len(suffixes) > 1 or not suffixes <= _FORMATS.keys():
+        raise UserError(f"cannot read {', '.join(files[:3])}: all files must be of one of {', '.join(_FORMATS)}")
+    name, options = _FORMATS[suffixes.pop()]
+    return data.load_files(files, name, arguments, **options)
+
+
+def text_columns(parts: Sequence[Labelled], text: str | None, pair: str | None) -> tuple[str, str | None]:
+    """The columns of text, and of the text that goes with it: those that the user wants, the usual, or the only one.
+
+    Raises `UserError` if they are not in all `parts`, or if there are several that may be meant.
+    """
+    columns = _find_columns(parts[0], text, pair)
+    for part in parts:
+        for name, option in zip(columns, ("--text_column", "--text_pair_column"), strict=True):
+            if name is not None:
+                data.check_column(part.samples, name, option)
+    return columns
+
+
+def _find_columns(part: Labelled, text: str | None, pair: str | None) -> tuple[str, str | None]:
+    features, free = part.samples.features, set(part.samples.column_names) - {part.column}
+    if text is not None:
+        return text, pair
+    for usual, usual_pair in _TEXT_COLUMNS:
+        if usual in free and pair in (None, usual_pair) and (usual_pair is None or usual_pair in free):
+            return usual, usual_pair
+    strings = [name for name in features if name in free - {pair} and _is_string(features[name])]
+    if len(strings) == 1:
+        return strings[0], pair
+    raise UserError(f"which column holds the text? give --text_column; {data.describe_columns(part.samples)}")
+
+
+def _is_string(feature: Any) -> bool:
+    return isinstance(feature, Value) and feature.dtype in ("string", "large_string")
+
+
+def tokenize(
+    part: Labelled,
+    tokenizer: PreTrainedTokenizerBase,
+    columns: tuple[str, str | None],
+    length: int,
+    arguments: TrainingArguments,
+    padded: bool = False,
+) -> Dataset:
+    """The samples as tokens, at most `length` of them, and "labels"; if `padded`, all are as long as the longest.
+
+    Padded for evaluation: the length of a sample must not depend on what else is in its batch.
+    """
+    options = {"tokenizer": tokenizer, "columns": columns, "label": part.column, "ids": part.ids}
+    short = {**options, "length": length, "padding": False}
+    tokens = data.map_cached(part.samples, _tokenize, short, arguments, "Tokenizing")
+    if not padded:
+        return tokens
+    longest = max(len(sample) for sample in tokens["input_ids"])
+    equal = {**options, "length": longest, "padding": "max_length"}
+    return data.map_cached(part.samples, _tokenize, equal, arguments, "Tokenizing what to evaluate on")
+
+
+def _tokenize(
+    batch: dict[str, list[Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    columns: tuple[str, str | None],
+    label: str,
+    ids: dict[Any, int],
+    length: int,
+    padding: bool | str,
+) -> dict[str, Any]:
+    texts = [[_text(value) for value in batch[name]] for name in columns if name is not None]
+    tokens = tokenizer(*texts, truncation=True, max_length=length, padding=padding)
+    return {**tokens, "labels": [ids[value] for value in batch[label]]}
+
+
+def _text(value: Any) -> str:
+    """The text in a cell: a number is its digits, nothing is an empty text."""
+    return "" if value is None else str(value)
 
 
 def _beginning(row: dict[str, Any], columns: tuple[str, str | None]) -> str:
-    texts = tables.strings([row[name] for name in columns if name is not None])
+    texts = [_text(row[name]) for name in columns if name is not None]
     return " | ".join(textwrap.shorten(text, _SHOWN_CHARACTERS, placeholder=" …") for text in texts)

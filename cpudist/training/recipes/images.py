@@ -1,12 +1,28 @@
-"""Image classification, from a folder per class, the hub, or scikit-learn's digits: from scratch or pretrained."""
+"""Image classification, from a folder per class, the hub, or scikit-learn's digits: with a new or a pretrained model.
+
+Handwritten digits, in half a minute (pip install "cpudist[recipes]"):
+
+    mpirun -n 2 cpudist-train images --dataset_name digits --output_dir runs/images --do_train --do_eval \\
+        --num_train_epochs 10 --learning_rate 3e-3 --save_strategy no
+
+A new model is a small convolutional net with width=32, or with --architecture vit a ViT with
+hidden_size=128,num_hidden_layers=4, unless --config_overrides says otherwise.
+"""
 
 from __future__ import annotations
 
+import glob
+import importlib
+import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, Image
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
@@ -14,19 +30,18 @@ from transformers import (
     PreTrainedModel,
     TrainingArguments,
     ViTConfig,
-    set_seed,
 )
+from transformers.hf_argparser import HfArg
 
 from cpudist.errors import UserError
-from cpudist.training.recipes.classes import classification, labels
-from cpudist.training.recipes.common import course, extras, models, outcome, splits
-from cpudist.training.recipes.common.arguments import check_training_arguments, checkpoint_to_resume, parse
-from cpudist.training.recipes.common.evaluation import ExactTrainer
-from cpudist.training.recipes.vision import pictures, pixels
-from cpudist.training.recipes.vision.convnet import ConvnetConfig
+from cpudist.training.recipes import classification, data, script
+from cpudist.training.recipes.convnet import ConvnetConfig
+from cpudist.training.recipes.pixels import Shape, decode, fit_collator, pretrained_collator
+from cpudist.training.recipes.trainer import ExactTrainer, mean_loss
 
+_DIGITS, _DIGITS_SIZE = "digits", 8
 _DEFAULT_SIZE = 32
-# From scratch, unless --config_overrides says more: a model that a CPU core trains in minutes. Without dropout, as clm.
+# A core trains it in minutes. No dropout, as in clm.
 _SMALL_VIT = {
     "hidden_size": 128,
     "num_hidden_layers": 4,
@@ -36,197 +51,194 @@ _SMALL_VIT = {
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.05,  # 0.02 suits nets six times as wide; a narrow one would lose epochs on starting
 }
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
+_FOLDERS = "it must hold one folder of images per class, for two at least, or such folders below train and validation"
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(script.NewModelArguments):
     """Which model."""
 
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Pretrained image classifier: a folder or a hub name. Without it: from scratch."},
-    )
-    architecture: str = field(
+    architecture: str = HfArg(
         default="convnet",
-        metadata={"help": "From scratch: a small convolutional net, or a small ViT.", "choices": ["convnet", "vit"]},
+        help="Of a new model: a small convolutional net, or a small ViT.",
+        metadata={"choices": ["convnet", "vit"]},
     )
-    patch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "From scratch, vit: pixels of a patch's side (default: an eighth of the image's, but 2 at least)."
-        },
-    )
-    config_overrides: str | None = field(
-        default=None,
-        metadata={
-            "help": "From scratch: changes of the configuration, e.g. width=64,stages=3 of convnet (32, "
-            "as many as fit) or hidden_size=192,num_hidden_layers=6 of vit (128, 4)."
-        },
+    patch_size: int | None = HfArg(
+        default=None, help="Of a new vit: pixels of a patch's side (default: an eighth of the image's, but 2 at least)."
     )
 
 
 @dataclass
-class DataArguments:
-    """Which images, and how many of them."""
+class DataArguments(data.DataArguments):
+    """Which images, and how many of them. --dataset_name digits is the data set that scikit-learn brings along."""
 
-    image_folder: str | None = field(
-        default=None,
-        metadata={"help": "A folder with one folder of images per class, or with such folders train and validation."},
+    image_folder: str | None = HfArg(
+        default=None, help="A folder with one folder of images per class, or with such folders train and validation."
     )
-    dataset_name: str | None = field(
-        default=None,
-        metadata={"help": f"A data set of the hub, or {pictures.DIGITS}, which scikit-learn brings along."},
+    image_column: str | None = HfArg(default=None, help="Column with the images (default: the only one).")
+    label_column: str | None = HfArg(default=None, help="Column with the label (default: the only one).")
+    image_size: int | None = HfArg(
+        default=None, help="Pixels a side (default: the pretrained model's, 8 for digits, otherwise 32)."
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
-    image_column: str | None = field(default=None, metadata={"help": "Column with the images (default: the only one)."})
-    label_column: str | None = field(default=None, metadata={"help": "Column with the label (default: the only one)."})
-    image_size: int | None = field(
-        default=None,
-        metadata={"help": "Pixels a side (default: the pretrained model's, 8 for digits, otherwise 32)."},
-    )
-    grayscale: bool = field(default=False, metadata={"help": "From scratch: drop the colours (digits have none)."})
-    validation_split_percentage: int | None = field(
-        default=None,
-        metadata={"help": "Without images to evaluate on: how many of those to train on to hold out (default 5)."},
-    )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on that many images at most."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on that many images at most."})
+    grayscale: bool = HfArg(default=False, help="For a new model: drop the colours (digits have none).")
+
+    def check(self, arguments: TrainingArguments) -> None:
+        """Raise `UserError` unless the options name the data."""
+        if (self.image_folder is None) == (self.dataset_name is None):
+            raise UserError("give --image_folder or --dataset_name (a hub name, or digits), one of them")
 
 
 def main(argv: list[str]) -> None:
     """Run the recipe with the options `argv`."""
     types = (ModelArguments, DataArguments, TrainingArguments)
-    model_arguments, data_arguments, arguments = parse("images", __doc__ or "", types, argv)
-    check_training_arguments(arguments)
-    extras.need("PIL", "pillow", "the recipe images")
+    model_arguments, data_arguments, arguments = script.parse("images", __doc__, types, argv)
+    _need("PIL", "pillow", "the recipe images")
+    checkpoint = script.start(data_arguments, arguments)
     arguments.remove_unused_columns = False  # the collator makes what the model gets from what has another name
-    checkpoint = checkpoint_to_resume(arguments)
-    outcome.start_record(arguments.output_dir)
+    name = model_arguments.model_name_or_path
+    config = None if name is None else script.load_pretrained(AutoConfig, name)
 
-    config = _pretrained_config(model_arguments)
-    data = _prepare(_read(data_arguments, arguments), config, model_arguments, data_arguments, arguments)
-    set_seed(arguments.seed)  # now: a new model must be the same on every rank, whoever prepared the data
-    model = _model(model_arguments, data)
+    splits = _read(data_arguments, arguments)
+    image, label = choose_columns(next(iter(splits.values())), data_arguments.image_column, data_arguments.label_column)
+    names, train, evaluation = classification.choose_samples(splits, label, config, data_arguments, arguments)
+    shape = _shape(config, data_arguments)
+    collate = None if name is None else pretrained_collator(name, shape)
+    train_pixels = evaluation_pixels = None
+    if train is not None and (arguments.do_train or collate is None):
+        train_pixels = decode(train, image, shape, arguments)
+        collate = collate or fit_collator(train_pixels, shape)
+    if evaluation is not None:
+        evaluation_pixels = decode(evaluation, image, shape, arguments)
+    if collate is None:
+        raise UserError(f"{name} does not say how images are normalized; give images to train on")
 
     trainer = ExactTrainer(
         score=classification.score,
         metrics=classification.metrics,
-        compute_loss_func=classification.loss(arguments),
-        model=model,
+        compute_loss_func=partial(mean_loss, label_smoothing=arguments.label_smoothing_factor),
+        model=_model(model_arguments, shape, names, arguments),
         args=arguments,
-        train_dataset=data.train,
-        eval_dataset=data.evaluation,
-        processing_class=data.normalising.processor(),
-        data_collator=data.normalising,
+        train_dataset=train_pixels if arguments.do_train else None,
+        eval_dataset=evaluation_pixels,
+        processing_class=collate.processor(),
+        data_collator=collate,
     )
+    what = f"images of {len(names)} classes, {shape.size} x {shape.size} x {shape.channels},"
+    script.run(trainer, "images", checkpoint, what, evaluate=classification.evaluate)
     if trainer.is_world_process_zero():
-        shape = data.normalising.shape
-        images = f"{len(data.train) if data.train else 0} images to train on"
-        size = f"{shape.size} x {shape.size} x {shape.channels}"
-        print(f"images: {model.num_parameters():,} parameters, {len(data.names)} classes, {images}, {size}", flush=True)
-    course.run(trainer, "images", checkpoint, classification.evaluate)
-    if trainer.is_world_process_zero():
-        shown = classification.some(data.train if data.evaluation is None else data.evaluation)
+        shown = classification.select_examples(train_pixels if evaluation_pixels is None else evaluation_pixels)
         described = [name or f"image {number}" for number, name in enumerate(shown[:]["name"], 1)]
-        classification.show(trainer, shown, described, data.names)
+        classification.report_predictions(trainer, shown, described, names)
 
 
-@dataclass
-class _Data:
-    """What the images came to: "pixels" and "labels", what the labels are called, and how to go on with the pixels."""
-
-    train: Dataset | None
-    evaluation: Dataset | None
-    names: list[str]
-    normalising: pixels.Normalising
+def _need(module: str, package: str, what: str) -> None:
+    """Raise `UserError` unless `module` of the PyPI project `package` can be imported for `what`."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f'{what} needs {package}; pip install "cpudist[recipes]" brings it') from error
 
 
-def _read(data: DataArguments, arguments: TrainingArguments) -> Mapping[str, Dataset]:
-    if (data.image_folder is None) == (data.dataset_name is None):
-        raise UserError("give --image_folder or --dataset_name (a hub name, or digits), one of them")
-    if data.image_folder is not None:
-        return pictures.read_folder(data.image_folder, arguments)
-    return pictures.read(str(data.dataset_name), data.dataset_config_name, arguments)
+def _read(options: DataArguments, arguments: TrainingArguments) -> Mapping[str, Dataset]:
+    if options.image_folder is not None:
+        return read_folder(options.image_folder, arguments)
+    return {"train": read_digits()} if options.dataset_name == _DIGITS else data.load_dataset(options, arguments)
 
 
-def _pretrained_config(arguments: ModelArguments) -> PretrainedConfig | None:
-    name = arguments.model_name_or_path
-    return models.load(AutoConfig, name) if name is not None else None
+def read_folder(folder: str, arguments: TrainingArguments) -> Mapping[str, Dataset]:
+    """The images below `folder` by splits, labelled with the names of the folders that they lie in.
+
+    Raises `UserError` unless there are folders for at least two classes.
+    """
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise UserError(f"there is no folder {folder} (looked from {Path.cwd()})")
+    if not _holds_folders(root):
+        raise UserError(f"{folder} does not hold two folders; {_FOLDERS}")
+    # Only where they hold folders: a class may be called "train". Left to itself, datasets would take part of a class
+    # for a test set because of the names of its files.
+    divided = {split: root / name for name, split in _SPLITS.items() if _holds_folders(root / name)}
+    splits = divided if "train" in divided else {"train": root}
+    files = {split: f"{glob.escape(str(path.resolve()))}/**" for split, path in splits.items()}
+    images: Mapping[str, Dataset] = data.load(arguments, "imagefolder", data_files=files, drop_metadata=True)
+    if "label" not in images["train"].column_names:
+        raise UserError(f"the images below {folder} do not lie in one folder per class; {_FOLDERS}")
+    return images
 
 
-def _shape(config: PretrainedConfig | None, data: DataArguments) -> pixels.Shape:
-    digits = data.dataset_name == pictures.DIGITS
-    size = pictures.DIGITS_SIZE if digits else _DEFAULT_SIZE
-    channels = 1 if digits or data.grayscale else 3
+def _holds_folders(path: Path) -> bool:
+    return path.is_dir() and sum(entry.is_dir() for entry in path.iterdir()) > 1
+
+
+def read_digits() -> Dataset:
+    """scikit-learn's 1797 handwritten digits, 8 x 8 pixels in 17 shades of grey, in columns "image" and "label"."""
+    _need("sklearn", "scikit-learn", "the data set digits")
+    from PIL import Image as Pillow
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = []
+    for number, grey in enumerate((digits.images * 255 / 16).astype(np.uint8)):
+        file = io.BytesIO()
+        Pillow.fromarray(grey).save(file, "png")
+        images.append({"bytes": file.getvalue(), "path": f"digit {number}"})
+    features = Features(image=Image(), label=ClassLabel(names=list("0123456789")))
+    return Dataset.from_dict({"image": images, "label": digits.target}, features)
+
+
+def choose_columns(samples: Dataset, image: str | None, label: str | None) -> tuple[str, str]:
+    """The columns with the images and the labels: those that the user wants, or the only ones that may be.
+
+    Raises `UserError` if they are not there, or if there are several that may be meant.
+    """
+    kinds = samples.features
+    if image is None:
+        image = _only(samples, Image, "--image_column")
+    if label is None:
+        label = "label" if "label" in kinds else _only(samples, ClassLabel, "--label_column")
+    if not isinstance(kinds[data.check_column(samples, image, "--image_column")], Image):
+        raise UserError(f"--image_column: the column {image} holds no images")
+    return image, data.check_column(samples, label, "--label_column")
+
+
+def _only(samples: Dataset, kind: Any, option: str) -> str:
+    candidates = [name for name, feature in samples.features.items() if isinstance(feature, kind)]
+    if len(candidates) != 1:
+        found = "there is none" if not candidates else f"it may be {' or '.join(candidates)}"
+        raise UserError(f"{option} is needed, {found}; {data.describe_columns(samples)}")
+    return str(candidates[0])
+
+
+def _shape(config: PretrainedConfig | None, options: DataArguments) -> Shape:
+    digits = options.dataset_name == _DIGITS
+    size, channels = _DIGITS_SIZE if digits else _DEFAULT_SIZE, 1 if digits or options.grayscale else 3
     if config is not None:
         size, channels = getattr(config, "image_size", None) or 224, getattr(config, "num_channels", 3)
-    size = size if data.image_size is None else data.image_size
+    size = size if options.image_size is None else options.image_size
     if not isinstance(size, int) or size < 2:
         raise UserError(f"--image_size must be 2 or more, not {size}")
-    return pixels.Shape(size, channels)
+    return Shape(size, channels)
 
 
-def _prepare(
-    parts: Mapping[str, Dataset],
-    config: PretrainedConfig | None,
-    model: ModelArguments,
-    data: DataArguments,
-    arguments: TrainingArguments,
-) -> _Data:
-    train, evaluation = splits.choose(parts, data.validation_split_percentage, arguments)
-    image, label = pictures.columns(next(iter(parts.values())), data.image_column, data.label_column)
-    fresh = model.model_name_or_path is None
-    if fresh and train is None:
-        raise UserError("there are no images to train on; give --model_name_or_path to evaluate a model")
-    # Of the whole part, with what is held out: a rare label may be there alone.
-    train_values = labels.names_by_value(parts["train"], label) if train is not None else {}
-    values = labels.names_by_value(evaluation, label) if evaluation is not None else {}
-    known = labels.known_names(config) if config is not None else None
-    names = labels.settle(train_values.values() if fresh or arguments.do_train else (), values.values(), known)
-
-    shape = _shape(config, data)
-    saved = None if fresh else pixels.saved_normalising(str(model.model_name_or_path), shape)
-    if train is not None and (arguments.do_train or saved is None):
-        train = splits.at_most(train, data.max_train_samples, arguments)
-        train = pixels.decode(train, (image, label), labels.ids_by_value(train_values, names), shape, arguments)
-        saved = saved or pixels.normalising(train, shape)
-    if evaluation is not None:
-        evaluation = splits.at_most(evaluation, data.max_eval_samples, arguments)
-        evaluation = pixels.decode(evaluation, (image, label), labels.ids_by_value(values, names), shape, arguments)
-    if saved is None:
-        raise UserError(f"{model.model_name_or_path} does not say how images are normalised; give images to train on")
-    return _Data(train if arguments.do_train else None, evaluation, names, saved)
-
-
-def _model(arguments: ModelArguments, data: _Data) -> PreTrainedModel:
-    shape, configured = data.normalising.shape, labels.configured(data.names)
-    if arguments.model_name_or_path is not None:
-        # In fp32 whatever the file holds: these are the weights that the optimizer changes.
-        options = {"dtype": torch.float32, "ignore_mismatched_sizes": True, **configured}
-        model: PreTrainedModel = models.load(
-            AutoModelForImageClassification,
-            arguments.model_name_or_path,
-            problem_type="single_label_classification",
-            **options,
-        )
-        _check_size(model, shape)
-        return model
-    patch = arguments.patch_size or max(2, shape.size // 8)
+def _model(model: ModelArguments, shape: Shape, names: list[str], arguments: TrainingArguments) -> PreTrainedModel:
+    labels, name = classification.label_config(names), model.model_name_or_path
+    if name is not None:
+        options = {"ignore_mismatched_sizes": True, "problem_type": "single_label_classification", **labels}
+        pretrained = script.load_model(AutoModelForImageClassification, name, arguments, **options)
+        _check_size(pretrained, shape)
+        return pretrained
+    patch = model.patch_size or max(2, shape.size // 8)
     if not 0 < patch <= shape.size:
         raise UserError(f"--patch_size must lie between 1 and the images' {shape.size} pixels")
-    options = {"image_size": shape.size, "num_channels": shape.channels, **configured}
-    try:
-        small = ViTConfig(**_SMALL_VIT, patch_size=patch, **options)
-        config = small if arguments.architecture == "vit" else ConvnetConfig(**options)
-        if arguments.config_overrides:
-            config.update_from_string(arguments.config_overrides)
-        return AutoModelForImageClassification.from_config(config)
-    except ValueError as error:
-        raise UserError(f"--config_overrides: {' '.join(str(error).split())}") from error
+    options = {"image_size": shape.size, "num_channels": shape.channels, **labels}
+    vit = model.architecture == "vit"
+    config = ViTConfig(**_SMALL_VIT, patch_size=patch, **options) if vit else ConvnetConfig(**options)
+    return script.new_model(AutoModelForImageClassification, config, model.config_overrides, arguments)
 
 
-def _check_size(model: PreTrainedModel, shape: pixels.Shape) -> None:
-    """Whether the model takes images of `shape`, before the data has been worked through in vain."""
+def _check_size(model: PreTrainedModel, shape: Shape) -> None:
+    """Raise `UserError` unless the model takes images of `shape`."""
     try:
         with torch.no_grad():
             model(pixel_values=torch.zeros(1, shape.channels, shape.size, shape.size))

@@ -157,7 +157,8 @@ std::vector<Traffic> traffic() {
 // The choice depends only on what all ranks see alike: the operation, and where the group's ranks are.
 TransportPtr make_transport(const Group& group, bool shared_memory, std::string& warning) {
   const Placement place(group);
-  if (!shared_memory || place.local_size == 1 && place.even && place.node_count > 1) return make_oneccl(group);
+  const bool one_rank_each = place.node_count > 1 && place.even && place.local_size == 1;
+  if (!shared_memory || one_rank_each) return make_oneccl(group);
   if (place.node_count == 1) {
     auto transport = shared_memory::create(group, warning);
     return transport ? std::make_unique<Counted>(std::move(transport), shared_memory_counter) : make_oneccl(group);

@@ -37,7 +37,8 @@ class Hierarchy::Allreduce final : public Request {
   }
 
   Progress test() override {
-    bool moved = hierarchy_.order_.empty() || hierarchy_.order_.front() != this ? false : call_inside();
+    const bool first = !hierarchy_.order_.empty() && hierarchy_.order_.front() == this;
+    bool moved = first && call_inside();
     for (size_t i = first_; i < reduced_; ++i) moved = move_on(i) || moved;
     while (first_ < pieces_.size() && pieces_[first_].stage == Stage::kDone) ++first_;
     if (first_ == pieces_.size()) return Progress::kComplete;

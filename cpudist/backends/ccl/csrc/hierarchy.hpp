@@ -11,11 +11,11 @@ namespace cpudist {
 struct Placement {
   explicit Placement(const Group& group);
 
-  int node;          // of this rank, counted from 0
-  int node_count;    //
-  int local_rank;    // in its machine
-  int local_size;    // ranks in its machine
-  bool even;         // every machine has as many ranks as any other
+  int node;  // this rank's machine, counted from 0
+  int node_count;
+  int local_rank;  // this rank's number in its machine
+  int local_size;  // ranks in its machine
+  bool even;       // every machine has as many ranks as any other
 };
 
 // An allreduce that sends over the network only what has been added up inside each machine: the ranks of a machine

@@ -62,7 +62,7 @@ Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& shar
   check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(),
               " elements does not hold ", size, " times ", share.numel());
   check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares");
-  return whole.view({-1}).split(std::max<int64_t>(share.numel(), 1));
+  return whole.view({-1}).split_with_sizes(std::vector<int64_t>(size, share.numel()));
 }
 
 // The rows that a tensor exchanges with each rank; no split sizes: equal shares.
@@ -212,6 +212,13 @@ WorkPtr ProcessGroupCcl::gather(std::vector<Tensors>& outputs, Tensors& inputs, 
   Schedule schedule;
   schedules::alltoall(schedule, from_each, to_each);
   return run(kind, std::move(schedule), inputs, from_each, options.timeout, options.asyncOp);
+}
+
+WorkPtr ProcessGroupCcl::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
+  std::vector<Tensors> outputs;
+  if (rank_ == options.rootRank) outputs.push_back(shares("gather_single", output, input, size_));
+  Tensors inputs{input};
+  return gather(outputs, inputs, options);
 }
 
 WorkPtr ProcessGroupCcl::scatter(Tensors& outputs, std::vector<Tensors>& inputs,

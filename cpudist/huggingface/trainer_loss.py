@@ -1,0 +1,79 @@
+"""Trainer's loss on several ranks is that of a single process.
+
+Trainer (4.57 and 5.x, `compute_loss`) multiplies the loss by the number of ranks wherever a model's forward takes
+keyword arguments, trusting that it has divided by `num_items_in_batch`, the count over all ranks. Many models take that
+count and ignore it (BertForSequenceClassification is one): their losses and gradients come out too large by the number
+of ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils._pytree import tree_map
+
+from cpudist.huggingface.versions import TRANSFORMERS, check_known
+
+if TYPE_CHECKING:
+    from cpudist.job import Job
+
+_COMPUTE_LOSS = ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]
+
+
+def patch(trainer_module: ModuleType, job: Job) -> None:
+    """Change `Trainer.compute_loss`: what was multiplied without having been divided is divided again."""
+    cls = trainer_module.Trainer
+    original: Any = getattr(cls, "compute_loss", None)
+    known = original is not None and list(inspect.signature(original).parameters) == _COMPUTE_LOSS
+    check_known(trainer_module, known, TRANSFORMERS)
+
+    uses_count: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def compute_loss(
+        self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        hands_over = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
+        if not (hands_over and multiplies and isinstance(num_items_in_batch, torch.Tensor)):
+            return original(self, model, inputs, return_outputs, num_items_in_batch)
+        if self in uses_count:
+            result = original(self, model, inputs, return_outputs, num_items_in_batch)
+        else:
+            count = num_items_in_batch.as_subclass(_Count)
+            count.used = False
+            with torch.compiler.set_stance("force_eager"):  # compiled code would not tell
+                result = original(self, model, inputs, return_outputs, count)
+            uses_count[self] = count.used
+        if uses_count[self]:
+            return result
+        if return_outputs:
+            return result[0] / self.accelerator.num_processes, result[1]
+        return result / self.accelerator.num_processes
+
+    job.changes.attribute(cls, "compute_loss", compute_loss)
+
+
+class _Count(torch.Tensor):
+    """A number that remembers whether anybody has computed with it."""
+
+    used: bool
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def plain(leaf: Any) -> Any:
+            if not isinstance(leaf, _Count):
+                return leaf
+            leaf.used = leaf.used or getattr(func, "__name__", "") != "__get__"  # reading its shape is no use of it
+            return leaf.as_subclass(torch.Tensor)
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))

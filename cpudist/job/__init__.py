@@ -1,0 +1,13 @@
+"""The running job: the ranks meet, work together, fail together and leave together.
+
+- `job.py`: `Job`, the one owner of a job's state, and `current`, the one that runs.
+- `watch.py`, `failure.py`: one rank fails, the job ends everywhere.
+- `record.py`: what is known of the run.
+- `process_group.py`: a script that makes `torch.distributed`'s process group itself joins the job.
+
+It must not know optimization, transformers, recipes or command lines.
+"""
+
+from cpudist.job.job import Job, current, fail, require, start_job
+
+__all__ = ["Job", "current", "fail", "require", "start_job"]

@@ -1,0 +1,235 @@
+"""The running job: one object owns everything that belongs to it, and takes all of it back when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import socket
+import sys
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from cpudist import backends
+from cpudist.backends import Backend
+from cpudist.changes import Changes
+from cpudist.errors import UserError
+from cpudist.job import failure
+from cpudist.job.record import RunRecord
+from cpudist.job.watch import Watch
+from cpudist.machine.cpus import allowed_cpus
+from cpudist.machine.identity import node_identity
+from cpudist.rendezvous import exchange, meet
+from cpudist.world import Member, World, assign_nodes
+
+if TYPE_CHECKING:
+    from cpudist.environments import Environment
+
+
+class Job:
+    """One job as this process takes part in it.
+
+    Attributes:
+        world: this rank's place among the others.
+        environment: what started the job.
+        meeting: the store that all ranks share, and where it is.
+        timeout: the bound on every collective, in seconds; `set_timeout` changes it.
+        backend: what the ranks work together on.
+        record: what is known of the run, for rank 0 to write.
+        changes: what the job has changed in the environment and in other packages; `leave` takes it back.
+        held: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then leaves it alone.
+    """
+
+    world: World
+    backend: Backend
+    record: RunRecord
+
+    timeout: float
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.changes = Changes()
+        self.held = False
+        self.started = False
+        self._placement = environment.placement()
+        self._watch: Watch | None = None
+
+    def come_up(self, backend: str, timeout: float, attempt: str) -> None:
+        """Meet the other ranks, agree with them on a backend and start it; `attempt` is the same text on all ranks."""
+        self.timeout = timeout
+        with self.changes.environment():
+            self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, timeout)
+            self.world, members = self._see_who_is_where()
+            self._watch_the_others()
+            self._start_backend(backend, timeout)
+        for name, value in {**self._variables(), **self.backend.variables()}.items():
+            self.changes.variable(name, value)
+        pinning = [
+            {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
+            for rank, member in enumerate(members)
+        ]
+        self.record = RunRecord(self.world, self.backend, pinning, self.environment.restarts)
+        if self._watch is not None:
+            self._watch.on_failure = lambda: self.record.write("failed")
+        self.started = True
+
+    def leave(self) -> None:
+        """Wait for the other ranks, then take everything back."""
+        self.finish()
+        self.record.write("completed")
+        self.abandon()
+
+    def finish(self) -> None:
+        """Come to a good end together with the other ranks; does nothing when that has been done."""
+        if self._watch is not None:
+            self._watch.finish()
+
+    def abandon(self) -> None:
+        """Take everything back without waiting for anybody."""
+        global _job
+        _job = None
+        self.changes.undo()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound every collective of the job from now on, on this rank.
+
+        Raises:
+            UserError: the backend cannot change its limit.
+        """
+        if seconds != self.timeout:
+            self.backend.set_timeout(seconds)
+            self.timeout = seconds
+            if self._watch is not None:
+                self._watch.timeout = seconds
+
+    def check_backend(self, name: str | None) -> str:
+        """The job's backend, if that is what a script asks for by `name`; None stands for any.
+
+        Raises:
+            UserError: the script asks for another one.
+        """
+        if name not in (None, self.world.backend):
+            remedy = f"give cpudist-train --backend {name}, or leave it" if name in backends.names() else "leave it"
+            raise UserError(
+                f"the script asks for the backend {name}, but the job runs on {self.world.backend}; {remedy} out there"
+            )
+        return self.world.backend
+
+    def fail(self, error: BaseException, show: failure.Show, rank: int | None) -> NoReturn:
+        """End the job on every rank because of `error`; see `failure.fail`."""
+        failure.fail(error, self._watch, show, rank)
+
+    def _see_who_is_where(self) -> tuple[World, list[Member]]:
+        import torch
+
+        own = Member(
+            node_identity(), socket.gethostname(), self._placement, tuple(allowed_cpus()), torch.get_num_threads()
+        )
+        members = [Member.from_json(text) for text in self._ask_everyone("member", own.to_json())]
+        return assign_nodes(members, self.environment.name)[self._placement.rank], members
+
+    def _watch_the_others(self) -> None:
+        if failure.is_interactive():
+            return
+        self._watch = Watch(self.world, self.meeting.store, self.timeout)
+        self.changes.then(self._watch.stop)
+        self.changes.attribute(sys, "excepthook", failure.excepthook(self._watch))
+        atexit.register(self.finish)
+        self.changes.then(lambda: atexit.unregister(self.finish))
+
+    def disown_child(self) -> None:
+        """In a forked child: it is no rank of the job, and how it ends does not concern the others."""
+        if self._watch is not None:
+            self._watch = None
+            sys.excepthook = sys.__excepthook__
+            atexit.unregister(self.finish)
+
+    def _start_backend(self, name: str, timeout: float) -> None:
+        hook = sys.excepthook
+        backend = backends.choose(name, self._ask_everyone, speaks=self.world.rank == 0)
+        backend.start(self.world, self.meeting.store, timeout)
+        self.changes.then(backend.stop)
+        sys.excepthook = hook  # init_process_group puts one around it that withholds output
+        self.backend = backend
+        self.world = replace(self.world, backend=backend.name, device_type=backend.device().type)
+
+    def _ask_everyone(self, key: str, value: str) -> list[str]:
+        """Tell all ranks this one's value under a new key; returns the values of all, in rank order."""
+        me = self._placement
+        return exchange(self.meeting.store, me.rank, me.size, f"init/{key}", value, self.timeout)
+
+    def _variables(self) -> dict[str, str]:
+        """What accelerate, transformers, datasets and others read."""
+        return {
+            "RANK": str(self.world.rank),
+            "WORLD_SIZE": str(self.world.size),
+            "LOCAL_RANK": str(self.world.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.world.local_size),
+            "MASTER_ADDR": self.meeting.address,
+            "MASTER_PORT": str(self.meeting.port),
+        }
+
+
+_job: Job | None = None  # the one place where a job's state hangs
+_attempts = itertools.count()  # how often this process has started a job; the same on all ranks
+
+
+def _after_fork_in_child() -> None:
+    if _job is not None:
+        _job.disown_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def start_job(environment: Environment, backend: str, timeout: float) -> Job:
+    """Start the job that `environment` describes; every rank calls it.
+
+    Args:
+        environment: what started this process.
+        backend: a backend's name, or "auto".
+        timeout: bound on the start and on every collective, in seconds.
+
+    Raises:
+        UserError: the environment's variables contradict each other or MPI, the backend cannot be used, or a process
+            group exists that cpudist did not make.
+        StartupTimeout: a rank did not arrive in time; the message names it.
+    """
+    global _job
+    import torch.distributed as dist
+
+    if timeout <= 0:
+        raise UserError(f"the timeout must be a positive number of seconds, not {timeout}")
+    if _job is not None:  # an earlier one that did not come up
+        _job.abandon()
+    if dist.is_initialized():
+        raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
+    _job = job = Job(environment)
+    # An agent's store outlives a restart of the ranks, and any store may outlive a job.
+    job.come_up(backend, timeout, attempt=f"{environment.restarts}/{next(_attempts)}")
+    return job
+
+
+def current() -> Job | None:
+    """The running job; None where there is none."""
+    return _job if _job is not None and _job.started else None
+
+
+def require() -> Job:
+    """The running job.
+
+    Raises:
+        UserError: there is none.
+    """
+    job = current()
+    if job is None:
+        raise UserError("there is no running job in this process; call cpudist.init() first")
+    return job
+
+
+def fail(error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None) -> NoReturn:
+    """End the job, running or just starting, because of `error`, and this process; see `failure.fail`."""
+    if _job is not None:
+        _job.fail(error, show, rank)
+    failure.fail(error, None, show, rank)

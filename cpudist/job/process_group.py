@@ -1,0 +1,88 @@
+"""A script that calls `init_process_group` itself joins the job, whose process group is there already."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlparse
+
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    from cpudist.job.job import Job
+    from cpudist.world import World
+
+
+def let_scripts_join(job: Job) -> None:
+    """While `job` runs, `init_process_group` gives its caller the job's process group.
+
+    Once for each time that there is one to give: a second call is torch's error, as ever, and after
+    `destroy_process_group` the backend makes the group anew. What contradicts the job is a `UserError`.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    if not job.backend.makes_process_group:
+        return
+    original = distributed_c10d.init_process_group
+    numbers = itertools.count(1)
+    joined = remaking = False
+
+    # The parameters are torch's (2.8 to 2.15).
+    @functools.wraps(original)
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        nonlocal joined, remaking
+        if remaking or (joined and dist.is_initialized()):  # the backend's own call, or the script's second one
+            original(backend, init_method, timeout, world_size, rank, store, *args, **kwargs)
+            return
+        job.check_backend(_for_device(backend, job.world.device_type))
+        _check_world(job.world, init_method, world_size, rank, from_variables=store is None)
+        if timeout is not None:
+            job.set_timeout(timeout.total_seconds())
+        if not dist.is_initialized():
+            remaking = True
+            job.backend.start(job.world, dist.PrefixStore(f"again/{next(numbers)}", job.meeting.store), job.timeout)
+            remaking = False
+        joined = True
+
+    for module in (dist, distributed_c10d):
+        job.changes.attribute(module, "init_process_group", init_process_group)
+
+
+def _for_device(backend: str | None, device_type: str) -> str | None:
+    """Of torch's "cpu:gloo,cuda:nccl" the part for this device; a plain name is for all devices."""
+    if not backend or backend == "undefined":
+        return None
+    if ":" not in backend:
+        return backend.lower()
+    parts = dict(part.split(":", 1) for part in backend.lower().split(",") if ":" in part)
+    return parts.get(device_type)
+
+
+def _check_world(world: World, init_method: str | None, size: int, rank: int, *, from_variables: bool) -> None:
+    """Refuse a script's idea of the world that is not the job's, wherever torch would have read it."""
+    query = parse_qs(urlparse(init_method or "").query)
+    variables = os.environ if from_variables and (init_method or "env://").startswith("env://") else {}
+    asked = [
+        ("world size", world.size, [size, *query.get("world_size", []), variables.get("WORLD_SIZE")]),
+        ("rank", world.rank, [rank, *query.get("rank", []), variables.get("RANK")]),
+    ]
+    for what, ours, theirs in asked:
+        given = next((str(value) for value in theirs if value not in (-1, None)), str(ours))
+        if given != str(ours):
+            raise UserError(
+                f"the script asks for {what} {given}, but in this job it is {ours}; start as many ranks as it wants, "
+                "or leave rank and world_size out there"
+            )

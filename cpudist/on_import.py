@@ -1,0 +1,72 @@
+"""Change a module as soon as it has been imported, without importing it.
+
+Patching transformers or accelerate up front would cost every script seconds of imports, also those that never
+use them.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+Action = Callable[[ModuleType], None]
+
+
+def after_import(name: str, action: Action) -> Callable[[], None]:
+    """Call `action` with the module `name`: now if it is loaded, otherwise right after its first import.
+
+    Returns a function that cancels this; it does not undo what `action` did.
+    """
+    if name in sys.modules:
+        action(sys.modules[name])
+        return lambda: None
+    finder = _Finder(name, action)
+    sys.meta_path.insert(0, finder)
+    return finder.remove
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module by asking the finders behind it; puts `_Loader` in front of the loader they name."""
+
+    def __init__(self, name: str, action: Action) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self._action)
+                return spec
+        return None
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+class _Loader(importlib.abc.Loader):
+    """The module's own loader, followed by the action."""
+
+    def __init__(self, loader: importlib.abc.Loader, action: Action) -> None:
+        self._loader = loader
+        self._action = action
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # inspect and pickle read these: they must name the module's own loader.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._action(module)

@@ -1,0 +1,68 @@
+"""Chooses what makes training fastest here, applies it, and says in one line what it chose and why."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from cpudist.errors import UserError
+from cpudist.optimization import choice, master_weights, native, precision
+
+
+def optimize(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    ipex: bool | None = None,
+    autocast: bool = False,
+    compile: bool = False,
+    keep_memory: bool = True,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    """Make training `model` with `optimizer` fast on this CPU. Call it before `cpudist.wrap`.
+
+    Both are changed in place. Inputs and outputs of the model stay float32, as do checkpoints. The defaults are the
+    fastest of what has been measured (docs/performance.md). Rank 0 says in one line what was chosen.
+
+    Args:
+        model: the model, on the CPU.
+        optimizer: its optimizer; None for a model that is not trained.
+        dtype: what to compute in: ``torch.float32``; ``torch.bfloat16``, by bfloat16 parameters with float32 master
+            weights; ``torch.float16``, by autocast, on CPUs that have it (scale the loss: ``torch.amp.GradScaler``).
+        ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch.
+        autocast: for bfloat16, keep float32 parameters and convert on the way: slower, but any model and optimizer will
+            do, also those that mix number formats or call a closure.
+        compile: compile with ``torch.compile``, which takes a minute. Not beside Intel's extension, release 2.8: with
+            that loaded, compiled models get wrong gradients, so torch is told to compile nothing from then on.
+        keep_memory: let freed memory stay with the process, for the next step to use. The peak of memory grows
+            by up to half; False where memory is scarce.
+
+    Returns:
+        The model (compiled, if wanted) and the optimizer.
+
+    Raises:
+        UserError: `dtype` cannot be computed in on this CPU, the model is wrapped in DDP already, or Intel's extension
+            is asked for by ``ipex=True`` and cannot be used, or `compile` and Intel's extension is loaded.
+    """
+    precision.check(dtype)
+    reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
+    if ipex and reason:
+        raise UserError(f"{reason}; leave ipex out to go on without it")
+    if compile:
+        choice.check_compiling()
+    chosen = choice.apply_kernels(model, optimizer, reason, keep_memory)
+    if dtype is torch.bfloat16 and not autocast and choice.fits("master_weights"):
+        master_weights.keep(model, optimizer)
+        precision.compute_in(model, dtype)
+        chosen.append(choice.MASTER_WEIGHTS)
+    elif dtype is not torch.float32:
+        precision.compute_under_autocast(model, dtype)
+        chosen.append(choice.autocast_in(dtype))
+    if compile:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(choice.rank()))
+        model = torch.compile(model)  # type: ignore[assignment]
+        chosen.append("torch.compile")
+    choice.note(chosen)
+    choice.announce(chosen, dtype, reason, because=f" ({reason})" if reason else "")
+    return model, optimizer

@@ -1,0 +1,13 @@
+"""How the ranks of a job find each other, within a time limit: in one store that all of them reach.
+
+- `meeting.py`: `meet` gives each rank that store.
+- `mpi.py`: MPI, for the one thing that it is needed for: to tell where the store is.
+- `exchange.py`: every rank tells every other one something, through a store.
+
+It is told how the ranks meet, and does not ask who started them. It must not know backends or jobs.
+"""
+
+from cpudist.rendezvous.exchange import exchange
+from cpudist.rendezvous.meeting import Meeting, meet
+
+__all__ = ["Meeting", "exchange", "meet"]

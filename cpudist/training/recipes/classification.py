@@ -1,0 +1,196 @@
+"""What classify and images share: labels as classes, metrics, predictions to look at.
+
+A label is a string, a whole number, or a ClassLabel of datasets. Its name is what the data calls it. The names go into
+the model's configuration (id2label), so that a model knows later what its outputs mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, Value
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PretrainedConfig, Trainer, TrainingArguments
+
+from cpudist.errors import UserError
+from cpudist.training.recipes.data import DataArguments, check_column, choose_splits, hold_out, limit
+from cpudist.training.recipes.script import add_first_and_last, report_sample
+
+_NAMES_IN_ERRORS = 20
+_PREDICTIONS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Samples whose `column` holds labels, and the class ids of the values that occur there."""
+
+    samples: Dataset
+    column: str
+    ids: dict[Any, int]
+
+
+def choose_samples(
+    splits: Mapping[str, Dataset],
+    column: str,
+    config: PretrainedConfig | None,
+    data: DataArguments,
+    arguments: TrainingArguments,
+) -> tuple[list[str], Labelled | None, Labelled | None]:
+    """The names of the classes, in the order of the model's outputs, the samples to train on and those to evaluate on.
+
+    There may be samples to train on without --do_train. `column` is that of the labels, `config` that of the pretrained
+    model, None for a new one. Raises `UserError` for missing data, and for labels that are missing, too few or unknown.
+    """
+    train, evaluation = choose_splits(splits, arguments)
+    if config is None and train is None:
+        raise UserError("there is nothing to train on; give --model_name_or_path to evaluate a pretrained model")
+    # With what is held out: a rare label may be there alone.
+    train_names = {} if train is None else names_by_value(train, column)
+    if arguments.do_eval and evaluation is None:
+        train, evaluation = hold_out(train, data, arguments)
+    evaluation_names = {} if evaluation is None else names_by_value(evaluation, column)
+    trained = train_names.values() if config is None or arguments.do_train else ()
+    names = choose_names(trained, evaluation_names.values(), None if config is None else class_names(config))
+
+    def labelled(samples: Dataset | None, count: int | None, by_value: Mapping[Any, str]) -> Labelled | None:
+        samples = limit(samples, count, arguments.seed)  # shuffled: the first ones of a sorted file may be of one class
+        ids = {value: names.index(name) for value, name in by_value.items() if name in names}
+        return None if samples is None else Labelled(samples, column, ids)
+
+    train_samples = labelled(train, data.max_train_samples, train_names)
+    return names, train_samples, labelled(evaluation, data.max_eval_samples, evaluation_names)
+
+
+def names_by_value(samples: Dataset, column: str) -> dict[Any, str]:
+    """Each value that occurs in `column` with its name, in the classes' order: the declared one, or sorted.
+
+    Raises `UserError` if the column is missing, of another type, or has no label for a sample.
+    """
+    kind = samples.features[check_column(samples, column, "--label_column")]
+    if not isinstance(kind, (ClassLabel, Value)) or "float" in kind.dtype:
+        raise UserError(f"the column {column} holds {kind}; labels must be strings or whole numbers")
+    # Not `unique`, which would copy all columns of what is held out into the cache.
+    values = list(dict.fromkeys(samples.select_columns(column)[:][column]))
+    if any(value in (None, "") for value in values):
+        raise UserError(f"some samples have no label in the column {column}; remove them or complete them")
+    if not isinstance(kind, ClassLabel):
+        return dict(sorted(((value, str(value)) for value in values), key=lambda pair: _order(pair[1])))
+    if min(values) < 0:  # the hub's test splits often come so
+        raise UserError(f"the samples are not labelled: the column {column} holds {min(values)}")
+    return {value: kind.int2str(value) for value in sorted(values)}
+
+
+def choose_names(train: Iterable[str], evaluation: Iterable[str], known: Sequence[str] | None) -> list[str]:
+    """The names of the classes, in the order of the model's outputs, from those that occur in either part.
+
+    Args:
+        train: names in the data to train on; empty if the model is only evaluated.
+        evaluation: names in the data to evaluate on.
+        known: the names that a pretrained model comes with; they count where it is not trained.
+
+    Raises `UserError` for a name in `evaluation` that is nowhere else, and for a single class to train on.
+    """
+    found, wanted = list(dict.fromkeys(train)), list(dict.fromkeys(evaluation))
+    if not found:
+        return _of_model(wanted, list(known or ()))
+    unknown = [name for name in wanted if name not in set(found)]
+    if unknown:
+        raise UserError(f"label {unknown[0]!r} is in the validation data, but not in the training data: {_list(found)}")
+    if len(found) < 2:
+        raise UserError(f"there is only one label, {found[0]!r}; there must be at least two to tell apart")
+    # A model that has learnt to tell the same classes apart goes on with them in its own order.
+    return list(known) if known and set(known) == set(found) else found
+
+
+def class_names(config: PretrainedConfig) -> list[str]:
+    """The names of the classes that a pretrained model tells apart."""
+    return [str(config.id2label[index]) for index in sorted(config.id2label)]
+
+
+def label_config(names: Sequence[str]) -> dict[str, Any]:
+    """The names as a model's configuration wants them."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def _of_model(wanted: list[str], known: list[str]) -> list[str]:
+    unknown = [name for name in wanted if name not in set(known)]
+    if not unknown:
+        return known
+    numbers = [str(number) for number in range(len(known))]
+    if set(wanted) <= set(numbers):  # the model has names where the data has their numbers
+        return numbers
+    raise UserError(f"label {unknown[0]!r} is unknown to the model, which tells apart: {_list(known)}")
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    """Whole numbers first and as numbers, then the alphabet."""
+    digits = name.removeprefix("-")
+    return (0, int(name), name) if digits.isascii() and digits.isdigit() else (1, 0, name)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > _NAMES_IN_ERRORS else ""
+    return ", ".join(names[:_NAMES_IN_ERRORS]) + more
+
+
+def score(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows for `ExactTrainer`: every sample's loss, its label and the class that the model takes it for."""
+    logits, labels = outputs.logits.float(), inputs["labels"]
+    return {
+        "loss": torch.nn.functional.cross_entropy(logits, labels, reduction="none"),
+        "targets": torch.ones_like(labels),
+        "predictions": logits.argmax(dim=1),
+        "labels": labels,
+    }
+
+
+def metrics(rows: dict[str, NDArray[Any]]) -> dict[str, float]:
+    """Accuracy, and the F1 of every class averaged over the classes (those that occur, as scikit-learn's macro F1)."""
+    labels, predictions = rows["labels"], rows["predictions"]
+    return {"accuracy": float((labels == predictions).mean()), "f1": macro_f1(labels, predictions)}
+
+
+def macro_f1(labels: NDArray[Any], predictions: NDArray[Any]) -> float:
+    """The mean over all classes that occur in `labels` or `predictions` of 2 * right / (there + predicted)."""
+    classes = 1 + int(max(labels.max(), predictions.max()))
+    there, predicted = (np.bincount(ids, minlength=classes) for ids in (labels, predictions))
+    right = np.bincount(labels[labels == predictions], minlength=classes)
+    occurs = there + predicted > 0
+    return float((2 * right[occurs] / (there + predicted)[occurs]).mean())
+
+
+def evaluate(trainer: Trainer) -> dict[str, float]:
+    """Trainer's metrics; the run record gets the accuracy of the first and of the last evaluation, too."""
+    measured: dict[str, float] = trainer.evaluate()
+    add_first_and_last(trainer, "accuracy", lambda entry: entry["eval_accuracy"])
+    return measured
+
+
+def select_examples(samples: Dataset) -> Dataset:
+    """A few samples to be shown with their predictions, from all over `samples`, which may be sorted by class."""
+    step = max(1, len(samples) // _PREDICTIONS_SHOWN)
+    return samples.select(range(0, len(samples), step)[:_PREDICTIONS_SHOWN])
+
+
+def report_predictions(trainer: Trainer, samples: Dataset, described: Sequence[str], names: Sequence[str]) -> None:
+    """Print what the trained model takes `samples` for, and put that into the run record; for rank 0 alone."""
+    rows = [samples[index] for index in range(len(samples))]
+    lines = []
+    for text, row, guess in zip(described, rows, _predict(trainer, rows), strict=True):
+        truth = "" if guess == row["labels"] else f" (it is {names[row['labels']]})"
+        lines.append(f"{names[guess]}{truth}: {text}")
+    report_sample("what the model takes samples for", "\n".join(lines))
+
+
+def _predict(trainer: Trainer, rows: Sequence[dict[str, Any]]) -> list[int]:
+    model = trainer.model.eval()
+    batch = trainer._prepare_inputs(trainer.data_collator(rows))
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    predicted: list[int] = logits.argmax(dim=1).tolist()
+    return predicted

@@ -1,1 +1,0 @@
-"""Extractive question answering: SQuAD's questions and official scores (squad.py), windows and answers (spans.py)."""

@@ -1,0 +1,197 @@
+"""Questions to windows of tokens, and from the logits of the windows back to answers and their scores.
+
+A context that is too long for the model is cut into windows that overlap. Every window is a sample with a label of
+its own: where the answer starts and ends, or, where the answer is not in it, the position of the CLS token. The
+answer to a question is the best span of all its windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from cpudist.errors import UserError
+from cpudist.training.recipes.data import fingerprint
+from cpudist.training.recipes.squad import Question
+
+_OUTSIDE = -1  # the character position of a token that is not of the context
+
+# A window's columns that its model does not read: its question, the position of its CLS token, and the characters of
+# the context that each token covers.
+QUESTION, CLS, CHAR_START, CHAR_END = "question", "cls", "char_start", "char_end"
+
+Array = NDArray[Any]
+
+
+def cut_into_windows(
+    questions: Sequence[Question],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int,
+    arguments: TrainingArguments,
+    *,
+    padded: bool,
+) -> Dataset:
+    """The windows of `questions`, of at most `max_length` tokens, `stride` of which are those of the window before.
+
+    Columns are the inputs of a model, and "start_positions" and "end_positions", the tokens where the answer starts and
+    ends. Windows to be evaluated must be `padded` to `max_length`; they have the columns QUESTION, CLS, CHAR_START and
+    CHAR_END as well. Raises `UserError` for a question that leaves no room for its context.
+    """
+    padded = padded or tokenizer.padding_side == "left"  # padding them later would move their labels
+    options = {"tokenizer": tokenizer, "max_length": max_length, "stride": stride, "padded": padded}
+    # A file of its own: datasets caches only what it has read from files.
+    key = fingerprint(*options.values(), *questions)
+    path = Path(datasets.config.HF_DATASETS_CACHE) / "cpudist" / f"qa-{key}.arrow"
+    with arguments.main_process_first(local=True, desc="cutting contexts into windows"):
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = Dataset.from_list([asdict(question) for question in questions])
+            rows.map(
+                _cut,
+                with_indices=True,
+                fn_kwargs=options,
+                batched=True,
+                remove_columns=rows.column_names,
+                new_fingerprint=key,
+                cache_file_name=str(path),
+                desc=f"Cutting contexts into windows of {max_length} tokens",
+            )
+        return Dataset.from_file(str(path))
+
+
+def _cut(
+    batch: dict[str, list[Any]],
+    indices: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int,
+    padded: bool,
+) -> dict[str, Any]:
+    # Blanks before a question, as some files have them, would take room from the context.
+    texts, contexts = [text.lstrip() for text in batch["text"]], batch["context"]
+    _check_lengths(batch["id"], texts, tokenizer, max_length, stride)
+    # Models that are padded on the left have the context, which may be cut, on the left as well.
+    context_first = tokenizer.padding_side == "left"
+    windows = tokenizer(
+        *((contexts, texts) if context_first else (texts, contexts)),
+        truncation="only_first" if context_first else "only_second",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        padding="max_length" if padded else False,
+    )
+    owners, offsets = windows.pop("overflow_to_sample_mapping"), windows.pop("offset_mapping")
+    columns: dict[str, list[Any]] = {name: [] for name in ("start_positions", "end_positions")}
+    if padded:
+        columns.update({name: [] for name in (QUESTION, CLS, CHAR_START, CHAR_END)})
+    for window, owner in enumerate(owners):
+        inside = np.array([part == (0 if context_first else 1) for part in windows.sequence_ids(window)])
+        chars = np.where(inside[:, None], np.array(offsets[window]), _OUTSIDE).astype(np.int32)
+        cls = _cls_position(windows["input_ids"][window], tokenizer)
+        start, end = _label(chars, batch["answers"][owner], batch["starts"][owner]) or (cls, cls)
+        values = (start, end, indices[owner], cls, chars[:, 0], chars[:, 1])
+        for column, value in zip(columns.values(), values, strict=False):
+            column.append(value)
+    return {**windows, **columns}
+
+
+def _check_lengths(
+    ids: list[str], texts: list[str], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int
+) -> None:
+    """Raise `UserError` where a question leaves a context no more room than the stride: the tokenizer would abort."""
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    for name, tokens in zip(ids, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
+        room = max_length - special - len(tokens)
+        if room <= stride:
+            raise UserError(
+                f"question {name} has {len(tokens)} tokens and leaves its context {max(room, 0)} of "
+                f"{max_length}, which must be more than --doc_stride {stride}"
+            )
+
+
+def _cls_position(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    for token in (tokenizer.cls_token_id, tokenizer.bos_token_id):
+        if token in ids:
+            return ids.index(token)
+    return 0
+
+
+def _label(chars: Array, answers: Sequence[str], starts: Sequence[int]) -> tuple[int, int] | None:
+    """The first and the last token of the first answer, or None if not all of it is in the window."""
+    inside = np.flatnonzero(chars[:, 0] != _OUTSIDE)
+    if not answers or not len(inside):
+        return None
+    text = answers[0].strip()
+    begin = starts[0] + answers[0].index(text)
+    end = begin + len(text)
+    if begin < chars[inside[0], 0] or end > chars[inside[-1], 1]:
+        return None
+    touched = inside[(chars[inside, 1] > begin) & (chars[inside, 0] < end)]
+    return (int(touched[0]), int(touched[-1])) if len(touched) else None
+
+
+@dataclass(frozen=True)
+class Search:
+    """How an answer is looked for: among the `n_best` best starts and ends, at most `max_tokens` long.
+
+    `null_threshold` is how much better than the best span "no answer" must score; None if every question has an answer.
+    """
+
+    n_best: int = 20
+    max_tokens: int = 30
+    null_threshold: float | None = None
+
+
+def best_answers(
+    questions: Sequence[Question], windows: Dataset, start_logits: Array, end_logits: Array, search: Search
+) -> dict[str, str]:
+    """The answer to each question by its id, empty for "no answer".
+
+    The score of a span is the sum of the logits of its start and its end. The score of "no answer" is that of the CLS
+    token, the lowest in all windows; it wins if it is higher than the best span's by more than `null_threshold`.
+
+    Args:
+        windows: padded ones, in the order of `questions`.
+        start_logits: of every token, shape (windows, tokens); `end_logits` likewise.
+    """
+    columns = windows.select_columns([QUESTION, CLS, CHAR_START, CHAR_END]).with_format("numpy")[:]
+    best: dict[int, tuple[float, str]] = {}
+    null: dict[int, float] = {}
+    for row, owner in enumerate(columns[QUESTION].tolist()):
+        start, end, cls = start_logits[row], end_logits[row], columns[CLS][row]
+        null[owner] = min(null.get(owner, np.inf), float(start[cls] + end[cls]))
+        found = _best_span(start, end, columns[CHAR_START][row], columns[CHAR_END][row], search)
+        if found is not None and (owner not in best or found[0] > best[owner][0]):
+            best[owner] = found[0], questions[owner].context[found[1] : found[2]].strip()
+    answers = {}
+    for number, question in enumerate(questions):
+        score, text = best.get(number, (-np.inf, ""))
+        no_answer = search.null_threshold is not None and null[number] - score > search.null_threshold
+        answers[question.id] = "" if no_answer else text
+    return answers
+
+
+def _best_span(
+    start: Array, end: Array, char_start: Array, char_end: Array, search: Search
+) -> tuple[float, int, int] | None:
+    """The score of a window's best span and the characters from which to which it goes; None where there is none."""
+    # Stable, so that equal logits give the same answer everywhere.
+    first = np.argsort(-start, kind="stable")[: search.n_best, None]
+    last = np.argsort(-end, kind="stable")[None, : search.n_best]
+    valid = (char_start[first] != _OUTSIDE) & (char_end[last] > char_start[first])
+    valid &= (last >= first) & (last - first < search.max_tokens)
+    if not valid.any():
+        return None
+    scores = np.where(valid, start[first] + end[last], -np.inf)
+    i, j = np.unravel_index(int(np.argmax(scores)), scores.shape)
+    return float(scores[i, j]), int(char_start[first[i, 0]]), int(char_end[last[0, j]])

@@ -1,0 +1,178 @@
+"""Questions in the form of SQuAD: reading them, and the measures of the official evaluation scripts.
+
+A question has a context and the answers that people gave, each a piece of the context; in version 2 some questions
+have no answer. `scores` computes what evaluate-v1.1.py and evaluate-v2.0.py define, in percent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cpudist.errors import UserError
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question; `answers[i]` stands in `context` from character `starts[i]` on, and there may be none."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+def read(paths: Iterable[str]) -> list[Question]:
+    """The questions of JSON files, nested as SQuAD's own or flat rows; raises `UserError` that says what is wrong."""
+    return _with_unique_ids([question for path in paths for question in _read(path)], ", ".join(paths))
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]], source: str) -> list[Question]:
+    """The questions in `rows` with id, question, context and answers, which are compared with the contexts.
+
+    Raises `UserError` that says what is wrong in `source`.
+    """
+    return _with_unique_ids(
+        [_question(row, f"{source}, question {number}") for number, row in enumerate(rows, 1)], source
+    )
+
+
+def _read(path: str) -> list[Question]:
+    try:
+        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise UserError(f"{path} is not JSON: {error}") from error
+    entries = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(entries, list):
+        raise UserError(f'{path} is not in the form of SQuAD: there is no list "data"')
+    return from_rows(_flat(entries, path), path)
+
+
+def _with_unique_ids(questions: list[Question], source: str) -> list[Question]:
+    if not questions:
+        raise UserError(f"there are no questions in {source}")
+    name, count = Counter(question.id for question in questions).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{source}: {count} questions have the id {name}; predictions go by id")
+    return questions
+
+
+def _flat(entries: list[Any], path: str) -> Iterable[Mapping[str, Any]]:
+    """One row per question, whether the file is nested (articles with paragraphs) or flat."""
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict) or "paragraphs" not in entry:
+            yield entry
+            continue
+        for paragraph in _get(entry, "paragraphs", list, f"{path}, article {number}"):
+            context = _get(paragraph, "context", str, f"{path}, article {number}, a paragraph")
+            for question in _get(paragraph, "qas", list, f"{path}, article {number}, a paragraph"):
+                yield {**question, "context": context} if isinstance(question, dict) else question
+
+
+def _question(row: Mapping[str, Any], where: str) -> Question:
+    name = str(_get(row, "id", (str, int), where))
+    where = f"{where} ({name})"
+    context = _get(row, "context", str, where)
+    pairs = _answers(row, where)
+    for text, start in pairs:
+        if start < 0 or not context.startswith(text, start):
+            raise UserError(f"{where}: the answer {text!r} is not at answer_start {start} of its context")
+    answers, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
+    return Question(name, _get(row, "question", str, where), context, answers, starts)
+
+
+def _answers(row: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
+    """The answers and where they start; a blank one, as some files have where there is none, is left out."""
+    if row.get("answers") is None and row.get("is_impossible"):
+        return []
+    answers = _get(row, "answers", (list, dict), where)
+    try:
+        # SQuAD's own files hold a list of pairs, flat rows and the hub a pair of lists.
+        if isinstance(answers, dict):
+            pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
+        else:
+            pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
+        return [(text, int(start)) for text, start in pairs if text.strip()]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f'{where}: its answers are not of the form {{"text", "answer_start"}}') from error
+
+
+def _get(entry: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    value = entry.get(key) if isinstance(entry, Mapping) else None
+    if not isinstance(value, kind):
+        raise UserError(f'{where} has no "{key}" as SQuAD defines it')
+    return value
+
+
+def scores(predictions: Mapping[str, str], questions: Sequence[Question], version_2: bool) -> dict[str, float]:
+    """exact_match and f1 in percent, and for version 2 the same among questions with and without an answer.
+
+    `predictions` holds a text for the id of every question, empty for "no answer". The names are those of
+    evaluate-v1.1.py for the first two (evaluate-v2.0.py says "exact") and those of evaluate-v2.0.py for the others.
+    """
+    pairs = [_score(predictions[question.id], question, version_2) for question in questions]
+    results = {"exact_match": _percent(exact for exact, _ in pairs), "f1": _percent(f1 for _, f1 in pairs)}
+    if not version_2:
+        return results
+    results["total"] = len(pairs)
+    for name, answerable in (("HasAns", True), ("NoAns", False)):
+        of_kind = [
+            pair for pair, question in zip(pairs, questions, strict=True) if bool(question.answers) is answerable
+        ]
+        if of_kind:
+            results[f"{name}_exact"] = _percent(exact for exact, _ in of_kind)
+            results[f"{name}_f1"] = _percent(f1 for _, f1 in of_kind)
+            results[f"{name}_total"] = len(of_kind)
+    return results
+
+
+def normalize_answer(text: str) -> str:
+    """`text` without what the measures overlook: case, punctuation, articles, the width of white space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, truth: str) -> float:
+    """1 if the two are the same after `normalize_answer`, otherwise 0."""
+    return float(normalize_answer(prediction) == normalize_answer(truth))
+
+
+def f1_score(prediction: str, truth: str, version_2: bool) -> float:
+    """The harmonic mean of the shares of words that the two have in common.
+
+    Where nothing is left of one of them after `normalize_answer`, version 2 gives 1 if that holds for both, version 1.1
+    gives 0.
+    """
+    ours, theirs = normalize_answer(prediction).split(), normalize_answer(truth).split()
+    if not ours or not theirs:
+        return float(version_2 and ours == theirs)
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(ours), common / len(theirs)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _score(prediction: str, question: Question, version_2: bool) -> tuple[float, float]:
+    """exact_match and f1, each for the answer that suits the prediction best."""
+    truths: Sequence[str] = question.answers
+    if version_2:
+        truths = [answer for answer in truths if normalize_answer(answer)] or [""]
+    exact = max(exact_match(prediction, truth) for truth in truths)
+    return exact, max(f1_score(prediction, truth, version_2) for truth in truths)
+
+
+def _percent(values: Iterable[float]) -> float:
+    return 100 * fmean(values)

@@ -1,0 +1,425 @@
+"""Every collective of the ccl backend against torch's own arithmetic, on every rank of a real job.
+
+Hypothesis draws the cases on rank 0, which hands them to the others through the job's store. Every rank knows all
+ranks' inputs, so it computes what it must receive. Values are small integers: sums are exact in every type.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import cpudist
+from cpudist import job
+from cpudist.backends.ccl import extension
+
+world = cpudist.init("ccl", timeout=60)
+SUBGROUP = list(range(world.size - 1)) if world.size > 2 else [0, 1]
+subgroup = dist.new_group(SUBGROUP)
+REVERSED = dist.new_group(list(reversed(range(world.size))))
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+ANY = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.complex128]
+OPERATIONS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
+
+_settings = settings(
+    max_examples=int(sys.argv[1]) if len(sys.argv) > 1 else 60,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    # No shrinking: the other ranks would not follow.
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+_case_number = itertools.count()
+
+
+def shared(case: tuple | None) -> tuple | None:
+    """Rank 0's case, on every rank; None is the end of a property."""
+    key = f"case/{next(_case_number)}"
+    if world.rank == 0:
+        job.require().meeting.store.set(key, pickle.dumps(case))
+        return case
+    return pickle.loads(job.require().meeting.store.get(key))
+
+
+def property_test(test: Callable[..., None], *strategies: st.SearchStrategy) -> Callable[[], None]:
+    """Run a test on drawn cases; a failure ends the job at once, for Hypothesis would try it again on rank 0 alone."""
+
+    def body(case: tuple) -> None:
+        try:
+            test(*case)
+        except Exception as error:  # noqa: BLE001 - all of them end the job
+            error.args = (f"{test.__name__}{case}: {error}",)
+            sys.excepthook(type(error), error, error.__traceback__)
+
+    def run() -> None:
+        if world.rank == 0:
+            _settings(given(st.tuples(*strategies))(lambda case: body(shared(case))))()
+            shared(None)
+        else:
+            while (case := shared(None)) is not None:
+                body(case)
+
+    return run
+
+
+def cases(*strategies: st.SearchStrategy) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    return lambda test: property_test(test, *strategies)
+
+
+shapes = st.one_of(
+    st.just(()),
+    st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple),
+    st.sampled_from([(1023,), (64, 33), (3, 1 << 10, 7), (1_200_001,), (2, 600_000)]),
+)
+layouts = st.sampled_from(["contiguous", "transposed", "strided"])
+seeds = st.integers(0, 2**31)
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    ranks: list[int]
+
+    @property
+    def handle(self) -> dist.ProcessGroup | None:
+        return {"world": None, "subgroup": subgroup, "reversed": REVERSED}[self.name]
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.index(world.rank)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+EVERYONE = list(range(world.size))
+groups = st.sampled_from([Group("world", EVERYONE), Group("subgroup", SUBGROUP), Group("reversed", EVERYONE)])
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed * 31 + rank)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    low, high = (0, 3) if dtype == torch.uint8 else (-2, 3)
+    return torch.randint(low, high, shape, generator=generator).to(dtype)
+
+
+def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values in memory of another layout."""
+    if layout == "transposed" and tensor.dim() >= 2:
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "strided" and tensor.dim() >= 1:
+        wide = torch.stack([tensor, tensor], dim=-1)
+        return wide[..., 0]
+    return tensor.clone()
+
+
+def reduced(tensors: list[torch.Tensor], name: str) -> torch.Tensor:
+    if tensors[0].dtype == torch.bool:
+        combine = torch.logical_or if name in ("SUM", "MAX") else torch.logical_and
+        return functools.reduce(combine, tensors)
+    if name in ("MIN", "MAX"):
+        return functools.reduce(torch.minimum if name == "MIN" else torch.maximum, tensors)
+    if name == "PRODUCT":
+        return functools.reduce(operator.mul, tensors)
+    total = functools.reduce(operator.add, tensors)
+    if name == "SUM":
+        return total
+    return total / len(tensors) if total.is_floating_point() else total.div(len(tensors), rounding_mode="trunc")
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-2 if expected.dtype == torch.bfloat16 else 1e-3, atol=1e-6)
+
+
+def finish(work: dist.Work | None, how: str) -> None:
+    if work is None:
+        return
+    if how == "future":
+        work.get_future().wait()
+    else:
+        work.wait()
+    assert work.is_completed()
+
+
+ways = st.sampled_from(["sync", "wait", "future"])
+
+
+def reduction_cases(function: Callable[..., None]) -> Callable[[], None]:
+    reducible = st.sampled_from([*FLOATS, *INTEGERS, torch.bool])
+    combinations = st.tuples(reducible, st.sampled_from(OPERATIONS)).filter(
+        lambda case: not (case[0] == torch.bool and case[1] == "AVG")
+    )
+    return property_test(function, shapes, combinations, layouts, seeds, groups, ways)
+
+
+@reduction_cases
+def check_all_reduce(shape, case, layout, seed, group, way):
+    dtype, name = case
+    if world.rank not in group.ranks:
+        return
+    inputs = [values(shape, dtype, seed, rank) for rank in group.ranks]
+    tensor = laid_out(inputs[group.rank], layout)
+    op = getattr(dist.ReduceOp, name)
+    finish(dist.all_reduce(tensor, op, group=group.handle, async_op=way != "sync"), way)
+    same(tensor, reduced(inputs, name))
+
+
+@reduction_cases
+def check_reduce(shape, case, layout, seed, group, way):
+    dtype, name = case
+    if world.rank not in group.ranks:
+        return
+    root = group.ranks[seed % group.size]
+    inputs = [values(shape, dtype, seed, rank) for rank in group.ranks]
+    tensor = laid_out(inputs[group.rank], layout)
+    op = getattr(dist.ReduceOp, name)
+    finish(dist.reduce(tensor, root, op, group=group.handle, async_op=way != "sync"), way)
+    same(tensor, reduced(inputs, name) if world.rank == root else inputs[group.rank])
+
+
+@reduction_cases
+def check_reduce_scatter(shape, case, layout, seed, group, way):
+    dtype, name = case
+    if world.rank not in group.ranks:
+        return
+    op = getattr(dist.ReduceOp, name)
+    inputs = [[values(shape, dtype, seed + share, rank) for share in range(group.size)] for rank in group.ranks]
+    mine = [laid_out(tensor, layout) for tensor in inputs[group.rank]]
+    output = laid_out(torch.zeros_like(mine[0]), layout)
+    finish(dist.reduce_scatter(output, mine, op, group=group.handle, async_op=way != "sync"), way)
+    expected = reduced([each[group.rank] for each in inputs], name)
+    same(output, expected)
+    flat = torch.empty(expected.numel(), dtype=dtype)
+    whole = torch.cat([tensor.reshape(-1) for tensor in mine])
+    finish(dist.reduce_scatter_tensor(flat, whole, op, group=group.handle, async_op=way != "sync"), way)
+    same(flat, expected.reshape(-1))
+
+
+@cases(shapes, st.sampled_from(FLOATS), seeds)
+def check_uneven_reduce_scatter(shape, dtype, seed):
+    sizes = [(seed + rank) % 4 for rank in range(world.size)]
+    inputs = [
+        [values((sizes[share], *shape[:1]), dtype, seed + share, rank) for share in range(world.size)]
+        for rank in range(world.size)
+    ]
+    output = torch.empty_like(inputs[world.rank][world.rank])
+    dist.reduce_scatter(output, inputs[world.rank])
+    same(output, reduced([each[world.rank] for each in inputs], "SUM"))
+
+
+@cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)
+def check_broadcast(shape, dtype, layout, seed, group, way):
+    if world.rank not in group.ranks:
+        return
+    root = group.ranks[seed % group.size]
+    expected = values(shape, dtype, seed, root)
+    tensor = laid_out(expected if world.rank == root else torch.zeros_like(expected), layout)
+    finish(dist.broadcast(tensor, root, group=group.handle, async_op=way != "sync"), way)
+    same(tensor, expected)
+
+
+@cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)
+def check_all_gather(shape, dtype, layout, seed, group, way):
+    if world.rank not in group.ranks:
+        return
+    expected = [values(shape, dtype, seed, rank) for rank in group.ranks]
+    own = laid_out(expected[group.rank], layout)
+    outputs = [laid_out(torch.zeros_like(tensor), layout) for tensor in expected]
+    finish(dist.all_gather(outputs, own, group=group.handle, async_op=way != "sync"), way)
+    for actual, wanted in zip(outputs, expected, strict=True):
+        same(actual, wanted)
+    if not dtype.is_complex:
+        flat = torch.empty(group.size * own.numel(), dtype=dtype)
+        finish(
+            dist.all_gather_into_tensor(flat, own.reshape(-1), group=group.handle, async_op=way != "sync"),
+            way,
+        )
+        same(flat, torch.cat([tensor.reshape(-1) for tensor in expected]))
+
+
+@cases(st.lists(st.integers(0, 5), min_size=world.size, max_size=world.size), st.sampled_from(ANY), seeds)
+def check_uneven_all_gather(rows, dtype, seed):
+    expected = [values((rows[rank], 3), dtype, seed, rank) for rank in range(world.size)]
+    outputs = [torch.zeros_like(tensor) for tensor in expected]
+    dist.all_gather(outputs, expected[world.rank])
+    for actual, wanted in zip(outputs, expected, strict=True):
+        same(actual, wanted)
+
+
+@cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)
+def check_gather_and_scatter(shape, dtype, layout, seed, group, way):
+    if world.rank not in group.ranks:
+        return
+    root = group.ranks[seed % group.size]
+    expected = [values(shape, dtype, seed, rank) for rank in group.ranks]
+    own = laid_out(expected[group.rank], layout)
+    outputs = [laid_out(torch.zeros_like(tensor), layout) for tensor in expected] if world.rank == root else None
+    finish(dist.gather(own, outputs, root, group=group.handle, async_op=way != "sync"), way)
+    for actual, wanted in zip(outputs or [], expected, strict=outputs is not None):
+        same(actual, wanted)
+    if hasattr(dist, "gather_single"):  # since torch 2.14
+        flat = torch.empty(group.size * own.numel(), dtype=dtype) if world.rank == root else None
+        finish(dist.gather_single(own, flat, root, group=group.handle, async_op=way != "sync"), way)
+        if flat is not None:
+            same(flat, torch.cat([tensor.reshape(-1) for tensor in expected]))
+    back = laid_out(torch.zeros_like(own), layout)
+    inputs = [laid_out(tensor, layout) for tensor in expected] if world.rank == root else None
+    finish(dist.scatter(back, inputs, root, group=group.handle, async_op=way != "sync"), way)
+    same(back, expected[group.rank])
+
+
+@cases(
+    st.lists(st.integers(0, 4), min_size=world.size**2, max_size=world.size**2),
+    st.sampled_from(ANY),
+    seeds,
+    ways,
+)
+def check_all_to_all(rows, dtype, seed, way):
+    def part(source: int, target: int) -> torch.Tensor:
+        return values((rows[source * world.size + target], 2), dtype, seed + 7 * target, source)
+
+    everyone = range(world.size)
+    sends = [part(world.rank, target) for target in everyone]
+    expected = [part(source, world.rank) for source in everyone]
+    outputs = [torch.zeros_like(tensor) for tensor in expected]
+    finish(dist.all_to_all(outputs, sends, async_op=way != "sync"), way)
+    for actual, wanted in zip(outputs, expected, strict=True):
+        same(actual, wanted)
+    flat = torch.zeros(sum(len(tensor) for tensor in expected), 2, dtype=dtype)
+    work = dist.all_to_all_single(
+        flat, torch.cat(sends), [len(t) for t in expected], [len(t) for t in sends], async_op=way != "sync"
+    )
+    finish(work, way)
+    same(flat, torch.cat(expected))
+
+
+@cases(st.permutations([0, 1, 2]), st.permutations([0, 1, 2]), shapes, st.sampled_from(ANY), layouts, seeds)
+def check_messages(send_order, receive_order, shape, dtype, layout, seed):
+    """Messages of three tags around the ring, sent and received in any order."""
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    expected = {tag: values(shape, dtype, seed + tag, before) for tag in range(3)}
+    received = {tag: laid_out(torch.zeros_like(tensor), layout) for tag, tensor in expected.items()}
+    works = [
+        dist.isend(laid_out(values(shape, dtype, seed + tag, world.rank), layout), after, tag=tag) for tag in send_order
+    ]
+    works += [dist.irecv(received[tag], before, tag=tag) for tag in receive_order]
+    for work in works:
+        work.wait()
+    for tag, tensor in received.items():
+        same(tensor, expected[tag])
+
+
+def check_any_source() -> None:
+    if world.rank == 0:
+        seen = set()
+        for _ in range(world.size - 1):
+            tensor = torch.zeros(3)
+            source = dist.recv(tensor)
+            assert tensor.tolist() == [float(source)] * 3
+            seen.add(source)
+        assert seen == set(range(1, world.size))
+    else:
+        dist.send(torch.full((3,), float(world.rank)), 0)
+    dist.barrier()
+
+
+def check_wrong_size_of_message() -> None:
+    if world.rank == 0:
+        dist.send(torch.zeros(4), 1)
+        dist.send(torch.ones(2), 1)
+    elif world.rank == 1:
+        refuses(lambda: dist.recv(torch.zeros(2), 0), "16 bytes")
+        after = torch.zeros(2)
+        dist.recv(after, 0)
+        assert after.tolist() == [1, 1], "the message behind it must still arrive"
+    dist.barrier()
+
+
+def check_coalesced() -> None:
+    tensors = [torch.full((n,), float(world.rank + n)) for n in (1, 5, 0, 7)]
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    total = sum(range(world.size))
+    for n, tensor in zip((1, 5, 0, 7), tensors, strict=True):
+        same(tensor, torch.full((n,), float(total + n * world.size)))
+
+
+def check_many_at_once() -> None:
+    """Works on several groups in flight, waited for in another order on every rank."""
+    handles = [None, REVERSED, dist.new_group(list(range(world.size)))]
+    tensors = [[torch.full((1_500_000,), float(world.rank + i)) for i in range(3)] for _ in handles]
+    works = [
+        dist.all_reduce(tensor, group=handle, async_op=True)
+        for handle, row in zip(handles, tensors, strict=True)
+        for tensor in row
+    ]
+    for work in works if world.rank % 2 else reversed(works):
+        work.wait()
+    for row in tensors:
+        for i, tensor in enumerate(row):
+            same(tensor[[0, -1]], torch.full((2,), float(sum(range(world.size)) + i * world.size)))
+
+
+def check_objects() -> None:
+    everyone: list[object] = [None] * world.size
+    dist.all_gather_object(everyone, {"rank": world.rank, "text": "é" * world.rank})
+    assert everyone == [{"rank": rank, "text": "é" * rank} for rank in range(world.size)]
+    box = [{"from": 0}] if world.rank == 0 else [None]
+    dist.broadcast_object_list(box)
+    assert box == [{"from": 0}]
+
+
+def refuses(call: Callable[[], object], words: str) -> None:
+    with pytest.raises((RuntimeError, TypeError, ValueError)) as caught:
+        call()
+    assert words in str(caught.value), str(caught.value)
+    assert "\n" not in str(caught.value).strip(), str(caught.value)
+
+
+def check_refusals() -> None:
+    refuses(lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR), "bitwise")
+    refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.bool), dist.ReduceOp.AVG), "no average")
+    refuses(lambda: dist.all_reduce(torch.zeros(2).to_sparse()), "dense")
+    refuses(lambda: dist.all_reduce(torch.zeros(1).expand(3)), "share memory")
+    refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)), "cannot reduce")
+    refuses(
+        lambda: dist.all_to_all_single(torch.zeros(2 * world.size + 1), torch.zeros(2 * world.size + 1)),
+        "divide",
+    )
+    dist.barrier()
+
+
+def main() -> None:
+    checks = {name: check for name, check in globals().items() if name.startswith("check_")}
+    for name, check in checks.items():
+        try:
+            check()
+        except BaseException as error:
+            error.args = (f"{name}: {error}",)
+            raise
+    dist.barrier()
+    if world.rank == 0:
+        print(f"{len(checks)} checks passed on {world}, carried by {' and '.join(extension.load().traffic())}")
+    cpudist.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""What is asked of a process group beyond the collectives themselves: odd tensors, odd moments, other threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import cpudist
+from cpudist import job
+
+world = cpudist.init("ccl", timeout=20)
+TOTAL = sum(range(world.size))
+MB = 1 << 20
+
+
+def refuses(kind: type[Exception], call: Callable[[], object], words: str) -> None:
+    """`call` raises exactly this kind of error, in one line that says `words`, and communication goes on."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert caught.type is kind, repr(caught.value)
+    assert words in str(caught.value), str(caught.value)
+    assert "\n" not in str(caught.value).strip(), str(caught.value)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+ROOMY = "CPUDIST_TEST_ROOMY" in os.environ  # memory of a sanitizer's makes figures about memory worthless
+
+
+def peak_resident() -> int:
+    """The most that `resident` has been since /proc/self/clear_refs was written to."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
+
+
+def check_a_peer_needs_progress_while_this_rank_makes_a_group() -> None:
+    tensor = torch.full((16 * MB,), float(world.rank))
+    work = dist.all_reduce(tensor, async_op=True)
+    if world.rank == 0:
+        job.require().meeting.store.set("edges/entering", "1")
+        dist.new_group()
+        work.wait()
+    else:
+        job.require().meeting.store.get("edges/entering")
+        work.wait()
+        dist.new_group()
+    assert tensor[[0, -1]].tolist() == [TOTAL, TOTAL]
+
+
+def check_a_peer_needs_progress_while_this_rank_is_elsewhere() -> None:
+    """In the store here; it might be a file, or another library's barrier."""
+    tensor = torch.full((16 * MB,), float(world.rank))
+    work = dist.all_reduce(tensor, async_op=True)
+    if world.rank == 0:
+        job.require().meeting.store.get("edges/arrived")
+    else:
+        work.wait()
+        job.require().meeting.store.set("edges/arrived", "1")
+    work.wait()
+    assert tensor[[0, -1]].tolist() == [TOTAL, TOTAL]
+
+
+def check_inference_mode_ends_before_the_operation() -> None:
+    for op, expected in ((dist.ReduceOp.SUM, TOTAL), (dist.ReduceOp.AVG, TOTAL / world.size)):
+        with torch.inference_mode():
+            whole = torch.full((1000,), float(world.rank))
+            strided = torch.full((1000, 2), float(world.rank))[:, 0]
+            works = [dist.all_reduce(tensor, op, async_op=True) for tensor in (whole, strided)]
+        for work in works:
+            work.wait()
+        assert set(whole.tolist()) == set(strided.tolist()) == {expected}
+
+
+def check_receiving_into_a_tensor_that_requires_grad() -> None:
+    if world.rank == 0:
+        for peer in range(1, world.size):
+            dist.send(torch.arange(4.0), peer)
+    else:
+        tensor = torch.zeros(4, 2)[:, 0].requires_grad_()
+        dist.recv(tensor, 0)
+        assert tensor.tolist() == [0, 1, 2, 3]
+    dist.barrier()
+
+
+def check_expanded_tensors_are_refused_before_anything_is_sent() -> None:
+    expanded = torch.zeros(1).expand(4)
+    refuses(ValueError, lambda: dist.all_reduce(expanded), "share memory")
+    refuses(ValueError, lambda: dist.all_gather([expanded] * world.size, torch.zeros(4)), "share memory")
+    if world.rank == 0:
+        for peer in range(1, world.size):
+            dist.send(torch.ones(4), peer)
+        dist.broadcast(torch.ones(4), 0)
+    else:
+        refuses(ValueError, lambda: dist.recv(expanded, 0), "share memory")
+        tensor = torch.zeros(4)
+        dist.recv(tensor, 0)
+        assert tensor.tolist() == [1] * 4
+        refuses(ValueError, lambda: dist.broadcast(expanded, 0), "share memory")
+        dist.broadcast(tensor, 0)
+    dist.barrier()
+
+
+def check_overlapping_outputs_are_refused_before_anything_is_sent() -> None:
+    memory = torch.zeros(3 * world.size + 1)
+    overlapping = [memory[2 * rank : 2 * rank + 3] for rank in range(world.size)]
+    apart = [torch.zeros(3) for _ in range(world.size)]
+    mine = torch.full((3,), float(world.rank))
+    if world.rank == 0:
+        refuses(ValueError, lambda: dist.gather(mine, overlapping), "share memory")
+    dist.gather(mine, apart if world.rank == 0 else None)
+    refuses(ValueError, lambda: dist.all_to_all(overlapping, [mine] * world.size), "share memory")
+    dist.all_to_all(apart, [mine] * world.size)
+    assert [part.tolist() for part in apart] == [[float(rank)] * 3 for rank in range(world.size)]
+    refuses(ValueError, lambda: dist.all_gather(overlapping, mine), "share memory")
+    columns = torch.zeros(3, world.size)
+    dist.all_gather(list(columns.unbind(1)), mine)  # interleaved, which is no overlap
+    assert columns.tolist() == [[float(rank) for rank in range(world.size)]] * 3
+
+
+def check_inputs_that_overlap_outputs() -> None:
+    """In place, or shifted: as if the input had been copied first."""
+    size, rank = world.size, world.rank
+    whole = torch.zeros(size * 4)
+    own = whole[rank * 4 : rank * 4 + 4].fill_(rank)
+    dist.all_gather_into_tensor(whole, own)
+    assert whole.tolist() == [float(r) for r in range(size) for _ in range(4)]
+    shifted = torch.zeros(size * 4)
+    dist.all_gather_into_tensor(shifted, shifted[1:5].fill_(rank))
+    assert shifted.tolist() == [float(r) for r in range(size) for _ in range(4)]
+    for start in (rank * 4, 1):
+        shares = torch.arange(size * 4.0)
+        dist.reduce_scatter_tensor(shares[start : start + 4], shares.clone() if start == rank * 4 else shares)
+        assert shares[start : start + 4].tolist() == [size * float(rank * 4 + i) for i in range(4)]
+    in_place = torch.arange(size * 4.0)
+    dist.reduce_scatter_tensor(in_place[rank * 4 : rank * 4 + 4], in_place)
+    assert in_place[rank * 4 : rank * 4 + 4].tolist() == [size * float(rank * 4 + i) for i in range(4)]
+    exchanged = torch.arange(size * 2.0) + 100 * rank
+    dist.all_to_all_single(exchanged, exchanged)
+    assert exchanged.tolist() == [float(rank * 2 + i + 100 * r) for r in range(size) for i in range(2)]
+
+
+def check_float16_averages_do_not_overflow() -> None:
+    op, expected = dist.ReduceOp.AVG, [40_000.0] * 3
+    tensor = torch.full((3,), 40_000, dtype=torch.float16)
+    dist.all_reduce(tensor, op)
+    assert tensor.tolist() == expected
+    dist.reduce(tensor, 0, op)
+    assert tensor.tolist() == expected
+    output = torch.zeros(3, dtype=torch.float16)
+    dist.reduce_scatter(output, [torch.full((3,), 40_000, dtype=torch.float16)] * world.size, op)
+    assert output.tolist() == expected
+    tiny = torch.full((3,), 2.0**-24, dtype=torch.float16)  # the smallest there is
+    dist.all_reduce(tiny, dist.ReduceOp.SUM)
+    assert tiny.tolist() == [world.size * 2.0**-24] * 3
+
+
+def check_a_callback_waits_for_another_operation() -> None:
+    first, second, third = (torch.full((n,), float(world.rank)) for n in (10, 100_000, 5))
+    later = dist.all_reduce(second, async_op=True).get_future()
+
+    def then(future: torch.futures.Future) -> float:
+        later.wait()
+        inside = dist.all_reduce(third, async_op=True).get_future()
+        inside.wait()
+        dist.barrier()
+        return float(future.value()[0][0] + second[0] + third[0])
+
+    result = dist.all_reduce(first, async_op=True).get_future().then(then)
+    assert result.wait() == 3 * TOTAL
+
+
+def check_power_sgd() -> None:
+    """Its hook waits for one all_reduce in the callback of another."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(5):
+        model(torch.randn(8, 64)).square().mean().backward()
+    gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    everyone = [torch.empty_like(gradients) for _ in range(world.size)]
+    dist.all_gather(everyone, gradients)
+    for theirs in everyone:
+        torch.testing.assert_close(theirs, gradients)
+
+
+def check_other_threads_run_while_one_asks() -> None:
+    """The peers come only when another Python thread of this rank has called them: the GIL must be free."""
+    for name, ask in (
+        ("get_future", lambda work: work.get_future().wait()),
+        ("is_completed", lambda work: [None for _ in iter(work.is_completed, True)]),
+        ("wait", lambda work: work.wait()),
+    ):
+        key = f"edges/gil/{name}"
+        if world.rank == 0:
+            work = dist.all_reduce(torch.zeros(10), async_op=True)
+            asking = threading.Event()
+            caller = threading.Thread(target=lambda: (asking.wait(), job.require().meeting.store.set(key, "1")))  # noqa: B023
+            caller.start()
+            asking.set()
+            ask(work)
+            caller.join()
+        else:
+            job.require().meeting.store.get(key)
+            dist.all_reduce(torch.zeros(10))
+
+
+def check_many_threads_wait_at_once() -> None:
+    """Each on a group of its own; whose thread moves what is left to chance."""
+    groups = [dist.new_group() for _ in range(3)]
+
+    def use(group: dist.ProcessGroup) -> None:
+        for i in range(100):
+            tensor = torch.full((1 + 997 * (i % 5),), float(world.rank))
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            if i % 3 == 0:
+                work.get_future().wait()
+            elif i % 3 == 1:
+                work.wait()
+            else:
+                while not work.is_completed():
+                    pass
+            assert tensor[-1] == TOTAL
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(use, groups))
+
+
+def check_a_finished_work_holds_no_buffers() -> None:
+    handles = []
+    before = resident()
+    for _ in range(4):
+        wide = torch.zeros(8 * MB, 2)
+        handles.append(dist.all_reduce(wide[:, 0], async_op=True))  # copied to a buffer, for it is not contiguous
+        handles[-1].wait()
+        outputs = torch.zeros(world.size * 8 * MB)
+        handles.append(dist.all_gather(list(outputs.chunk(world.size)), wide[:, 0], async_op=True))
+        handles[-1].wait()
+        for tensor in (wide, outputs):
+            tensor.untyped_storage().resize_(0)  # a work does keep the caller's own tensors: they are its result
+    assert ROOMY or resident() - before < 96 * MB, f"{(resident() - before) // MB} MB more than before"
+
+
+def check_a_large_reduce_scatter_makes_no_second_copy() -> None:
+    shares = torch.ones(world.size, 16 * MB)
+    output = torch.empty(16 * MB)
+    output.zero_()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident()
+    dist.reduce_scatter_tensor(output, shares)
+    assert output[[0, -1]].tolist() == [world.size] * 2
+    more = peak_resident() - before
+    assert ROOMY or more < shares.nbytes // 2, f"{more // MB} MB for an input of {shares.nbytes // MB} MB"
+
+
+def check_calls_are_matched_in_order() -> None:
+    """Mixed sizes under way together, finishing in any order: each meets its counterpart, not a neighbour's."""
+    generator = torch.Generator().manual_seed(5)
+    for round_number in range(6):
+        sizes = torch.randint(0, 7, (24,), generator=generator).tolist()
+        counts = [(1, 10, 1000, 30_000, 300_000, 1_100_000, 2_400_000)[size] for size in sizes]
+        tensors = [torch.full((count,), float(world.rank + i)) for i, count in enumerate(counts)]
+        if round_number % 2:
+            with dist._coalescing_manager(async_ops=True) as manager:
+                for tensor in tensors:
+                    dist.all_reduce(tensor)
+            manager.wait()
+        else:
+            works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+            for work in works[::-1] if world.rank else works:
+                work.wait()
+        for i, tensor in enumerate(tensors):
+            assert tensor[[0, -1]].tolist() == [TOTAL + i * world.size] * 2
+
+
+def check_errors_are_those_of_python() -> None:
+    group = dist.group.WORLD
+    options = dist.BroadcastOptions()
+    options.rootRank = world.size
+    refuses(ValueError, lambda: group.broadcast([torch.zeros(1)], options), f"there is no rank {world.size}")
+    options.rootRank = -1
+    refuses(ValueError, lambda: group.broadcast([torch.zeros(1)], options), "there is no rank -1")
+    refuses(ValueError, lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR), "bitwise")
+    refuses(TypeError, lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)), "cannot reduce")
+    refuses(TypeError, lambda: dist.all_reduce(torch.zeros(2).to_sparse()), "dense")
+    refuses(ValueError, lambda: dist.all_gather([torch.zeros(3)] * (world.size + 1), torch.zeros(3)), "list of")
+    dist.barrier()
+
+
+def main() -> None:
+    checks = {name: check for name, check in globals().items() if name.startswith("check_")}
+    chosen = os.environ.get("CPUDIST_TEST_ONLY")
+    for name, check in checks.items():
+        if chosen and chosen not in name:
+            continue
+        try:
+            check()
+        except BaseException as error:
+            error.args = (f"{name}: {error}",)
+            raise
+    dist.barrier()
+    if world.rank == 0:
+        print(f"{len(checks)} edges passed on {world}")
+    cpudist.shutdown()
+
+
+if __name__ == "__main__":
+    main()

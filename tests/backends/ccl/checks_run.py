@@ -1,0 +1,33 @@
+"""Runs the programs in checks/ on real ranks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+CHECKS = Path(__file__).parent / "checks"
+
+JOBS = {
+    "intel-mpi, 2 ranks": jobs.mpirun(2, sys.executable),
+    "intel-mpi, 3 ranks": jobs.mpirun(3, sys.executable),
+    # Without -ppn MPICH 4.0's Hydra maps one rank per host, and Intel MPI's library aborts in MPI_Init.
+    "mpich, 2 ranks": ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable],
+    "torchrun, 2 ranks": jobs.torchrun(2),
+}
+everywhere = pytest.mark.parametrize("launch", JOBS.values(), ids=JOBS.keys())
+
+
+def run(launch: list[str], check: str, *args: str, timeout: float = 240, **env: str) -> jobs.Result:
+    """Run a program of checks/ by one of JOBS, with these variables."""
+    if shutil.which(launch[0]) is None:
+        pytest.skip(f"{launch[0]} is not installed")
+    return jobs.run([*launch, str(CHECKS / check), *args], timeout, env={"PYTHONWARNINGS": "ignore", **env})
+
+
+def only(transport: str) -> dict[str, str]:
+    """The variables by which a job uses this transport; shared memory is what it takes by itself."""
+    return {"CPUDIST_TRANSPORT": "oneccl"} if transport == "oneccl" else {}

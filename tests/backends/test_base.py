@@ -1,0 +1,91 @@
+"""What a backend says of itself is what the rest goes by: here one that is not like ccl and gloo."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import cpudist
+from cpudist import backends, job
+from cpudist.backends import Backend
+from cpudist.training.step_timer import StepTimer
+
+
+class Lazy(Backend):
+    """Makes no process group, computes when it is told to, and has few optimisations that fit."""
+
+    name = "lazy"
+    makes_process_group = False
+    optimizations = frozenset({"autocast"})
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self, world: Any, store: Any, timeout: float) -> None:
+        self.calls.append(f"start {world.rank}({world.size}) within {timeout:g} s")
+
+    def variables(self) -> dict[str, str]:
+        return {"LAZY_DEVICE": "0"}
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        return model
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        super().step(optimizer)
+        self.calls.append("step")
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lazy]:
+    monkeypatch.setattr(backends, "_known", {**backends._known, "lazy": Lazy})
+    world = cpudist.init("lazy", timeout=9)
+    backend = job.require().backend
+    assert isinstance(backend, Lazy)
+    assert (world.backend, world.device.type) == ("lazy", "cpu")
+    yield backend
+    cpudist.shutdown()
+    assert backend.calls[-1] == "stop"
+
+
+def test_it_starts_in_the_jobs_world_and_sets_its_variables(lazy: Lazy) -> None:
+    assert lazy.calls == ["start 0(1) within 9 s"]
+    assert os.environ["LAZY_DEVICE"] == "0"
+    assert os.environ.get("ACCELERATE_TORCH_DEVICE") is None, "that is for backends on the CPU's process groups"
+    assert not torch.distributed.is_initialized()
+    with pytest.raises(cpudist.UserError, match="timeout of the backend lazy cannot be changed"):
+        job.require().set_timeout(3)
+
+
+def test_only_what_fits_is_done_to_a_model(lazy: Lazy) -> None:
+    model = torch.nn.Conv2d(1, 1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    cpudist.optimize(model, optimizer, dtype=torch.bfloat16)
+    assert job.require().record.optimizations == ["native", "bfloat16 autocast"]
+    assert not optimizer.param_groups[0].get("fused")
+    with pytest.raises(cpudist.UserError, match=r"torch\.compile is not for the backend lazy"):
+        cpudist.optimize(model, compile=True)
+    with pytest.raises(cpudist.UserError, match="Intel's extension is not for the backend lazy"):
+        cpudist.optimize(model, ipex=True)
+
+
+def test_a_steps_time_is_taken_when_the_device_has_done_it(lazy: Lazy) -> None:
+    record = job.require().record
+    timer = StepTimer(record, lazy, world_size=1)
+    arguments = SimpleNamespace(per_device_train_batch_size=2, gradient_accumulation_steps=1, bf16=False, fp16=False)
+    state, control = SimpleNamespace(global_step=1, max_steps=2), SimpleNamespace(should_log=False)
+    timer.on_train_begin(arguments, state, control, model=torch.nn.Linear(1, 1))
+    cpudist.step(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
+    timer.on_step_end(arguments, state, control)
+    assert lazy.calls[-2:] == ["step", "synchronize"]
+    assert record.training.steps == 1

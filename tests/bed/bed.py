@@ -1,0 +1,260 @@
+"""The hosts of a bed from outside: start and end them, run commands on them, cut, slow down, freeze and kill them."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import jobs
+import psutil
+
+from bed import keys
+
+_START_SECONDS = 30.0
+_LEAVE_SECONDS = 5.0  # what a job's processes get to be gone by themselves after its command has ended
+
+_WITH_PYTEST = ["setpriv", "--pdeathsig", "KILL"]  # the kernel kills the command when pytest dies
+_NAMESPACES = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]
+# The shell stays outside and waits for the command inside. nsenter itself would stop when its child is stopped, and the
+# kernel could not end the namespace meanwhile.
+_RUN_INSIDE = ["--mount", "--uts", "--ipc", "--net", "--pid", "--no-fork", "sh", "-c", '"$@"; exit $?', "sh"]
+_SWITCH = "ip link add br0 type bridge stp_state 0 forward_delay 0 && ip link set br0 up && echo ready && exec cat"
+
+
+def missing() -> str | None:
+    """Why there can be no hosts here, in one line that names the remedy; None where there can."""
+    if os.geteuid() != 0:
+        return "several hosts on one machine need root"
+    programs = {"ip": "iproute2", "/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "nsenter": "util-linux"}
+    for program, package in programs.items():
+        if shutil.which(program) is None:
+            return f"several hosts on one machine need {program}: apt-get install {package}"
+    trial = subprocess.run(
+        [*_NAMESPACES, "mount", "-t", "proc", "proc", "/proc"],
+        capture_output=True,
+        text=True,
+        timeout=_START_SECONDS,
+        check=False,
+    )
+    return f"no namespaces can be made here: {trial.stderr.strip()}" if trial.returncode else None
+
+
+@dataclass
+class _Host:
+    port: str  # the interface of the switch that its cable leads to
+    process: subprocess.Popen[str]  # unshare, which waits for `first`
+    first: psutil.Process
+    namespace: str  # of its processes
+    own: frozenset[int]  # the processes that are there without any job
+
+
+class Bed:
+    """Some hosts h0, h1, … that reach each other by name and over ssh without a password.
+
+    They share this machine's file system, so a path means the same on all of them, as on a cluster's network disk.
+    `addresses` gives the IPv4 and the IPv6 address of each.
+
+    Args:
+        folder: where the bed keeps its keys, hostfiles and logs; it must exist, and belongs to one bed.
+        hosts: how many.
+        rate: what each link carries in each direction, in the notation of tc ("1gbit"); None: as fast as it goes.
+    """
+
+    def __init__(self, folder: Path, hosts: int = 2, rate: str | None = None) -> None:
+        self.addresses = {f"h{index}": (f"10.77.0.{10 + index}", f"fd77::{10 + index}") for index in range(hosts)}
+        self._folder = folder
+        self._rate = rate
+        self._hosts: dict[str, _Host] = {}
+        self._end = ExitStack()
+
+    def __enter__(self) -> Bed:
+        keys.write(self._folder, self.addresses)
+        with self._end:  # ends what has started if the rest does not
+            self._switch = self._start("switch", [*_WITH_PYTEST, "unshare", "--net", "sh", "-c", _SWITCH])
+            for name in self.addresses:
+                self._start_host(name)
+            if self._rate:
+                self.limit(self._rate)
+            self._end = self._end.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+
+    # Running things
+
+    def run(
+        self,
+        host: str,
+        command: list[str],
+        timeout: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+    ) -> jobs.Result:
+        """Run `command` on a host to its end, as `jobs.run` does; processes left on any host fail the test too."""
+        first = str(self._hosts[host].first.pid)
+        inside = [*_WITH_PYTEST, "nsenter", "--target", first, *_RUN_INSIDE, "env", f"--chdir={cwd or Path.cwd()}"]
+        try:
+            result = jobs.run([*inside, *command], timeout, env)
+            _wait_until(lambda: not self._left(), _LEAVE_SECONDS)
+            left = self._left()
+        finally:
+            self._kill_jobs()
+        assert not left, f"{command} left processes behind: {left}\n{result.output}"
+        return result
+
+    def hostfile(self, slots: int | None = None) -> str:
+        """The path of a file that names all hosts, one a line; with `slots`, in Open MPI's notation."""
+        path = self._folder / f"hostfile-{slots}"
+        path.write_text("".join(f"{name} slots={slots}\n" if slots else f"{name}\n" for name in self.addresses))
+        return str(path)
+
+    def processes(self, host: str) -> dict[int, str]:
+        """What runs on a host besides its own sshd: this machine's process id -> command line."""
+        found = self._hosts[host]
+        members = {}
+        for process in psutil.process_iter():
+            try:
+                if process.pid not in found.own and os.readlink(f"/proc/{process.pid}/ns/pid") == found.namespace:
+                    members[process.pid] = " ".join(process.cmdline())
+            except (OSError, psutil.Error):  # it has ended meanwhile
+                continue
+        return members
+
+    # Breaking things
+
+    def disconnect(self, host: str) -> None:
+        """Pull the host's cable."""
+        self._on_switch("ip", "link", "set", self._hosts[host].port, "down")
+
+    def connect(self, host: str) -> None:
+        """Put the host's cable back, and wait until the switch forwards to it."""
+        port = self._hosts[host].port
+        self._on_switch("ip", "link", "set", port, "up")
+
+        def forwards() -> bool:
+            return "state forwarding" in self._on_switch("ip", "-details", "link", "show", port)
+
+        assert _wait_until(forwards, _START_SECONDS), f"the switch does not forward to {host}"
+        for other in self._hosts.values():  # who is just asking for the host's hardware address would ask in vain
+            _in_network_of(other.first.pid, "ip", "neighbour", "flush", "dev", "eth0")
+
+    def limit(self, rate: str | None) -> None:
+        """Let every link carry `rate` in each direction; None: as fast as it goes."""
+        discipline = ["tbf", "rate", rate, "burst", "256kb", "latency", "20ms"] if rate else ["noqueue"]
+        for host in self._hosts.values():
+            self._on_switch("tc", "qdisc", "replace", "dev", host.port, "root", *discipline)
+            _in_network_of(host.first.pid, "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
+
+    def freeze(self, host: str) -> None:
+        """Stop every process of the host. Its kernel still takes what comes in over the network."""
+        found = self._hosts[host]
+
+        def all_stopped() -> bool:
+            alive = [psutil.Process(pid) for pid in (*found.own, *self.processes(host)) if psutil.pid_exists(pid)]
+            for process in alive:  # again and again, for one may fork while we look
+                process.suspend()
+            return all(process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for process in alive)
+
+        assert _wait_until(all_stopped, _LEAVE_SECONDS), f"{host} has processes that cannot be stopped"
+
+    def thaw(self, host: str) -> None:
+        """Let a frozen host go on."""
+        for pid in (*self.processes(host), *self._hosts[host].own):
+            os.kill(pid, signal.SIGCONT)
+
+    def kill(self, host: str) -> None:
+        """Cut the host's power: silence on its cable, and no process any more. It does not come back."""
+        self.disconnect(host)
+        _end(self._hosts[host])
+
+    # How it is done
+
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[str]:
+        """Start a command that says "ready" and then lives until it is killed; the bed kills it at the end."""
+        with open(self._folder / f"{name}.log", "w") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for pytest, which ends us
+            )
+        self._end.callback(_kill, process)
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+        if not ready or process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"{name} did not start: {(self._folder / f'{name}.log').read_text()}")
+        return process
+
+    def _start_host(self, name: str) -> None:
+        program = [sys.executable, "-I", str(Path(__file__).with_name("host.py")), name, str(self._folder)]
+        process = self._start(name, [*_WITH_PYTEST, *_NAMESPACES, *program])
+        (first,) = psutil.Process(process.pid).children()
+        own = frozenset([first.pid, *(child.pid for child in first.children())])
+        host = _Host(f"to-{name}", process, first, os.readlink(f"/proc/{first.pid}/ns/pid"), own)
+        self._end.callback(_end, host)
+        self._hosts[name] = host
+        cable = ["type", "veth", "peer", "name", "eth0", "netns", str(first.pid)]
+        self._on_switch("ip", "link", "add", host.port, "master", "br0", *cable)
+        ipv4, ipv6 = self.addresses[name]
+        _in_network_of(first.pid, "ip", "address", "add", f"{ipv4}/24", "dev", "eth0")
+        # nodad: at once, without asking first whether somebody else has it.
+        _in_network_of(first.pid, "ip", "address", "add", f"{ipv6}/64", "dev", "eth0", "nodad")
+        _in_network_of(first.pid, "ip", "link", "set", "eth0", "up")
+        self.connect(name)
+
+    def _on_switch(self, *command: str) -> str:
+        return _in_network_of(self._switch.pid, *command)
+
+    def _left(self) -> dict[str, dict[int, str]]:
+        return {name: left for name in self._hosts if (left := self.processes(name))}
+
+    def _kill_jobs(self) -> None:
+        def nothing_left() -> bool:
+            for pids in self._left().values():
+                for pid in pids:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            return not self._left()
+
+        assert _wait_until(nothing_left, _LEAVE_SECONDS), f"processes that cannot be killed: {self._left()}"
+
+
+def _end(host: _Host) -> None:
+    """Kill a host's first process; unshare ends when the kernel has killed all others in the namespace."""
+    with suppress(psutil.NoSuchProcess):
+        host.first.kill()
+    host.process.wait(_LEAVE_SECONDS)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait(_LEAVE_SECONDS)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+
+
+def _in_network_of(pid: int, *command: str) -> str:
+    inside = ["nsenter", "--target", str(pid), "--net", *command]
+    return subprocess.run(inside, check=True, stdout=subprocess.PIPE, text=True, timeout=_START_SECONDS).stdout
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,76 @@
+"""The command line of cpudist-train, as far as it goes before a job starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpudist.cli import train
+from cpudist.errors import UserError
+
+
+def test_options_before_target_and_the_rest_untouched() -> None:
+    words = [
+        "--backend",
+        "gloo",
+        "--timeout=7",
+        "run.py",
+        "--backend",
+        "x",
+        "-m",
+        "--",
+        "-h",
+        "--timeout",
+        "9",
+    ]
+    options = train._parse(words)
+    assert (options.backend, options.timeout, options.module) == ("gloo", 7.0, False)
+    assert options.target == "run.py"
+    assert options.args == ["--backend", "x", "-m", "--", "-h", "--timeout", "9"]
+    assert not options.help
+
+
+def test_module_target() -> None:
+    options = train._parse(["--record", "r.json", "-m", "package.module", "-m", "y"])
+    assert options.module
+    assert str(options.record) == "r.json"
+    assert (options.target, options.args) == ("package.module", ["-m", "y"])
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--bakend", "gloo", "run.py"], "--bakend"),
+        (["--timeout", "soon", "run.py"], "'soon' is not a number of seconds"),
+        (["--timeout", "-3", "run.py"], "above 0"),
+        (["--backend", "gloo"], "no TARGET"),
+    ],
+)
+def test_wrong_options_say_what_and_where_to_look(words: list[str], part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        train._parse(words)
+
+
+def test_wrong_target_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["nonsense"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "clm" in err
+
+
+def test_other_ranks_keep_quiet_about_a_wrong_target(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert train.main(["nonsense"]) == 2
+    assert train.main(["--help"]) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], []])
+def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(words) == 0
+    text = capsys.readouterr().out
+    for word in ("mpirun", "srun", "torchrun", "clm", "--record"):
+        assert word in text

@@ -1,0 +1,28 @@
+"""The hosts of these tests: two for each file, or as many as a test asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from bed import Bed, missing
+
+
+@pytest.fixture(scope="session", autouse=True)
+def possible() -> None:
+    if reason := missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Two hosts that a file's tests share: leave them as you find them."""
+    with Bed(tmp_path_factory.mktemp("bed")) as bed:
+        yield bed
+
+
+@pytest.fixture
+def own_bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Two hosts that a test may break."""
+    with Bed(tmp_path_factory.mktemp("bed")) as bed:
+        yield bed

@@ -1,0 +1,114 @@
+"""The bed itself: hosts are apart, break as machines do, and go with whoever made them, whatever happens to him."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from bed import Bed
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeout=2).recv(4)"
+
+
+def answers(bed: Bed, from_host: str, to_host: str) -> bool:
+    """Whether one host gets an answer from the other's sshd."""
+    return bed.run(from_host, [sys.executable, "-c", CONNECT, to_host], timeout=20).returncode == 0
+
+
+def test_hosts_are_apart(bed: Bed) -> None:
+    """Over ssh by name; with host names, shared memory, interfaces and processes of their own."""
+    see = "hostname; touch /dev/shm/mine; ls /dev/shm; ls /sys/class/net; ls -d /proc/[0-9]* | wc -l"
+    for here, there in (("h0", "h1"), ("h1", "h0")):
+        name, memory, *interfaces, processes = bed.run(here, ["ssh", there, see], timeout=30).stdout.split()
+        assert (name, memory, interfaces) == (there, "mine", ["eth0", "lo"])
+        assert int(processes) < 12
+        assert bed.run(here, ["ls", "/dev/shm"], timeout=10).stdout == ("" if here == "h0" else "mine\n")
+
+
+def test_two_beds_at_once_do_not_see_each_other(bed: Bed, own_bed: Bed) -> None:
+    assert answers(own_bed, "h0", "h1")
+    own_bed.kill("h1")
+    assert not answers(own_bed, "h0", "h1")
+    assert answers(bed, "h0", "h1")
+
+
+def test_a_disconnected_host_comes_back(own_bed: Bed) -> None:
+    own_bed.disconnect("h1")
+    assert not answers(own_bed, "h0", "h1")
+    own_bed.connect("h1")
+    assert answers(own_bed, "h0", "h1")
+
+
+def test_a_frozen_host_takes_connections_and_says_nothing(own_bed: Bed) -> None:
+    own_bed.freeze("h1")
+    assert not answers(own_bed, "h0", "h1")
+    own_bed.thaw("h1")
+    assert answers(own_bed, "h0", "h1")
+
+
+def test_a_limit_holds(own_bed: Bed) -> None:
+    """1 MiB at 8 Mbit/s takes a second, less what may go in a burst; never less, so this cannot fail by chance."""
+    own_bed.limit("8mbit")
+    start = time.monotonic()
+    done = own_bed.run("h0", ["sh", "-c", "ssh h1 head -c 1048576 /dev/zero >/dev/null"], timeout=60)
+    assert time.monotonic() - start > 0.7
+    assert done.returncode == 0
+    own_bed.limit(None)
+
+
+def test_a_process_that_a_job_leaves_fails_the_test_and_is_killed(own_bed: Bed) -> None:
+    leave = "setsid sleep 300 </dev/null >/dev/null 2>&1 &"
+    with pytest.raises(AssertionError, match=r"left processes behind.*h1.*sleep 300"):
+        own_bed.run("h0", ["ssh", "h1", leave], timeout=20)
+    assert own_bed.processes("h1") == {}
+
+
+# Makes a bed with a job and a frozen host, says which processes belong to it, and waits to be killed.
+HOLDER = """
+import sys, threading, time
+from pathlib import Path
+import psutil
+from bed import Bed
+
+with Bed(Path(sys.argv[1])) as bed:
+    threading.Thread(target=bed.run, args=("h1", ["sleep", "300"], 300), daemon=True).start()
+    while not bed.processes("h1"):
+        time.sleep(0.05)
+    bed.freeze("h1")
+    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda end: end.name)
+def test_nothing_outlives_whoever_made_the_bed(tmp_path: Path, end: signal.Signals) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    interfaces = os.listdir("/sys/class/net")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    alive: list[psutil.Process] = []
+    try:
+        members = [psutil.Process(int(pid)) for pid in holder.stdout.readline().split()]
+        assert len(members) > 8, "a switch, two hosts with unshare, a first process and sshd, and a job"
+        holder.send_signal(end)
+        holder.wait(20)
+        _, alive = psutil.wait_procs(members, timeout=20)
+        assert not alive
+    finally:
+        holder.kill()
+        holder.communicate()
+        for process in alive:
+            process.kill()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert os.listdir("/sys/class/net") == interfaces

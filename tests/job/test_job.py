@@ -1,0 +1,115 @@
+"""A job begins and ends in one process any number of times, and scripts that know only torch join it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import Result, mpirun, run, torchrun, train
+
+import cpudist
+
+CHECKS = Path(__file__).parent / "checks"
+GLOO_CHANGES_ITS_TIMEOUT = hasattr(__import__("torch").distributed.ProcessGroupGloo, "set_timeout")  # since torch 2.9
+
+# Plain processes that are told by variables who they are, as in pods.
+BY_HAND = f"""
+    export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
+    export MASTER_PORT=$({sys.executable} -c "from cpudist.machine.identity import free_port; print(free_port())")
+    RANK=0 {{command}} & other=$!
+    RANK=1 {{command}} && wait $other
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "launch", "size"),
+    [
+        ("single", [sys.executable], 1),
+        ("intel-mpi", mpirun(3, sys.executable), 3),
+        ("open-mpi", ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable], 2),
+        ("torchrun", torchrun(2), 2),
+        ("env", [], 2),
+    ],
+)
+def test_one_job_after_the_other_leaves_nothing_behind(launcher: str, launch: list[str], size: int) -> None:
+    if launch and shutil.which(launch[0]) is None:
+        pytest.skip(f"{launch[0]} is not installed")
+    script = str(CHECKS / "again.py")
+    by_hand = ["bash", "-c", BY_HAND.format(command=shlex.join([sys.executable, script]))]
+    result = run([*launch, script] if launch else by_hand, timeout=150)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count(f"{launcher}: five jobs of {size}\n") == size, result.output
+
+
+def _join(way: str, backend: str = "ccl") -> Result:
+    return run(mpirun(2, *train("--backend", backend, str(CHECKS / "joins.py"), backend, way)), timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("way", "backend"),
+    [
+        ("no arguments", "ccl"),
+        ("torchrun", "ccl"),
+        ("by device", "gloo"),
+        ("address", "ccl"),
+        ("store", "gloo"),
+        ("intel", "ccl"),
+        ("again", "ccl"),
+        ("again", "gloo"),
+        ("twice", "gloo"),
+        ("timeout", "ccl"),
+    ],
+)
+def test_a_script_that_makes_its_process_group_joins(way: str, backend: str) -> None:
+    result = _join(way, backend)
+    assert result.returncode == 0, result.output
+    for rank in (0, 1):
+        assert f"rank {rank}: {backend}, sum 1.0, there was a group: True\n" in result.stdout, result.output
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("other backend", "the script asks for the backend nccl, but the job runs on ccl; leave it out there"),
+        ("other size", "the script asks for world size 3, but in this job it is 2"),
+        ("other rank", "the script asks for rank "),
+        ("other variables", "the script asks for world size 64, but in this job it is 2"),
+    ],
+)
+def test_a_script_that_contradicts_the_job_is_one_line(way: str, says: str) -> None:
+    result = _join(way)
+    assert result.returncode == 2, result.output
+    assert says in result.stderr, result.output
+    assert result.stderr.count("\n") == 1, result.output
+
+
+def test_intels_scripts_run_under_plain_mpirun_too() -> None:
+    """`import torch` is enough, and so is `import cpudist`; nobody has made a group before."""
+    launch = mpirun(2, "-env", "RANK", "0", "-env", "WORLD_SIZE", "2", sys.executable)
+    result = run([*launch, str(CHECKS / "joins.py"), "ccl", "intel"], timeout=100)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("ccl, sum 0.0, there was a group: False\n") == 2, result.output
+
+
+@pytest.mark.parametrize("name", ["oneccl_bindings_for_pytorch", "torch_ccl"])
+def test_intels_names_can_be_imported_after_cpudist(name: str) -> None:
+    program = f"import cpudist, {name}; import torch.distributed as dist; print('ccl' in dist.Backend.backend_list)"
+    result = run([sys.executable, "-c", program], timeout=60)
+    assert result.stdout == "True\n", result.output
+
+
+def test_a_job_that_did_not_come_up_leaves_room_for_the_next() -> None:
+    with pytest.raises(cpudist.UserError, match="no backend 'nonsense'"):
+        cpudist.init("nonsense")
+    with pytest.raises(cpudist.UserError, match="positive number"):
+        cpudist.init("gloo", timeout=0)
+    assert cpudist.init("gloo").backend == "gloo"
+    with pytest.raises(cpudist.UserError, match="already running on gloo"):
+        cpudist.init("ccl")
+    cpudist.shutdown()
+    with pytest.raises(cpudist.UserError, match="no running job"):
+        cpudist.wrap(None)
+    cpudist.shutdown()

@@ -1,0 +1,106 @@
+"""The run record's numbers, file and summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpudist.backends.gloo import GlooBackend
+from cpudist.job.record import RunRecord, Training, percentile
+from cpudist.training.summary import main, summarize
+from cpudist.world import World
+
+_FIELDS = [
+    "cpudist",
+    "torch",
+    "launcher",
+    "hosts",
+    "world_size",
+    "backend",
+    "transport",
+    "dtype",
+    "optimizations",
+    "pinning",
+    "steps",
+    "samples_per_second",
+    "tokens_per_second",
+    "step_seconds",
+    "communication_share",
+    "loss",
+    "restarts",
+    "exit",
+]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> RunRecord:
+    world = World(0, 1, 0, 1, 0, 1, "single", backend="gloo", hosts=("here",))
+    pinning = [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}]
+    record = RunRecord(world, GlooBackend(), pinning, restarts=1)
+    record.path = tmp_path / "deep" / "record.json"
+    return record
+
+
+def test_what_nobody_knew_is_null(record: RunRecord) -> None:
+    fields = record.as_dict("completed")
+    assert list(fields) == _FIELDS
+    assert fields["steps"] is None
+    assert fields["loss"] == {"first": None, "last": None}
+    assert fields["step_seconds"] == {"median": None, "p95": None}
+    assert (fields["pinning"][0]["cpus"], fields["restarts"]) == ([0, 1], 1)
+
+
+def test_numbers_follow_from_the_steps(record: RunRecord) -> None:
+    record.training = Training(3, [1.0, 3.0], samples_per_step=8, communication_seconds=1.0, losses=[5.0, 2.0])
+    record.tokens_per_sample = 10
+    fields = record.as_dict("completed")
+    assert fields["steps"] == 3
+    assert fields["samples_per_second"] == 4.0
+    assert fields["tokens_per_second"] == 40.0
+    assert fields["step_seconds"] == {"median": 2.0, "p95": 3.0}
+    assert fields["communication_share"] == 0.25
+    assert fields["loss"] == {"first": 5.0, "last": 2.0}
+
+
+def test_json_has_no_infinity(record: RunRecord) -> None:
+    record.training = Training(1, [1.0], 1, losses=[float("nan"), float("inf")])
+    json.dumps(record.as_dict("failed"), allow_nan=False)
+
+
+def test_written_whole_and_in_place(record: RunRecord) -> None:
+    assert record.path is not None
+    record.write("running")
+    record.write("completed")
+    assert json.loads(record.path.read_text())["exit"] == "completed"
+    assert [path.name for path in record.path.parent.iterdir()] == ["record.json"]
+
+
+def test_a_named_file_stays(record: RunRecord, tmp_path: Path) -> None:
+    record.default_path(tmp_path / "other.json")
+    assert record.path == tmp_path / "deep" / "record.json"
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "expected"), [(1, 0.95, 0), (20, 0.95, 18), (100, 0.95, 94), (2, 0.5, 0), (3, 1.0, 2)]
+)
+def test_percentile_is_a_value_that_was_measured(count: int, share: float, expected: int) -> None:
+    assert percentile(range(count), share) == expected
+
+
+def test_summary_leaves_out_what_is_not_known(record: RunRecord) -> None:
+    text = summarize(record.as_dict("completed"))
+    assert "gloo" in text
+    assert "loss" not in text
+    record.training = Training(3, [1.0, 3.0], 8, None, [5.0, 2.0])
+    record.tokens_per_sample = 10
+    record.results = {"sample": "two\nlines", "perplexity": {"first": 100.0, "last": 9.5}}
+    text = summarize(record.as_dict("completed"))
+    for part in ("5.000 at first, 2.000 at last", "40 tokens/s", "    two\n    lines", "9.5 at last"):
+        assert part in text
+
+
+def test_summary_of_no_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["missing.json"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,212 @@
+"""Hostfiles: every form is understood, everything wrong is found with its line, and what is written is read back."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from cpudist.errors import UserError
+from cpudist.launch.hostfile import OPTION, Host, parse, read, spread, write
+
+EXAMPLE = """\
+# the machines of rack 1
+
+node0
+node1:4   # with more memory
+node2 slots=4
+\tnode3.cluster.local  slots = 12\r
+10.0.0.4:4
+fd00::5 slots=4
+[fd00::6]:4
+[FD00::7]
+fe80::1%eth0
+"""
+
+
+def test_every_form() -> None:
+    assert parse(EXAMPLE) == [
+        Host("node0"),
+        Host("node1", 4),
+        Host("node2", 4),
+        Host("node3.cluster.local", 12),
+        Host("10.0.0.4", 4),
+        Host("fd00::5", 4),
+        Host("fd00::6", 4),
+        Host("FD00::7"),
+        Host("fe80::1%eth0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "hosts names no host; write one host a line"),
+        ("# h0\n\n   \n", "hosts names no host"),
+        ("h0\nh1:abc", "hosts, line 2: 'abc' is not a number of ranks; write h1 slots=4"),
+        ("h0:", "line 1: '' is not a number of ranks"),
+        ("h0:0", "'0' is not a number of ranks"),
+        ("h0:-1", "'-1' is not a number of ranks"),
+        ("h0 slots=\u0663", "is not a number of ranks"),
+        ("h0 slots=1e3", "'1e3' is not a number of ranks"),
+        ("h0 slots=", "'slots=' is not understood"),
+        ("h0 4", "'4' is not understood; write one host a line, as node0, node0:4 or node0 slots=4"),
+        ("h0 max_slots=4", "'max_slots=4' is not understood"),
+        ("h0 slots=4 h1", "'slots=4 h1' is not understood"),
+        ("h0:4 slots=4", "says twice how many ranks h0 takes"),
+        ("h0:4 slots=5", "says twice how many ranks h0 takes"),
+        ("h0,h1", "'h0,h1' is neither a host name nor an address"),
+        ("node[0-3]", "'node[0-3]' is neither a host name nor an address"),
+        ("user@h0", "'user@h0' is neither"),
+        ("-h0", "'-h0' is neither"),
+        ("h0..local", "'h0..local' is neither"),
+        ("10.0.0.256", "'10.0.0.256' is neither"),
+        ("10.0.1", "'10.0.1' is neither"),
+        ("4", "'4' is neither"),
+        ("fd00::zz", "'fd00::zz' is not an IPv6 address"),
+        ("1:2:3:4:5:6:7:8:4", "with a number of ranks write [fd00::6]:4"),
+        ("[fd00::zz]:4", "'fd00::zz' is neither"),
+        ("[h0]:4", "brackets are for IPv6 addresses"),
+        ("fe80::1%$(reboot)", "is not an IPv6 address"),
+        ("h0\n#\n H0:2", "hosts, line 3: H0 stands in line 1 already; name it once, with all its ranks: H0 slots=2"),
+        ("fd00::1\n[fd00:0::1]:2", "line 2: fd00:0::1 stands in line 1 already"),
+        ("h0\rh1\rh0", "line 3: h0 stands in line 1 already"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(text: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(text, "hosts")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read the hostfile .*nothing: No such file"):
+        read(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"cannot read the hostfile .*: Is a directory"):
+        read(tmp_path)
+    (tmp_path / "hosts").write_bytes(b"\x7fELF\xff\xfe\x00")
+    with pytest.raises(UserError, match="is not a text file"):
+        read(tmp_path / "hosts")
+
+
+def test_a_file_from_windows(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfh0:2\r\nh1:2\r\n")
+    assert read(tmp_path / "hosts") == [Host("h0", 2), Host("h1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "per_host", "expected"),
+    [
+        ("h0:2\nh1:4", None, None, [2, 4]),
+        ("h0:2\nh1:4", 3, None, [2, 1]),
+        ("h0:2\nh1:4", 2, None, [2]),
+        ("h0:2\nh1:4", 2, 1, [1, 1]),
+        ("h0\nh1", None, 2, [2, 2]),
+        ("h0\nh1\nh2", 4, 2, [2, 2]),
+        ("h0\nh1", 3, 2, [2, 1]),
+    ],
+)
+def test_spread(text: str, ranks: int | None, per_host: int | None, expected: list[int]) -> None:
+    assert [host.slots for host in spread(parse(text), ranks, per_host)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "per_host", "words"),
+    [
+        ("h0:2\nh1:2", 5, None, "5 ranks do not fit on 2 hosts with room for 4; add hosts"),
+        ("h0\nh1", 5, 2, "5 ranks do not fit on 2 hosts with room for 4"),
+        ("h0:2\nh1:4", None, 4, "hosts, line 1: h0 takes 2 ranks, and --ppn asks for 4"),
+        (
+            "h0:2\nh1",
+            None,
+            None,
+            "hosts, line 2: nothing says how many ranks h1 takes; write h1 slots=4, or give --ppn",
+        ),
+    ],
+)
+def test_what_does_not_fit(text: str, ranks: int | None, per_host: int | None, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        spread(parse(text, "hosts"), ranks, per_host)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "open-mpi"])
+def test_ipv6_where_the_launcher_takes_none(mpi: str) -> None:
+    with pytest.raises(UserError, match=f"hosts, line 1: {mpi} takes no IPv6 addresses; give fd00::1 a name"):
+        write(parse("[fd00::1]:2", "hosts"), mpi)
+
+
+labels = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?", fullmatch=True)
+names = st.lists(labels, min_size=1, max_size=3).map(".".join).filter(lambda name: not name.split(".")[-1].isdigit())
+addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
+hosts_with_slots = st.lists(
+    st.builds(Host, st.one_of(names, addresses), st.integers(1, 99)), min_size=1, max_size=8, unique_by=lambda h: h.name
+)
+spaces = st.text(" \t", max_size=3)
+comments = st.one_of(st.just(""), st.text(st.characters(exclude_characters="\n\r"), max_size=9).map("#{}".format))
+
+
+@given(hosts_with_slots, st.data())
+def test_however_it_is_spelled(hosts: list[Host], data: st.DataObject) -> None:
+    lines = []
+    for host in hosts:
+        lines += data.draw(st.lists(st.tuples(spaces, comments).map("".join), max_size=2))
+        ipv6 = ":" in host.name
+        name = data.draw(st.sampled_from([f"[{host.name}]", host.name] if ipv6 else [host.name, host.name.upper()]))
+        short = not ipv6 or name != host.name
+        slots = data.draw(
+            st.sampled_from([f":{host.slots}"] * short + [f" slots={host.slots}", f"\tslots = {host.slots}"])
+        )
+        lines.append(data.draw(spaces) + name + slots + data.draw(spaces) + data.draw(comments))
+    ends = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    parsed = parse(ends.join(lines))
+    assert [(host.name.lower(), host.slots) for host in parsed] == [(host.name, host.slots) for host in hosts]
+
+
+@given(hosts_with_slots, st.sampled_from(sorted(OPTION)))
+def test_what_is_written_is_read_back(hosts: list[Host], mpi: str) -> None:
+    """In the form of MPICH and Open MPI; Intel MPI's has a line for each rank."""
+    hosts = [host for host in hosts if mpi == "intel-mpi" or ":" not in host.name]
+    assume(hosts)
+    text = write(hosts, mpi)
+    if mpi == "intel-mpi":
+        assert text.splitlines() == [host.name for host in hosts for _ in range(host.slots)]
+    else:
+        assert parse(text) == hosts
+
+
+@given(st.text(st.sampled_from("h01.:-[]%#=slots \t\n\r\u0663\0"), max_size=40))
+@example("h0\x0bh1")
+def test_no_text_is_taken_for_what_it_is_not(text: str) -> None:
+    """Refused, or understood: then each host is a name or an address, once, and means the same again."""
+    try:
+        hosts = parse(text)
+    except UserError:
+        return
+    for host in hosts:
+        if ":" in host.name:
+            ipaddress.IPv6Address(host.name)
+        else:
+            assert host.name.isascii()
+            assert not set(host.name) & set(" #=[]%:\0")
+    again = [f"{host.name} slots={host.slots}" if host.slots else host.name for host in hosts]
+    assert parse("\n".join(again)) == hosts
+
+
+@given(hosts_with_slots, st.integers(1, 200), st.one_of(st.none(), st.integers(1, 99)))
+def test_spread_fills_in_order_or_refuses(hosts: list[Host], ranks: int, per_host: int | None) -> None:
+    room = [per_host or host.slots for host in hosts]
+    fits = sum(room) >= ranks and (per_host is None or all(per_host <= host.slots for host in hosts))
+    if not fits:
+        with pytest.raises(UserError):
+            spread(hosts, ranks, per_host)
+        return
+    placed = spread(hosts, ranks, per_host)
+    assert [host.name for host in placed] == [host.name for host in hosts[: len(placed)]]
+    assert sum(host.slots for host in placed) == ranks
+    assert [host.slots for host in placed[:-1]] == room[: len(placed) - 1]
+    assert placed[-1].slots <= room[len(placed) - 1]

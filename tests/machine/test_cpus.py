@@ -1,0 +1,24 @@
+"""Which CPUs a process may use, and how many are left over."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpudist.machine.cpus import allowed_cpus, cores_to_spare, cpu_model
+
+
+def test_what_the_kernel_allows() -> None:
+    assert set(allowed_cpus()) == os.sched_getaffinity(0)
+    assert cpu_model()
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.booleans(), st.integers(1, 8))
+def test_cores_to_spare(processes: int, cores: int, pinned: bool, threads: int) -> None:
+    """Pinned processes have CPUs of their own; others share the machine's evenly."""
+    everything = list(range(processes * cores))
+    cpus = [everything[rank * cores : (rank + 1) * cores] if pinned else everything for rank in range(processes)]
+    for own in cpus:
+        assert cores_to_spare(own, cpus, threads) == cores - threads

@@ -1,0 +1,294 @@
+"""`cpudist.optimize` in one process: what it changes, what it must leave alone, what it says."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import cpudist
+from cpudist import job
+from cpudist.optimization import ipex, master_weights, precision
+
+WITH_IPEX = pytest.mark.skipif(ipex.missing() is not None, reason=ipex.missing() or "")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A job of this process alone, whose record says what was chosen."""
+    cpudist.init("gloo")
+    yield
+    cpudist.shutdown()
+
+
+def _model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3, padding=1),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4 * 64, 32),
+        torch.nn.LayerNorm(32),
+        torch.nn.GELU(),
+        torch.nn.Linear(32, 10),
+    )
+
+
+def _data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(128, 1, 8, 8, generator=generator)
+    return images, (images.flatten(1) @ torch.randn(64, 10, generator=generator)).argmax(1)
+
+
+def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> float:
+    images, labels = _data()
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bf16_learns_as_fp32_does(autocast: bool) -> None:
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = _model()
+        model, optimizer = cpudist.optimize(model, _adamw(model), dtype=dtype, autocast=autocast)
+        losses.append(_train(model, optimizer, 100))
+        assert model(_data()[0]).dtype is torch.float32
+    assert losses[0] < 0.2, "the task is not learnt at all"
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+
+
+def test_small_updates_are_not_lost() -> None:
+    model = torch.nn.Linear(64, 64)
+    before = model.weight.detach().clone()
+    model, optimizer = cpudist.optimize(model, torch.optim.SGD(model.parameters(), lr=1e-5), dtype=torch.bfloat16)
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+    # Each step moves a weight by 1e-5, far below what bfloat16 resolves around 0.1.
+    torch.testing.assert_close(model.state_dict()["weight"], before - 100 * 1e-5, rtol=0, atol=1e-6)
+
+
+def test_checkpoints_are_in_full_precision() -> None:
+    model = _model()
+    model, optimizer = cpudist.optimize(model, _adamw(model), dtype=torch.bfloat16)
+    _train(model, optimizer, 5)
+    saved = copy.deepcopy(model.state_dict())
+    assert {value.dtype for value in saved.values() if value.is_floating_point()} == {torch.float32}
+    assert model[3].weight.dtype is torch.bfloat16
+    assert not torch.equal(saved["3.weight"], model[3].weight.float()), "rounded"
+    assert model[1].weight.dtype is torch.float32, "batch norm has its statistics in float32"
+
+    other = _model()
+    other, other_optimizer = cpudist.optimize(other, _adamw(other), dtype=torch.bfloat16)
+    other.load_state_dict(saved)
+    other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, saved[name]), name
+    assert _train(other, other_optimizer, 5) == _train(model, optimizer, 5), "goes on as if it had not stopped"
+    _model().load_state_dict(saved)  # and fits the model as it was
+
+
+def test_gradients_are_where_everybody_looks() -> None:
+    model = torch.nn.Linear(4, 2)
+    model, optimizer = cpudist.optimize(model, _adamw(model), dtype=torch.bfloat16)
+    model(torch.ones(1, 4)).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    assert norm > 1
+    assert torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])) < 0.11
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_learning_rate_schedule_and_frozen_parameters() -> None:
+    model = _model()
+    model[0].requires_grad_(False)
+    frozen = model[0].weight.detach().clone()
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    model, optimizer = cpudist.optimize(model, torch.optim.AdamW(trainable, lr=1e-3), dtype=torch.bfloat16)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for _ in range(3):
+        _train(model, optimizer, 1)
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 / 4)
+    assert torch.equal(model.state_dict()["0.weight"], frozen)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_any_optimizer_steps_as_it_would(kind: str, warm: bool) -> None:
+    """In float32 nothing changes but the kernels, also for an optimizer that has taken steps before."""
+    make = getattr(torch.optim, kind)
+    plain, optimized = _model(), _model()
+    plain_optimizer, optimizer = make(plain.parameters(), lr=1e-3), make(optimized.parameters(), lr=1e-3)
+    if warm:
+        _train(plain, plain_optimizer, 2)
+        _train(optimized, optimizer, 2)
+    optimized, optimizer = cpudist.optimize(optimized, optimizer)
+    assert _train(optimized, optimizer, 4) == pytest.approx(_train(plain, plain_optimizer, 4), rel=1e-4)
+
+
+def test_says_what_it_chose(alone: None, capfd: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(2, 2)
+    cpudist.optimize(model, _adamw(model), dtype=torch.bfloat16, ipex=False)
+    chosen = ["native", "fused AdamW", "freed memory kept", "bfloat16 parameters with float32 master weights"]
+    assert job.require().record.optimizations == chosen
+    captured = capfd.readouterr()
+    assert captured.err.startswith(f"cpudist: optimize: {', '.join(chosen)} (Intel's extension is not asked for)")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_freed_memory_is_kept(keep: bool) -> None:
+    program = f"""
+import resource, torch, cpudist
+cpudist.optimize(torch.nn.Linear(2, 2), ipex=False, keep_memory={keep})
+for _ in range(60):  # the heap takes a while to find its size
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(1 << 24).fill_(1.0)  # 64 MB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    # Pages that the kernel had to clear the last time: 32, if it makes them as large as it can.
+    assert (int(done.stdout) < 16) is keep, done.stdout
+
+
+def test_who_sets_the_allocator_has_decided(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    cpudist.optimize(torch.nn.Linear(2, 2), ipex=False)
+    assert "freed memory kept" not in job.require().record.optimizations
+
+
+def test_float16_needs_a_cpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        pytest.skip("this CPU has float16 arithmetic")
+    with pytest.raises(cpudist.UserError, match=r"no float16 arithmetic .* use bfloat16"):
+        cpudist.optimize(torch.nn.Linear(2, 2), None, dtype=torch.float16)
+
+
+def test_other_bad_wishes() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(cpudist.UserError, match="cannot optimise for int8"):
+        cpudist.optimize(model, None, dtype=torch.int8)
+    if ipex.missing():
+        with pytest.raises(cpudist.UserError, match="intel_extension_for_pytorch"):
+            cpudist.optimize(model, None, ipex=True)
+    model, optimizer = cpudist.optimize(model, torch.optim.LBFGS(model.parameters()), dtype=torch.bfloat16)
+    with pytest.raises(cpudist.UserError, match="closure"):
+        optimizer.step(lambda: model(torch.ones(1, 2)).sum())
+
+
+def test_a_model_that_mixes_formats_is_told_of_autocast() -> None:
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.float())
+
+    model, _ = cpudist.optimize(Mixed(), None, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="autocast=True"):
+        model(torch.ones(1, 2))
+    model, _ = cpudist.optimize(Mixed(), None, dtype=torch.bfloat16, autocast=True)
+    assert model(torch.ones(1, 2)).dtype is torch.float32
+
+
+def test_master_weights_of_tied_parameters_stay_tied() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    optimizer = _adamw(model)
+    master_weights.keep(model, optimizer)
+    state = model.state_dict()
+    assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
+    assert len(optimizer.param_groups[0]["params"]) == 3
+    precision.compute_in(model, torch.bfloat16)
+
+
+@WITH_IPEX
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_intels_kernels_give_the_same_gradients(dtype: torch.dtype) -> None:
+    """Importing the extension replaces kernels everywhere, layer norm's too, so this compares with the formula."""
+    model = torch.nn.LayerNorm(16)
+    cpudist.optimize(model, _adamw(model))
+    x = torch.randn(5, 16, dtype=torch.float64, requires_grad=True)
+    low = x.detach().to(dtype).requires_grad_()
+    weight = torch.randn(16, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (torch.nn.functional.layer_norm(low, (16,), weight.to(dtype)).float() ** 2).sum().backward()
+    normal = (x - x.mean(1, keepdim=True)) / torch.sqrt(x.var(1, unbiased=False, keepdim=True) + 1e-5)
+    ((normal * weight) ** 2).sum().backward()
+    tolerance = 1e-4 if dtype is torch.float32 else 0.3
+    torch.testing.assert_close(low.grad.double(), x.grad, rtol=tolerance, atol=tolerance)
+
+
+# In an own process: the extension cannot be unloaded. Without caches: one may hold what was compiled without it.
+_COMPILES = """
+import sys, torch, cpudist
+from torch.nn import LayerNorm, Linear, Sequential, functional
+from cpudist import job
+cpudist.init("gloo")
+model = Sequential(Linear(4, 8), LayerNorm(8), Linear(8, 1))
+if sys.argv[1] == "with":
+    cpudist.optimize(model, torch.optim.SGD(model.parameters()))
+    try:
+        cpudist.optimize(model, compile=True)
+    except cpudist.UserError as error:
+        assert "gradients" in str(error)
+    else:
+        sys.exit("both at once were allowed")
+    compiled = torch.compile(model)
+else:
+    compiled, _ = cpudist.optimize(model, torch.optim.SGD(model.parameters()), compile=True)
+x = torch.randn(3, 4)
+functional.mse_loss(compiled(x), torch.ones(3, 1)).backward()
+print(job.require().record.optimizations[0], all(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
+"""
+
+
+@WITH_IPEX
+@pytest.mark.parametrize(("intels", "first"), [("with", "ipex"), ("without", "native")])
+def test_compiled_models_have_gradients(tmp_path: Path, intels: str, first: str) -> None:
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILES, intels], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.splitlines()[-1:] == [f"{first} True"], done.stdout + done.stderr
+
+
+@WITH_IPEX
+def test_asking_for_both_is_an_error() -> None:
+    with pytest.raises(cpudist.UserError, match="gradients below a layer norm; leave ipex out"):
+        cpudist.optimize(torch.nn.Linear(2, 2), ipex=True, compile=True)
+
+
+@WITH_IPEX
+def test_intels_extension_is_the_first_choice(alone: None, capfd: pytest.CaptureFixture[str]) -> None:
+    model = _model()
+    model, optimizer = cpudist.optimize(model, _adamw(model))
+    assert job.require().record.optimizations[0] == "ipex"
+    captured = capfd.readouterr()
+    assert captured.err.count("\n") == 1, "none of its notes"
+    assert captured.out == ""
+    assert cpudist.optimize(_model().eval(), _adamw(model))[0].training is False, "a pretrained model"
+    moved = model.to("cpu:0")  # as accelerate does, what corrupts prepacked weights
+    assert _train(moved, optimizer, 100) < 0.2

@@ -1,0 +1,60 @@
+"""Exchanging values through a store, and who is missing when it fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from cpudist.environments import Alone, Placement
+from cpudist.errors import StartupTimeout
+from cpudist.rendezvous import exchange, meet
+
+SECONDS = timedelta(seconds=10)
+
+
+@pytest.fixture
+def server() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, timeout=SECONDS, wait_for_workers=False)
+
+
+def client(server: TCPStore) -> TCPStore:
+    return TCPStore("127.0.0.1", server.port, is_master=False, timeout=SECONDS, wait_for_workers=False)
+
+
+def test_every_rank_gets_every_value_in_rank_order_again_and_again(server: TCPStore) -> None:
+    size = 4
+    got: dict[int, list[list[str]]] = {}
+
+    def run(rank: int) -> None:
+        store = client(server)
+        got[rank] = [
+            exchange(store, rank, size, key, f"{key}{rank}" if rank else "", 10, what="testing") for key in "ab"
+        ]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    expected = [["", "a1", "a2", "a3"], ["", "b1", "b2", "b3"]]
+    assert got == dict.fromkeys(range(size), expected)
+
+
+def test_missing_ranks_are_named_within_the_timeout(server: TCPStore) -> None:
+    client(server).set("k/1", "value")  # rank 1 has arrived
+    start = time.monotonic()
+    with pytest.raises(StartupTimeout) as error:
+        exchange(server, 0, 4, "k", "value", 1.5, "starting")
+    assert time.monotonic() - start < 5
+    assert "ranks 2, 3" in str(error.value)
+    assert "starting" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_single_process_meets_itself() -> None:
+    meeting = meet(Alone(), Placement(0, 1), "test", timeout=5)
+    assert exchange(meeting.store, 0, 1, "key", "value", 5, what="testing") == ["value"]

@@ -1,0 +1,75 @@
+"""Who is on which node, from what every rank says of itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpudist.environments import Placement
+from cpudist.errors import UserError
+from cpudist.world import Member, World, assign_nodes
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+def members(nodes_of_ranks: list[int], local: bool = True, identities: list[str] | None = None) -> list[Member]:
+    """One member per rank; the argument says on which node each rank is."""
+    found = []
+    for rank, node in enumerate(nodes_of_ranks):
+        local_rank = nodes_of_ranks[:rank].count(node) if local else None
+        local_size = nodes_of_ranks.count(node) if local else None
+        identity = identities[node] if identities else f"node{node}"
+        found.append(Member(identity, "same-name", Placement(rank, len(nodes_of_ranks), local_rank, local_size)))
+    return found
+
+
+def check(worlds: list[World], nodes_of_ranks: list[int]) -> None:
+    """The worlds describe these nodes, numbered by their lowest rank."""
+    order = list(dict.fromkeys(nodes_of_ranks))
+    assert [world.node_rank for world in worlds] == [order.index(node) for node in nodes_of_ranks]
+    assert {world.node_count for world in worlds} == {len(order)}
+    for node in range(len(order)):
+        on_node = [world for world in worlds if world.node_rank == node]
+        assert sorted(world.local_rank for world in on_node) == list(range(len(on_node)))
+        assert {world.local_size for world in on_node} == {len(on_node)}
+
+
+@given(shapes, st.booleans(), st.randoms(use_true_random=False))
+def test_any_order_of_ranks(shape: list[int], local: bool, shuffle: random.Random) -> None:
+    ranks = [node for node, size in enumerate(shape) for _ in range(size)]
+    shuffle.shuffle(ranks)
+    check(assign_nodes(members(ranks, local), "mpich"), ranks)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_nodes_that_look_the_same_are_told_apart_by_local_ranks(nodes: int, ppn: int, round_robin: bool) -> None:
+    ranks = [rank % nodes if round_robin else rank // ppn for rank in range(nodes * ppn)]
+    check(assign_nodes(members(ranks, identities=["twin"] * nodes), "mpich"), ranks)
+
+
+def test_the_launchers_node_ranks_win() -> None:
+    given_by_torchrun = [
+        Member("twin", "h", Placement(0, 2, 0, 1, node_rank=1, node_count=2)),
+        Member("twin", "h", Placement(1, 2, 0, 1, node_rank=0, node_count=2)),
+    ]
+    assert [world.node_rank for world in assign_nodes(given_by_torchrun, "torchrun")] == [1, 0]
+
+
+def test_a_node_with_too_few_ranks_is_an_error() -> None:
+    with pytest.raises(UserError):
+        assign_nodes([Member("a", "h", Placement(rank, 3, rank, 3)) for rank in range(2)], "mpich")
+
+
+def test_a_member_survives_its_journey() -> None:
+    member = Member("id", "h0", Placement(1, 4, 1, 2), cpus=(0, 2), threads=2)
+    assert Member.from_json(member.to_json()) == member
+
+
+def test_repr() -> None:
+    world = World(1, 4, 1, 2, 0, 2, launcher="intel-mpi", backend="ccl", hosts=("h0", "h1"))
+    expected = "World(rank=1(4), local_rank=1(2), node=0(2), backend='ccl', launcher='intel-mpi')"
+    assert repr(world) == expected
+    assert world.device.type == "cpu"
