@@ -50,7 +50,8 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
       {"allgather",
        [&](std::byte* data, std::byte* other, size_t bytes) {
          std::vector<void*> outputs;
-         for (int peer = 0; peer < ranks; ++peer) outputs.push_back(other + static_cast<size_t>(peer) * share(bytes) * 4);
+         for (int peer = 0; peer < ranks; ++peer)
+           outputs.push_back(other + static_cast<size_t>(peer) * share(bytes) * 4);
          run(transport->allgather(data, outputs, std::vector<size_t>(static_cast<size_t>(ranks), share(bytes)),
                                   DataType::kFloat32));
        }},
@@ -69,9 +70,9 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
     for (const auto& contender : contenders) std::printf(" %14s", contender.name);
     std::printf("   (us, %d ranks)\n", ranks);
   }
-  for (const size_t bytes : {size_t{8}, size_t{1} << 10, size_t{8} << 10, size_t{16} << 10, size_t{32} << 10,
-                             size_t{64} << 10, size_t{256} << 10, size_t{1} << 20, size_t{4} << 20, size_t{25} << 20,
-                             size_t{96} << 20}) {
+  for (const size_t bytes :
+       {size_t{8}, size_t{1} << 10, size_t{8} << 10, size_t{16} << 10, size_t{32} << 10, size_t{64} << 10,
+        size_t{256} << 10, size_t{1} << 20, size_t{4} << 20, size_t{25} << 20, size_t{96} << 20}) {
     constexpr size_t kBuffers = 4;
     std::vector<std::vector<std::byte>> buffers(kBuffers + 1, std::vector<std::byte>(bytes));
     const int calls = bytes > (1 << 20) ? 1 : static_cast<int>(std::min<size_t>(1000, (4 << 20) / bytes));

@@ -9,6 +9,7 @@ namespace {
 
 // Below this, everybody reads everything and adds it up: one step. Above, each rank adds up its share for all: two.
 constexpr size_t kOneStepBytes = size_t{16} << 10;
+constexpr int kOneStepRanks = 2;
 
 void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
@@ -74,16 +75,32 @@ void combine(const Board& board, const Combination& combination, std::byte* outp
   if (count > 0) combination.kernel(output, copy, sources, board.ranks(), count);
 }
 
+// In one step per piece: every rank writes its own and adds up everybody's. The next piece is written before the others
+// are waited for, so that nobody waits for a rank that is only a little behind.
 Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte* output, size_t count,
                                 Combination combination, int receiver) {
-  const size_t bytes = count * combination.width;
-  co_await board.entered();
-  copy_bytes(board.place(board.rank(), board.step(), bytes), input, bytes);
-  const uint64_t step = board.publish();
-  if (receiver != kEverybody && receiver != board.rank()) co_return;
-  co_await board.published_by_all(step);
-  combine(board, combination, output, nullptr, count,
-          [&](int rank) { return rank == board.rank() ? input : board.place(rank, step, bytes); });
+  const size_t width = combination.width;
+  const size_t pieces = std::max<size_t>(pieces_of(count * width, board.slot_bytes()), 1);
+  const size_t length = pieces_of(count, pieces);
+  const bool receives = receiver == kEverybody || receiver == board.rank();
+  uint64_t written = 0;
+  for (size_t piece = 0; piece <= pieces; ++piece) {
+    const uint64_t step = written;
+    if (piece < pieces) {
+      co_await board.entered();
+      const size_t bytes = part(count, piece * length, length) * width;
+      copy_bytes(board.place(board.rank(), board.step(), bytes), input + piece * length * width, bytes);
+      written = board.publish();
+    }
+    if (piece >= 1 && receives) {
+      co_await board.published_by_all(step);
+      const size_t begin = (piece - 1) * length;
+      const size_t elements = part(count, begin, length);
+      combine(board, combination, output + begin * width, nullptr, elements, [&](int rank) {
+        return rank == board.rank() ? input + begin * width : board.place(rank, step, elements * width);
+      });
+    }
+  }
 }
 
 // In two steps per piece: every rank writes what the others are to add up, and adds up its own share; then all collect
@@ -166,9 +183,9 @@ Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root) {
 
 Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, size_t count, Combination combination,
                     int receiver) {
-  const bool is_small = count * combination.width <= kOneStepBytes;
-  return (is_small ? allreduce_in_one_step : allreduce_in_two_steps)(board, input, output, count, combination,
-                                                                     receiver);
+  const bool in_one_step = count * combination.width <= kOneStepBytes || board.ranks() <= kOneStepRanks;
+  return (in_one_step ? allreduce_in_one_step : allreduce_in_two_steps)(board, input, output, count, combination,
+                                                                        receiver);
 }
 
 Coroutine allgather(Board& board, const std::byte* input, std::vector<std::byte*> outputs, std::vector<size_t> bytes) {

@@ -27,21 +27,31 @@ struct Own {
 
 typedef float Floats __attribute__((vector_size(WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(WIDTH)));
-typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
+
+// Two vectors of 16-bit elements' values: those at even places and those at odd places, which a 32-bit word of memory
+// holds in its lower and its upper half.
+struct Pair {
+  Floats even;
+  Floats odd;
+};
 
 // The upper half of a float32.
 struct BFloat16 {
-  using Vector = Floats;
+  using Vector = Pair;
   static constexpr size_t kElement = 2;
-  static constexpr size_t kStride = WIDTH / 2;
-  TARGET static inline Floats load(const void* from) {
-    return (Floats)(__builtin_convertvector(load_vector<Halves>(from), Words) << 16);
+  static constexpr size_t kStride = WIDTH;
+  TARGET static inline Pair load(const void* from) {
+    const auto words = load_vector<Words>(from);
+    return {(Floats)(words << 16), (Floats)(words & 0xffff0000)};
   }
-  TARGET static inline void store(void* to, Floats value) {
-    const Words bits = (Words)value;
-    const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    const Words nan = rounded * 0 + 0x7fc0;
-    store_vector(to, __builtin_convertvector(value == value ? rounded : nan, Halves));
+  TARGET static inline void store(void* to, Pair value) {
+    store_vector(to, (rounded(value.even) >> 16) | (rounded(value.odd) & 0xffff0000));
+  }
+  // To nearest, ties to even; the lower half is left for others to cut off. Every NaN becomes the quiet one.
+  TARGET static inline Words rounded(Floats value) {
+    const auto bits = (Words)value;
+    const Words nan = bits * 0 + 0x7fc00000;
+    return value == value ? bits + 0x7fff + ((bits >> 16) & 1) : nan;
   }
 };
 
@@ -94,14 +104,31 @@ struct Maximum : Sum {
   }
 };
 
+template <typename Operation, typename V>
+TARGET inline V combine(V a, V b) {
+  return Operation::combine(a, b);
+}
+template <typename Operation>
+TARGET inline Pair combine(Pair a, Pair b) {
+  return {Operation::combine(a.even, b.even), Operation::combine(a.odd, b.odd)};
+}
+template <typename Operation, typename V>
+TARGET inline V finish(V total, int ranks) {
+  return Operation::finish(total, ranks);
+}
+template <typename Operation>
+TARGET inline Pair finish(Pair total, int ranks) {
+  return {Operation::finish(total.even, ranks), Operation::finish(total.odd, ranks)};
+}
+
 // One vector of the result, from `offset` bytes into each source.
 template <typename Element, typename Operation>
 TARGET inline typename Element::Vector combined(const void* const* sources, int count, size_t offset) {
   auto total = Element::load(static_cast<const char*>(sources[0]) + offset);
   for (int source = 1; source < count; ++source) {
-    total = Operation::combine(total, Element::load(static_cast<const char*>(sources[source]) + offset));
+    total = combine<Operation>(total, Element::load(static_cast<const char*>(sources[source]) + offset));
   }
-  return Operation::finish(total, count);
+  return finish<Operation>(total, count);
 }
 
 // What is left at the end and does not fill a vector: the same on copies that do.
@@ -112,9 +139,9 @@ TARGET void reduce_rest(char* output, char* copy, const void* const* sources, in
   auto total = Element::load(buffer);
   for (int source = 1; source < count; ++source) {
     std::memcpy(buffer, static_cast<const char*>(sources[source]) + offset, rest);
-    total = Operation::combine(total, Element::load(buffer));
+    total = combine<Operation>(total, Element::load(buffer));
   }
-  Element::store(buffer, Operation::finish(total, count));
+  Element::store(buffer, finish<Operation>(total, count));
   std::memcpy(output + offset, buffer, rest);
   if (copy != nullptr) std::memcpy(copy + offset, buffer, rest);
 }

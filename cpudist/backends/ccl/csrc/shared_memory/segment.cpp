@@ -34,6 +34,15 @@ uint64_t random_number() {
   return number;
 }
 
+// A file in memory that cannot be executed: some machines allow no other, and kernels before 6.3 do not know the flag.
+int make_file() {
+  constexpr unsigned kNoExecution = 0x0008U;  // MFD_NOEXEC_SEAL
+  int descriptor = memfd_create("cpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecution);
+  if (descriptor < 0 && errno == EINVAL) descriptor = memfd_create("cpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) fail("memfd_create");
+  return descriptor;
+}
+
 }  // namespace
 
 Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_(bytes), data_(nullptr) {
@@ -49,8 +58,7 @@ Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_
 }
 
 Segment Segment::create(size_t bytes) {
-  const int descriptor = memfd_create("cpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (descriptor < 0) fail("memfd_create");
+  const int descriptor = make_file();
   // The seals keep anybody from cutting it short under us, which would be SIGBUS.
   if (fchmod(descriptor, 0600) != 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ||
       fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

@@ -12,9 +12,9 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// How often a request looks before it says that nothing has moved: about a microsecond, the time that a cache line
-// takes to a peer and back a few times.
-constexpr int kLooks = 64;
+// How often a request looks before it says that nothing has moved: longer than a cache line takes from a peer, and much
+// shorter than anybody would mind who shares the processor.
+constexpr int kLooks = 16;
 // How many stops of a coroutine one test may pass: each is followed by at most one piece's work.
 constexpr int kStops = 4;
 

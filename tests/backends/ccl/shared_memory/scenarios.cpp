@@ -1,0 +1,162 @@
+// What goes wrong, one scenario per run: scenarios NAME. Exit status 0 when all went as it must.
+//
+//   late          a rank comes after the others' limit: nothing crashes, and the call can still be completed
+//   disagreement  ranks make different calls: an error that says which
+//   no_memory     one rank cannot allocate: all ranks are told the same, and none has a transport
+//   stranger      the memory that rank 0 means cannot be opened elsewhere: likewise
+//   fork          a child has nothing of its parent's groups, and its end does not disturb them
+//   endless FOLDER RANK RANKS   makes groups and calls until it is killed, or ends with 3 when a peer has gone
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <memory>
+
+#include <sys/resource.h>
+
+#include "ranks.hpp"
+#include "shared_memory/segment.hpp"
+
+using namespace cpudist;
+using namespace cpudist::testing;
+
+namespace {
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+bool maps_our_memory() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:cpudist") != std::string::npos) return true;
+  }
+  return false;
+}
+
+RequestPtr sum(Transport& transport, std::vector<float>& values) {
+  return transport.allreduce(values.data(), values.data(), values.size(), DataType::kFloat32, Reduction::kSum);
+}
+
+void late(const std::string& folder, int rank) {
+  const auto transport = meet(folder, rank, 2);
+  std::vector<float> values(300'000, 1);
+  if (rank == 1) {
+    while (!std::filesystem::exists(folder + "/given up")) sched_yield();
+  }
+  const auto request = sum(*transport, values);
+  if (rank == 0) {
+    require(!complete(*request, Milliseconds(50)), "the sum is complete without its peer");
+    std::ofstream(folder + "/given up");
+  }
+  require(complete(*request, Milliseconds(60'000)), "the late sum is not complete");
+  require(values == std::vector<float>(300'000, 2), "the late sum is wrong");
+}
+
+void disagreement(const std::string& folder, int rank) {
+  const auto transport = meet(folder, rank, 2);
+  std::vector<float> values(rank == 0 ? 10 : 12);
+  try {
+    const auto request = sum(*transport, values);
+    complete(*request);
+  } catch (const TransportError& error) {
+    const std::string text = error.what();
+    require(text.find("allreduce of 10 float32") != std::string::npos &&
+                text.find("allreduce of 12 float32") != std::string::npos,
+            "the error does not say what ranks do: " + text);
+    return;
+  }
+  throw std::runtime_error("ranks that disagree have not noticed");
+}
+
+void refused(const std::string& folder, int rank, const char* reason) {
+  FolderStore store(folder);
+  const Group group{rank, 3, {0, 0, 0}, Milliseconds(60'000), &store};
+  std::string why;
+  require(shared_memory::create(group, why) == nullptr, "a transport in spite of it all");
+  require(why.find(reason) != std::string::npos, "the reason is another one: " + why);
+  require(!maps_our_memory(), "memory is left behind");
+  std::ofstream(folder + "/why" + std::to_string(rank)) << why;
+  for (const int peer : {0, 1, 2}) {
+    const auto path = folder + "/why" + std::to_string(peer);
+    std::string theirs;
+    const auto limit = Clock::now() + std::chrono::seconds(60);
+    while (theirs.size() < why.size() && Clock::now() < limit) std::getline(std::ifstream(path), theirs);
+    require(theirs == why, "ranks were told different things");
+  }
+}
+
+void no_memory(const std::string& folder, int rank) {
+  if (rank == 2) {
+    const rlimit limit{1 << 20, 1 << 20};
+    std::signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  refused(folder, rank, "rank 2: allocating");
+}
+
+// What rank 0 says is replaced on its way, as where process numbers mean something else to each rank.
+void stranger(const std::string& folder, int rank) {
+  if (rank == 0) {
+    const auto other = shared_memory::Segment::create(1 << 20);
+    std::ofstream(folder + "/shared_memory_address_0.part") << other.address() << "1";
+    // Rank 0 will put its own in the same place; the others have to be faster, so it starts when they have read it.
+    std::filesystem::rename(folder + "/shared_memory_address_0.part", folder + "/shared_memory_address_0");
+    const auto limit = Clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(folder + "/shared_memory_failure_1") ||
+           !std::filesystem::exists(folder + "/shared_memory_failure_2")) {
+      require(Clock::now() < limit, "the others have not come");
+      sched_yield();
+    }
+  }
+  refused(folder, rank, "rank 1: /proc/");
+}
+
+void fork_a_child(const std::string& folder, int rank) {
+  auto transport = meet(folder, rank, 2);
+  std::vector<float> values(1000, 1);
+  const auto before = sum(*transport, values);
+  require(maps_our_memory(), "this test would not see the memory");
+  const pid_t child = fork();
+  if (child == 0) std::exit(maps_our_memory() ? 1 : 0);
+  int status = 0;
+  waitpid(child, &status, 0);
+  require(status == 0, "a child maps the group's memory");
+  require(complete(*before), "the sum is not complete");
+  require(complete(*sum(*transport, values)), "the second sum is not complete");
+  require(values == std::vector<float>(1000, 4), "a sum is wrong after a fork");
+  transport.reset();
+  require(!maps_our_memory(), "memory is left behind");
+}
+
+int endless(const std::string& folder, int rank, int ranks) {
+  try {
+    for (int group = 0;; ++group) {
+      const auto transport = meet(folder + "/" + std::to_string(group), rank, ranks, Milliseconds(400));
+      for (const size_t count : {1, 1'000, 300'000, 10}) {
+        std::vector<float> values(count, 1);
+        if (!complete(*sum(*transport, values), Milliseconds(400))) return 3;
+      }
+    }
+  } catch (const TransportError&) {
+    return 3;  // a peer has not come to make the next group
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string name = count > 1 ? arguments[1] : "";
+  if (name == "endless" && count == 5) return endless(arguments[2], std::atoi(arguments[3]), std::atoi(arguments[4]));
+  const std::filesystem::path temporary = std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp";
+  std::string folder = temporary / "shared-memory-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) return 1;
+  const auto run = [&](int ranks, auto body) { return run_ranks(ranks, false, [&](int rank) { body(folder, rank); }); };
+  int failed = 2;
+  if (name == "late") failed = run(2, late);
+  if (name == "disagreement") failed = run(2, disagreement);
+  if (name == "no_memory") failed = run(3, no_memory);
+  if (name == "stranger") failed = run(3, stranger);
+  if (name == "fork") failed = run(2, fork_a_child);
+  std::filesystem::remove_all(folder);
+  return failed;
+}

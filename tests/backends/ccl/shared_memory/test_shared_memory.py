@@ -1,0 +1,104 @@
+"""The shared-memory transport by itself: no torch, no oneCCL, real processes, compiled here as it is in the extension.
+
+The programs beside this file do the work (see their heads). They compare to the bit with a reference that uses nothing
+of the library's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cpudist.backends.ccl.build import SOURCES
+
+HERE = Path(__file__).parent
+LIBRARY = [SOURCES / "shared_memory" / "unity.cpp", SOURCES / "bootstrap.cpp"]
+ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+THREAD = ("-O1", "-g", "-fsanitize=thread")
+KILLED_JOBS = 50
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Compiles a program of this folder, once per session and set of flags."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    def build(name: str, *flags: str, library: list[Path] = LIBRARY) -> Path:
+        target = folder / "-".join([name, *(flag.strip("-").replace("/", "_") for flag in flags)])
+        if not target.exists():
+            sources = [HERE / f"{name}.cpp", *library]
+            command = ["g++", "-std=c++20", *(flags or ("-O2",)), f"-I{SOURCES}", *sources, "-o", target, "-pthread"]
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stderr[:4000]
+        return target
+
+    return build
+
+
+def run(*command: object, limit: float = 120) -> None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=limit)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"[:4000]
+
+
+def test_every_instruction_set_computes_every_reduction(program: Callable[..., Path]) -> None:
+    run(program("kernels"))
+
+
+@pytest.mark.parametrize(("ranks", "calls"), [(1, 100), (2, 300), (3, 200), (4, 200), (8, 60), (16, 30)])
+def test_random_calls(program: Callable[..., Path], ranks: int, calls: int) -> None:
+    run(program("stress"), "processes", ranks, calls, random.randrange(10**6))
+
+
+def test_random_calls_under_address_sanitizer(program: Callable[..., Path]) -> None:
+    run(program("stress", *ADDRESS), "processes", 3, 60, random.randrange(10**6))
+
+
+def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> None:
+    """Ranks are threads here, which use one mapping: the sanitizer goes by addresses."""
+    parts = [path for path in (SOURCES / "shared_memory").glob("*.cpp") if path.stem not in ("unity", "segment")]
+    library = [HERE / "one_mapping.cpp", *parts, SOURCES / "bootstrap.cpp"]
+    for ranks, calls in ((2, 60), (4, 30)):
+        run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6))
+
+
+@pytest.mark.parametrize("name", ["late", "disagreement", "no_memory", "stranger", "fork"])
+def test_scenario(program: Callable[..., Path], name: str) -> None:
+    run(program("scenarios"), name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm, which needs root")
+def test_full_dev_shm_does_not_matter(program: Callable[..., Path]) -> None:
+    mount = "mount -t tmpfs -o size=4096 none /dev/shm && head -c 8192 /dev/zero > /dev/shm/full"
+    script = f'{mount}; test -s /dev/shm/full && exec "$@"'
+    run("unshare", "--mount", "sh", "-c", script, "sh", program("stress"), "processes", 2, 50, 1)
+
+
+def test_a_killed_rank_leaves_nothing(program: Callable[..., Path], tmp_path: Path) -> None:
+    """One rank is killed at any moment, also while groups are being made: no file, no process, no memory is left."""
+    endless = program("scenarios")
+    before = set(os.listdir("/dev/shm"))
+    statuses = set()
+    for job in range(KILLED_JOBS):
+        folder = tmp_path / str(job)
+        ranks = [subprocess.Popen([endless, "endless", folder, str(rank), "3"]) for rank in range(3)]
+        time.sleep(random.uniform(0, 0.05))
+        random.choice(ranks).kill()
+        statuses |= {rank.wait(60) for rank in ranks}
+        shutil.rmtree(folder, ignore_errors=True)
+    assert statuses == {-9, 3}
+    assert set(os.listdir("/dev/shm")) <= before
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text()
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
+        assert str(endless) not in text, f"process {maps.parent.name} is left"
