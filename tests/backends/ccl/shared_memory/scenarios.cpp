@@ -3,15 +3,19 @@
 //   late          a rank comes after the others' limit: nothing crashes, and the call can still be completed
 //   disagreement  ranks make different calls: an error that says which
 //   no_memory     one rank cannot allocate: all ranks are told the same, and none has a transport
+//   no_segment    rank 0 cannot make shared memory: likewise
 //   stranger      the memory that rank 0 means cannot be opened elsewhere: likewise
 //   fork          a child has nothing of its parent's groups, and its end does not disturb them
 //   endless FOLDER RANK RANKS   makes groups and calls until it is killed, or ends with 3 when a peer has gone
-#include <csignal>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <memory>
 
-#include <sys/resource.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 #include "ranks.hpp"
 #include "shared_memory/segment.hpp"
@@ -85,13 +89,27 @@ void refused(const std::string& folder, int rank, const char* reason) {
   }
 }
 
+// From here on the kernel answers this system call with an error.
+void refuse(uint32_t system_call, uint32_t error) {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, system_call, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(rules), rules};
+  require(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
+          "the kernel takes no filter");
+}
+
 void no_memory(const std::string& folder, int rank) {
-  if (rank == 2) {
-    const rlimit limit{1 << 20, 1 << 20};
-    std::signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
+  if (rank == 2) refuse(SYS_fallocate, ENOSPC);
   refused(folder, rank, "rank 2: allocating");
+}
+
+void no_segment(const std::string& folder, int rank) {
+  if (rank == 0) refuse(SYS_memfd_create, EPERM);
+  refused(folder, rank, "rank 0: memfd_create");
 }
 
 // What rank 0 says is replaced on its way, as where process numbers mean something else to each rank.
@@ -155,6 +173,7 @@ int main(int count, char** arguments) {
   if (name == "late") failed = run(2, late);
   if (name == "disagreement") failed = run(2, disagreement);
   if (name == "no_memory") failed = run(3, no_memory);
+  if (name == "no_segment") failed = run(3, no_segment);
   if (name == "stranger") failed = run(3, stranger);
   if (name == "fork") failed = run(2, fork_a_child);
   std::filesystem::remove_all(folder);

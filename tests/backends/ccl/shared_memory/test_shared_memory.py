@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,21 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Compiles a program of this folder, once per session and set of flags."""
+    """Compiles a program of this folder, each of its parts once per session and set of flags."""
     folder = tmp_path_factory.mktemp("programs")
 
-    def build(name: str, *flags: str, library: list[Path] = LIBRARY) -> Path:
-        target = folder / "-".join([name, *(flag.strip("-").replace("/", "_") for flag in flags)])
+    def made(name: str, flags: tuple[str, ...], *arguments: object) -> Path:
+        target = folder / "-".join([name, *(flag.strip("-") for flag in flags)])
         if not target.exists():
-            sources = [HERE / f"{name}.cpp", *library]
-            command = ["g++", "-std=c++20", *(flags or ("-O2",)), f"-I{SOURCES}", *sources, "-o", target, "-pthread"]
+            command = ["g++", "-std=c++20", *(flags or ("-O2",)), *arguments, "-o", target]
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr[:4000]
         return target
+
+    def build(name: str, *flags: str, library: list[Path] = LIBRARY) -> Path:
+        parts = [HERE / f"{name}.cpp", *library]
+        objects = [made(f"{part.parent.name}-{part.stem}.o", flags, "-c", f"-I{SOURCES}", part) for part in parts]
+        return made(name, flags, *objects, "-pthread")
 
     return build
 
@@ -58,10 +63,17 @@ def test_random_calls(program: Callable[..., Path], ranks: int, calls: int) -> N
     run(program("stress"), "processes", ranks, calls, random.randrange(10**6))
 
 
+needs_time = pytest.mark.skipif(
+    not os.environ.get("CPUDIST_TEST_SANITIZERS"), reason="slow: scripts/sanitize.sh runs it"
+)
+
+
+@needs_time
 def test_random_calls_under_address_sanitizer(program: Callable[..., Path]) -> None:
     run(program("stress", *ADDRESS), "processes", 3, 60, random.randrange(10**6))
 
 
+@needs_time
 def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> None:
     """Ranks are threads here, which use one mapping: the sanitizer goes by addresses."""
     parts = [path for path in (SOURCES / "shared_memory").glob("*.cpp") if path.stem not in ("unity", "segment")]
@@ -70,7 +82,7 @@ def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> No
         run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6))
 
 
-@pytest.mark.parametrize("name", ["late", "disagreement", "no_memory", "stranger", "fork"])
+@pytest.mark.parametrize("name", ["late", "disagreement", "no_memory", "no_segment", "stranger", "fork"])
 def test_scenario(program: Callable[..., Path], name: str) -> None:
     run(program("scenarios"), name)
 
@@ -86,14 +98,16 @@ def test_a_killed_rank_leaves_nothing(program: Callable[..., Path], tmp_path: Pa
     """One rank is killed at any moment, also while groups are being made: no file, no process, no memory is left."""
     endless = program("scenarios")
     before = set(os.listdir("/dev/shm"))
-    statuses = set()
-    for job in range(KILLED_JOBS):
-        folder = tmp_path / str(job)
+
+    def job(number: int) -> set[int]:
+        folder = tmp_path / str(number)
         ranks = [subprocess.Popen([endless, "endless", folder, str(rank), "3"]) for rank in range(3)]
         time.sleep(random.uniform(0, 0.05))
         random.choice(ranks).kill()
-        statuses |= {rank.wait(60) for rank in ranks}
-        shutil.rmtree(folder, ignore_errors=True)
+        return {rank.wait(60) for rank in ranks}
+
+    with ThreadPoolExecutor(5) as jobs:
+        statuses = set().union(*jobs.map(job, range(KILLED_JOBS)))
     assert statuses == {-9, 3}
     assert set(os.listdir("/dev/shm")) <= before
     for maps in Path("/proc").glob("[0-9]*/maps"):
