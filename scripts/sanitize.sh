@@ -61,4 +61,7 @@ for sanitizer in "$@"; do
     done
     CPUDIST_TEST_HOSTS=2 CPUDIST_TRANSPORT= check 4 conditions.py collectives.py 5
 done
+
+printf '\n== shared memory by itself, under both\n'
+CPUDIST_TEST_SANITIZERS=1 python -m pytest -q tests/backends/ccl/shared_memory -k sanitizer
 echo "no sanitizer has found anything"
