@@ -56,8 +56,8 @@ parameters = {name: value.double().sum().item() for name, value in model.state_d
 everyones = [None] * dist.get_world_size()
 dist.all_gather_object(everyones, parameters)
 assert all(one == parameters for one in everyones), "the ranks have trained apart"
+trainer.save_model(arguments.output_dir)  # on all ranks: on XLA they wait for each other in it
 if trainer.is_world_process_zero():
-    trainer.save_model(arguments.output_dir)
     found = {
         "backend": dist.get_backend(),
         "wrapped": type(trainer.model_wrapped).__name__,
