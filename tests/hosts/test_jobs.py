@@ -52,7 +52,7 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     options += ["--no_cuda", "--ddp_backend", backend, "--use_ipex", "--bf16"]
     options += ["--report_to", "none", "--disable_tqdm", "true", "--save_strategy", "no"]
     script = train("--backend", backend, "--record", str(record), str(SCRIPT), "--output_dir", str(tmp_path), *options)
-    result = bed.run("h0", [*launch(mpi, bed, 4, 2), *script], timeout=120)
+    result = bed.run("h0", [*launch(mpi, bed, 4, 2), *script], timeout=240)
     assert result.returncode == 0, result.output
     fields = json.loads(record.read_text())
     assert fields["launcher"] == mpi
@@ -65,6 +65,6 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
 @pytest.mark.parametrize("mpi", ["intel-mpi", "mpich", "open-mpi"])
 def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
     command = [*launch(mpi, bed, 2, 1), sys.executable, str(COLLECTIVES), "15"]
-    result = bed.run("h0", command, timeout=120, env={"PYTHONWARNINGS": "ignore"})
+    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore"})
     assert result.returncode == 0, result.output
     assert "checks passed on World(rank=0(2), local_rank=0(1), node=0(2), backend='ccl'" in result.stdout, result.output

@@ -91,8 +91,8 @@ class HostGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self._in_place(lambda host, _: self.inner.recv_anysource(host, tag), tensors, None)
 
-    def barrier(self, options: Any = None) -> Any:
-        return self.inner.barrier(dist.BarrierOptions() if options is None else options)
+    def barrier(self, opts: Any = None) -> Any:  # torch gives it by this name
+        return self.inner.barrier(dist.BarrierOptions() if opts is None else opts)
 
     def _in_place(self, call: Callable[[Tensors, Any], Any], tensors: Tensors, options: Any) -> Any:
         if _on_cpu(tensors):

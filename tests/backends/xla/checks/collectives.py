@@ -42,7 +42,7 @@ def all_reduce(device):
 
 
 def broadcast(device):
-    tensor = own(device, 4).T
+    tensor = own(device, 4)
     dist.broadcast(tensor, src=1)
     return [tensor]
 
