@@ -11,8 +11,12 @@ import pytest
 from bed import Bed
 from jobs import train
 
+from cpudist.backends.ccl.build import cache_folder
+
 TESTS = Path(__file__).resolve().parents[1]
 SCRIPT = TESTS / "huggingface" / "scripts" / "course.py"
+# What is compiled here serves the other host too, whose ranks may have another home.
+CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 COLLECTIVES = TESTS / "backends" / "ccl" / "checks" / "collectives.py"
 
 
@@ -25,7 +29,7 @@ def launch(name: str, bed: Bed, ranks: int, ranks_per_host: int) -> list[str]:
         # Open MPI counts slots, does not start as root unasked, and forwards no variables.
         "open-mpi": [
             *("mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(ranks_per_host), "-n", str(ranks)),
-            *("-x", "PATH", "-x", "PYTHONPATH"),
+            *("-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE"),
         ],
     }
     if shutil.which(commands[name][0]) is None and name != "intel-mpi":
@@ -52,7 +56,7 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     options += ["--no_cuda", "--ddp_backend", backend, "--use_ipex", "--bf16"]
     options += ["--report_to", "none", "--disable_tqdm", "true", "--save_strategy", "no"]
     script = train("--backend", backend, "--record", str(record), str(SCRIPT), "--output_dir", str(tmp_path), *options)
-    result = bed.run("h0", [*launch(mpi, bed, 4, 2), *script], timeout=240)
+    result = bed.run("h0", [*launch(mpi, bed, 4, 2), *script], timeout=240, env=CACHE)
     assert result.returncode == 0, result.output
     fields = json.loads(record.read_text())
     assert fields["launcher"] == mpi
@@ -65,6 +69,6 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
 @pytest.mark.parametrize("mpi", ["intel-mpi", "mpich", "open-mpi"])
 def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
     command = [*launch(mpi, bed, 2, 1), sys.executable, str(COLLECTIVES), "15"]
-    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore"})
+    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore", **CACHE})
     assert result.returncode == 0, result.output
     assert "checks passed on World(rank=0(2), local_rank=0(1), node=0(2), backend='ccl'" in result.stdout, result.output
