@@ -136,7 +136,7 @@ def _judge(host: Host, found: Facts, reference: Facts) -> list[Trouble]:
     if found.memory < needed:
         wrong(
             "error",
-            f"has {found.memory >> 20} MiB of free memory for {host.slots or 1} ranks, which need {needed >> 20} at least",
+            f"has {found.memory >> 20} MiB of free memory, and {host.slots or 1} ranks need {needed >> 20} at least",
             "end what uses it, or start fewer ranks there",
         )
     return troubles

@@ -42,7 +42,7 @@ class Guards:
             silent = next(one for one in self._guards if not one.answered)
             self.end()
             raise UserError(
-                f"{silent.host.where}: {silent.host.name} let in our check, but not the guard that ends lost processes; "
+                f"{silent.host.where}: {silent.host.name} lets no guard start, which would end lost processes; "
                 f"try: ssh {silent.host.name} true"
             )
 

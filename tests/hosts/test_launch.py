@@ -153,7 +153,7 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
 
 @pytest.mark.parametrize("how", ["kill", "disconnect"])
 def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
-    """The first attempt waits to be broken; the second runs on what is left, and its ranks know that it is the second."""
+    """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
     hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
     words = [
         "--hostfile",
