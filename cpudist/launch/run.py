@@ -176,7 +176,7 @@ def _attempt(
 
 
 def _own_variables(wishes: Wishes) -> dict[str, str]:
-    return {} if wishes.all_output else {OUTPUT: "rank0"}
+    return {OUTPUT: "all" if wishes.all_output else "rank0"}
 
 
 def _start(wishes: Wishes, placed: Sequence[Host], file: str | None, variables: Mapping[str, str]) -> Start:
