@@ -68,7 +68,8 @@ class _Report:
         sequence = min(call.sequence or 0 for call in calls.values())
         waiting = {rank: call for rank, call in calls.items() if call.sequence == sequence}
         example = next(iter(waiting.values()))
-        members = sorted(self.places if ranks is None else set(ranks) & set(self.places))
+        # No ranks: a group that is being destroyed.
+        members = sorted(self.places if ranks is None else set(ranks or calls) & set(self.places))
         missing = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
         return _Wait(members, waiting, missing)
 
