@@ -33,6 +33,17 @@ def explain(places: Places, hosts: Sequence[str]) -> list[str]:
     return _Report(places, hosts).sentences()
 
 
+def summary(place: Whereabouts) -> str:
+    """Where one rank is: in all_reduce #812 (16 MB, train.py:88) for 7.1 s"""
+    if place.at_end:
+        return "at the end of its script"
+    if place.under_way:
+        call = place.under_way[0]
+        return f"in {_describe(call, place.line)} for {call.seconds:.1f} s"
+    last = f", after {_describe(place.finished[0])}" if place.finished else ""
+    return f"in {place.line or 'no line of Python'}{last}"
+
+
 @dataclass(frozen=True)
 class _Wait:
     """The oldest collective of a group that some of its ranks wait in: who does, and who has not come."""
