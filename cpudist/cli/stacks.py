@@ -38,5 +38,5 @@ def _stacks(_options: argparse.Namespace, environment: Environment) -> None:
     jobs = {address.job: address.size for address, _ in answers}
     for job, size in jobs.items():
         texts = [text for address, text in answers if address.job == job]
-        print(f"job at {job}: {len(texts)} of {size} ranks are on this host\n")
+        print(f"job of {job}: {len(texts)} of {size} ranks are on this host\n")
         print("\n".join(texts))

@@ -97,6 +97,9 @@ def _parser() -> Parser:
         help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
     )
     parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and allocator alone")
+    parser.add_argument(
+        "--interface", metavar="NAME", help="network interface over which the ranks meet and send, such as eth0"
+    )
     xla = parser.add_argument_group("with --backend xla")
     xla.add_argument("--device", choices=["cpu", "cuda", "tpu"], help="what PyTorch/XLA computes on (PJRT_DEVICE)")
     xla.add_argument(
@@ -143,7 +146,7 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(environment, options.backend, options.timeout, _backend_options(options))
+        running = api.enter(environment, options.backend, options.timeout, _backend_options(options), options.interface)
         if pinning is not None:
             pinning.settle()
         run_target(target, running, options.record, pinning)

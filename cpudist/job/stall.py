@@ -161,14 +161,17 @@ class _Report:
         return _describe(wait.waiting[rank], self.known[rank].line)
 
     def _place(self, rank: int) -> str:
-        """Where a rank was, after "it was"."""
-        place = self.known[rank]
-        if place.at_end:
-            return "at the end of its script"
-        text = f"last in {place.line}" if place.line else "last seen in no line of Python"
-        if place.under_way:
-            text += f", with {_describe(place.under_way[0])} under way"
-        return text
+        return last_seen(self.known[rank])
+
+
+def last_seen(place: Whereabouts) -> str:
+    """Where a rank was, after "it was"."""
+    if place.at_end:
+        return "at the end of its script"
+    text = f"last in {place.line}" if place.line else "last seen in no line of Python"
+    if place.under_way:
+        text += f", with {_describe(place.under_way[0])} under way"
+    return text
 
 
 def _kinds(wait: _Wait) -> list[list[int]]:

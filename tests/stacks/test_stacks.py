@@ -47,11 +47,12 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path, backend: str) -> N
             over.touch()
             result = ending.result()
     # Other jobs of this user may run on this machine.
-    text = next(job for job in shown.stdout.split("job at ") if f"process {process[1]}" in job)
+    text = next(job for job in shown.stdout.split("job of ") if f"process {process[1]}" in job)
     ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
     assert [int(rank.split()[1]) for rank in ranks] == [0, 1, 2, 3], text
-    collective = "in all_reduce #2 (4 MB, four_ways.py:24) for" if backend == "ccl" else "four_ways.py:24"
-    assert collective in ranks[0], ranks[0]
+    assert "four_ways.py:24" in ranks[0], ranks[0]
+    if backend == "ccl":  # gloo's calls are known once they last for a while
+        assert re.search(r"in all_reduce #2 \(4 MB, four_ways\.py:24\) for \d", ranks[0]), ranks[0]
     assert re.search(r"MainThread.*line 28, in wait_for_the_end.*poll\(over\.exists", ranks[1], re.DOTALL), ranks[1]
     assert "runs no Python just now" in ranks[2], ranks[2]
     assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
