@@ -19,10 +19,13 @@ from cpudist.errors import UserError
 from cpudist.job import failure
 from cpudist.job.interface import interface_variables
 from cpudist.job.record import RunRecord
-from cpudist.job.watch import Watch
+from cpudist.job.stall import summary
+from cpudist.job.watch import Watch, name_of
+from cpudist.job.whereabouts import here
 from cpudist.machine.cpus import allowed_cpus
 from cpudist.machine.identity import node_identity
 from cpudist.rendezvous import exchange, meet
+from cpudist.stacks.answer import Answers
 from cpudist.world import Member, World, assign_nodes
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ class Job:
         self.started = False
         self._placement = environment.placement()
         self._watch: Watch | None = None
+        self._answers: Answers | None = None
 
     def come_up(self, backend: str, timeout: float, options: Mapping[str, Any], attempt: str) -> None:
         """Meet the other ranks, agree with them on a backend and start it; `attempt` is the same text on all ranks."""
@@ -69,6 +73,7 @@ class Job:
             self.changes.then(self.meeting.close)
             self.world, members = self._see_who_is_where()
             self._watch_the_others([member.host for member in members])
+            self._answer_who_asks()
             self._start_backend(backend, timeout, options)
         for name, value in {**self._variables(), **self.backend.variables()}.items():
             self.changes.variable(name, value)
@@ -153,8 +158,21 @@ class Job:
         atexit.register(self.finish)
         self.changes.then(lambda: atexit.unregister(self.finish))
 
+    def _answer_who_asks(self) -> None:
+        """From here on `cpudist stacks` finds this rank."""
+
+        def where() -> str:
+            return summary(here(self.world, getattr(self, "backend", None)))
+
+        job = f"{self.world.hosts[0]}:{self.meeting.port}"
+        self._answers = Answers(job, self.world.rank, self.world.size, name_of(self.world), where)
+        self.changes.then(self._answers.stop)
+
     def disown_child(self) -> None:
         """In a forked child: it is no rank of the job, and how it ends does not concern the others."""
+        if self._answers is not None:
+            self._answers.close()
+            self._answers = None
         if self._watch is not None:
             self._watch.disown()
             self._watch = None
