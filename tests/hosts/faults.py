@@ -2,8 +2,8 @@
 
     python faults.py [--mpi intel-mpi,mpich,open-mpi] [--timeout 20] [FAULT ...]
 
-Every job has the bed of hosts for itself. A row says how long after the fault the launcher had returned and no process of
-the job was left on any host, the exit status, and what the job said; "LEFT" counts the processes that had to be killed.
+Every job has a bed of hosts for itself. A row says how long after the fault the launcher had returned and no process of
+the job was left on any host, the exit status, and what the job said; "LEFT" names the processes that had to be killed.
 """
 
 from __future__ import annotations
