@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cpudist.environments import Environment
 from cpudist.machine.description import machine_from, this_machine
 from cpudist.pinning.preload import wanted_library
 from cpudist.placement.by_hand import ByHand, by_hand
+from cpudist.placement.openmp import THREADS, threads_set
 from cpudist.placement.picture import draw
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Part, Wishes
@@ -91,8 +93,8 @@ def _plan(options: argparse.Namespace, environment: Environment) -> None:
     # The variables of this shell are about this machine; another one is planned as if nothing were set.
     env = {} if options.topology else dict(os.environ)
     machine = machine_from(options.topology) if options.topology else this_machine(env)
-    threads = env.get("OMP_NUM_THREADS", "")
-    wishes = Wishes(options.ppn, options.data_workers, options.smt, int(threads) if threads.isdecimal() else None)
+    threads, variable = threads_set(env) or (None, THREADS)
+    wishes = Wishes(options.ppn, options.data_workers, options.smt, threads, variable)
     plan = make_plan(machine, wishes)
     hand = by_hand(plan, env, None if options.topology else wanted_library(env))
     if options.json:
@@ -108,7 +110,8 @@ def _print_by_hand(hand: ByHand) -> None:
     """Not wrapped: these lines are for copying."""
     print("\nBy hand, without cpudist-train (which does this by itself):")
     for name, value in hand.variables.items():
-        print(f"  export {name}={value}")
+        print(f"  export {name}={shlex.quote(value)}")
+    print("  and in train.py: torch.set_num_interop_threads(1)")
     for launcher, command in hand.commands.items():
         print(f"  {launcher + ':':<11}{command}")
     if hand.rankfile:

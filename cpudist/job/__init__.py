@@ -3,6 +3,7 @@
 - `job.py`: `Job`, the one owner of a job's state, and `current`, the one that runs.
 - `watch.py`, `failure.py`: one rank fails, the job ends everywhere.
 - `record.py`: what is known of the run.
+- `pinned.py`: torch and the rank's threads follow its pinning; `pinning_check.py`: whether they did.
 - `process_group.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
 It must not know optimization, transformers, recipes or command lines.

@@ -16,7 +16,7 @@ from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
 from cpudist.errors import UserError
-from cpudist.job import failure
+from cpudist.job import failure, pinned
 from cpudist.job.record import RunRecord
 from cpudist.job.watch import Watch
 from cpudist.machine.cpus import allowed_cpus
@@ -26,6 +26,7 @@ from cpudist.world import Member, World, assign_nodes
 
 if TYPE_CHECKING:
     from cpudist.environments import Environment
+    from cpudist.pinning import Pinning
 
 
 class Job:
@@ -39,6 +40,7 @@ class Job:
         backend: what the ranks work together on.
         record: what is known of the run, for rank 0 to write.
         changes: what the job has changed in the environment and in other packages; `leave` takes it back.
+        pinning: what this rank was given of its node; None where it was left alone.
         held: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then leaves it alone.
     """
 
@@ -51,6 +53,7 @@ class Job:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.changes = Changes()
+        self.pinning: Pinning | None = None
         self.held = False
         self.started = False
         self._placement = environment.placement()
@@ -184,7 +187,13 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def start_job(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
+def start_job(
+    environment: Environment,
+    backend: str,
+    timeout: float,
+    options: Mapping[str, Any] | None = None,
+    pinning: Pinning | None = None,
+) -> Job:
     """Start the job that `environment` describes; every rank calls it.
 
     Args:
@@ -192,6 +201,7 @@ def start_job(environment: Environment, backend: str, timeout: float, options: M
         backend: a backend's name, or "auto".
         timeout: bound on the start and on every collective, in seconds.
         options: the backend's own; see `Backend.configure`.
+        pinning: this rank's cores and threads; None leaves it where it is.
 
     Raises:
         UserError: the environment's variables contradict each other or MPI, the backend cannot be used, or a process
@@ -208,8 +218,11 @@ def start_job(environment: Environment, backend: str, timeout: float, options: M
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _job = job = Job(environment)
+    job.pinning = pinning and pinned.follow(pinning, job.changes)
     # An agent's store outlives a restart of the ranks, and any store may outlive a job.
     job.come_up(backend, timeout, options or {}, attempt=f"{environment.restarts}/{next(_attempts)}")
+    if job.pinning is not None:
+        job.pinning.settle(job.changes)
     return job
 
 

@@ -186,11 +186,11 @@ def _warnings(
     if sizes[-1] - sizes[0] > 1:
         lines.append(f"ranks compute on {sizes[0]} to {sizes[-1]} CPUs and all wait for the slowest; try another --ppn")
     if wishes.omp_threads:
-        lines.append(f"OMP_NUM_THREADS={wishes.omp_threads} is set and stays")
+        lines.append(f"{wishes.threads_variable}={wishes.omp_threads} is set and stays")
         if (fewest := sizes[0]) < wishes.omp_threads:
             lines.append(
-                f"over-subscribed: {wishes.omp_threads} threads share {_count(fewest, 'CPU')} of a rank; unset"
-                f" OMP_NUM_THREADS, or set it to {fewest}"
+                f"over-subscribed: {wishes.omp_threads} threads share {_count(fewest, 'CPU')} of a rank; set"
+                f" {wishes.threads_variable} to {fewest}"
             )
     return lines
 

@@ -81,7 +81,6 @@ def test_hwloc_says_the_same_of_a_copy_of_sysfs(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
-        # EPYC with NPS2: two NUMA nodes of 4 L3 caches in each socket.
         ("pack:2 numa:2 l3:4 core:8 pu:2", Shape(2, 4, 16, 128, 256, 256)),
         ("pack:2 numa:4 l3:2 core:8 pu:1", Shape(2, 8, 16, 128, 128, 128)),
         ("pack:8 l3:1 core:24 pu:2", Shape(8, 1, 8, 192, 384, 384)),

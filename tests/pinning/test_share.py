@@ -10,10 +10,10 @@ from cpudist import environments
 from cpudist.machine.description import Machine
 from cpudist.machine.limits import Limits
 from cpudist.machine.topology import Cpu, assemble
-from cpudist.pinning import apply
 from cpudist.pinning.launcher import Launcher, find_launcher
 from cpudist.pinning.preload import wanted_library
 from cpudist.pinning.share import own_share
+from cpudist.pinning.wishes import data_workers, threads_of_person
 from cpudist.placement.plan import Wishes
 
 NODE = frozenset(range(128))  # 64 cores with two hardware threads, on two NUMA nodes
@@ -63,24 +63,26 @@ def test_alone_there_are_no_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "launcher", "name", "expected"),
+    ("variables", "launcher", "name", "expected"),
     [
-        ("1", {}, "torchrun", None),  # torchrun's own
-        ("1", {"OMP_NUM_THREADS": "1"}, "torchrun", 1),
-        ("4", {}, "torchrun", 4),
-        ("1", {}, "intel-mpi", 1),
-        ("", {}, "torchrun", None),
-        ("4,2", {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": "1"}, {}, "torchrun", None),  # torchrun's own
+        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, "torchrun", (1, "OMP_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "4"}, {}, "torchrun", (4, "OMP_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, {}, "torchrun", (1, "MKL_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "1"}, {}, "intel-mpi", (1, "OMP_NUM_THREADS")),
+        ({}, {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": ""}, {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": "4,2"}, {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": "0"}, {}, "torchrun", None),
     ],
 )
 def test_whose_word_the_number_of_threads_is(
-    threads: str, launcher: dict[str, str], name: str, expected: int | None
+    variables: dict[str, str], launcher: dict[str, str], name: str, expected: tuple[int, str] | None
 ) -> None:
-    variables = {"OMP_NUM_THREADS": threads} if threads else {}
     started_by = {"torchrun": "TORCHELASTIC_RUN_ID", "intel-mpi": "I_MPI_HYDRA_UUID"}[name]
     environment = environments.detect({started_by: "x", "PMI_RANK": "0"})
     assert environment.name == name
-    assert apply._threads_of_user(environment, variables, Launcher(NODE, launcher)) == expected
+    assert threads_of_person(environment, variables, Launcher(NODE, launcher)) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,18 @@ def test_whose_word_the_number_of_threads_is(
     ],
 )
 def test_data_workers_on_the_command_line(words: list[str], expected: int) -> None:
-    assert apply._data_workers(words) == expected
+    assert data_workers(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('{"dataloader_num_workers": 3}', 3), ('{"bf16": true}', 0), ('{"dataloader_num_workers": "x"}', 0), ("[", 0)],
+)
+def test_data_workers_in_a_file_of_arguments(text: str, expected: int, tmp_path: Path) -> None:
+    file = tmp_path / "arguments.json"
+    file.write_text(text)
+    assert data_workers([str(file)]) == expected
+    assert data_workers([str(tmp_path / "missing.json")]) == 0
 
 
 def test_the_launcher_is_the_ancestor_without_this_ranks_variable(monkeypatch: pytest.MonkeyPatch) -> None:
