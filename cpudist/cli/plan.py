@@ -34,6 +34,7 @@ examples:
     cpudist plan --topology node1.txt --ppn socket
 """
 
+_MOST_RANKS = 10_000  # no node takes so many; beyond that it is a slip, and its plan would take minutes
 _PARTS: tuple[Part, ...] = ("socket", "numa", "l3")
 
 
@@ -76,8 +77,10 @@ def _ranks(text: str) -> int | Part:
     for part in _PARTS:
         if text == part:
             return part
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks from 1 on nor socket, numa or l3")
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of ranks from 1 to {_MOST_RANKS} nor socket, numa or l3"
+        )
     return int(text)
 
 

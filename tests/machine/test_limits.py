@@ -101,6 +101,31 @@ def test_what_slurm_has_counted(env: dict[str, str], expected: int | None, tmp_p
     assert read_limits(Folder(tmp_path), None, env).counted == expected
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"SLURM_MEM_PER_NODE": "4096"}, 4 << 30),
+        ({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}, 2 << 30),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+        ({"SLURM_MEM_PER_NODE": "16G"}, None),
+        ({}, None),
+    ],
+)
+def test_memory_that_slurm_has_given(env: dict[str, str], expected: int | None, tmp_path: Path) -> None:
+    assert read_limits(Folder(tmp_path), None, env).memory is None
+    assert read_limits(Folder(tmp_path), None, {"SLURM_JOB_ID": "1", **env}).memory == expected
+
+
+def test_the_smaller_memory_limit_counts(tmp_path: Path) -> None:
+    files = tree(
+        tmp_path,
+        {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(3 << 30)},
+    )
+    for megabytes, expected in (("2048", 2 << 30), ("4096", 3 << 30)):
+        env = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": megabytes}
+        assert read_limits(files, None, env).memory == expected
+
+
 _ASK = """
 import json
 from cpudist.machine.description import this_machine
