@@ -173,7 +173,8 @@ def _warnings(
         )
     if quota is not None and len(ranks) > quota:
         lines.append(
-            f"{len(ranks)} ranks share a CPU quota of {quota:g} and are stopped in turn; raise it or start fewer"
+            f"over-subscribed: {len(ranks)} ranks share a CPU quota of {quota:g} and are stopped in turn; raise it or"
+            " start fewer"
         )
     if len(cores) < len(allowed.cores):
         limits = " and ".join(machine.limits.origins)

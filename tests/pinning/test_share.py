@@ -10,6 +10,7 @@ from cpudist import environments
 from cpudist.machine.description import Machine
 from cpudist.machine.limits import Limits
 from cpudist.machine.topology import Cpu, assemble
+from cpudist.pinning import apply
 from cpudist.pinning.launcher import Launcher, find_launcher
 from cpudist.pinning.preload import wanted_library
 from cpudist.pinning.share import own_share
@@ -55,6 +56,33 @@ def test_ranks_that_were_bound_to_a_socket_together_share_it() -> None:
 def test_a_quota_counts_threads_and_pins_nobody() -> None:
     shares = [own_share(machine(quota=8.0), NODE, rank, 2, Wishes()) for rank in (0, 1)]
     assert [(share.plan.omp_threads, share.bind) for share in shares] == [(4, False)] * 2
+
+
+def test_a_quota_is_shared_by_ranks_that_the_launcher_has_pinned() -> None:
+    half = frozenset(range(32)) | frozenset(range(64, 96))
+    share = own_share(machine(half, quota=8.0), NODE, 0, 2, Wishes())
+    assert (share.plan.omp_threads, share.bind) == (4, False)
+
+
+def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
+    share = own_share(machine(frozenset(range(32))), NODE, 0, 2, Wishes(omp_threads=64))
+    assert share.hint.startswith("over-subscribed: 64 threads share 31 CPUs of a rank")
+    share = own_share(machine(quota=1.5), NODE, 0, 2, Wishes())
+    assert share.hint.startswith("over-subscribed: 2 ranks share a CPU quota of 1.5")
+
+
+@pytest.mark.parametrize("chosen", [None, 5])
+def test_the_one_thread_that_torchrun_sets_is_overruled(chosen: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with 64 cores, as its second rank of two finds itself; a number that the script has chosen stays."""
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(apply, "this_machine", machine)
+    monkeypatch.setattr(apply, "find_launcher", lambda variable: Launcher(NODE, {}))
+    pinning = apply.decide(environments.detect(), ["train.py"], chosen)
+    assert pinning is not None
+    assert pinning.plan.omp_threads == (chosen or 31)
 
 
 def test_alone_there_are_no_messages() -> None:
