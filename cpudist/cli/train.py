@@ -149,10 +149,10 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(environment, options.backend, options.timeout, _backend_options(options), options.interface)
-        if pinning is not None:
-            pinning.settle()
-        run_target(target, running, options.record, pinning)
+        running = api.enter(
+            environment, options.backend, options.timeout, _backend_options(options), options.interface, pinning
+        )
+        run_target(target, running, options.record)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)
     return 0

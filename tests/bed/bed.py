@@ -121,7 +121,7 @@ class Bed:
         return result
 
     def watch(self, host: str, command: list[str], timeout: float, env: Mapping[str, str] | None = None) -> Ended:
-        """Run `command` on a host and see how it ends: kills after `timeout`, on all hosts, what is still there then."""
+        """Run `command` on a host and see how it ends; what is left after `timeout`, on any host, is killed."""
         deadline = time.monotonic() + timeout
         with open(self._folder / "output.log", "w+") as output:
             process = subprocess.Popen(
