@@ -17,7 +17,7 @@ from cpudist.backends import Backend
 from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.job import failure
-from cpudist.job.record import RunRecord
+from cpudist.job.record import Exit, RunRecord
 from cpudist.job.watch import Watch
 from cpudist.machine.cpus import allowed_cpus
 from cpudist.machine.identity import node_identity
@@ -75,10 +75,10 @@ class Job:
             self._watch.on_failure = lambda: self.record.write("failed")
         self.started = True
 
-    def leave(self) -> None:
-        """Wait for the other ranks, then take everything back."""
+    def leave(self, exit: Exit = "completed") -> None:
+        """Wait for the other ranks, then take everything back; `exit` goes into the record."""
         self.finish()
-        self.record.write("completed")
+        self.record.write(exit)
         self.abandon()
 
     def finish(self) -> None:
