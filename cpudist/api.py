@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 
-def init(backend: str = "auto", timeout: float = 300.0, **options: Any) -> World:
+def init(backend: str = "auto", timeout: float = 300.0, *, interface: str | None = None, **options: Any) -> World:
     """Join the job that the launcher started and make its default process group.
 
     Works under Intel MPI, MPICH and Open MPI (``mpirun``), Slurm (``srun``), torchrun, Kubeflow's PyTorchJob, and as a
@@ -31,6 +31,7 @@ def init(backend: str = "auto", timeout: float = 300.0, **options: Any) -> World
         backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
             used or fails, it never falls back.
         timeout: bound on the start and on every collective, in seconds.
+        interface: the network interface over which the ranks meet and send, such as ``"eth0"``; any by default.
         options: the backend's own: for xla ``device``, ``mesh``, ``sharding`` and ``show_sharding``, as on the command
             line.
 
@@ -44,15 +45,21 @@ def init(backend: str = "auto", timeout: float = 300.0, **options: Any) -> World
     """
     running = current()
     if running is None:
-        running = enter(environments.detect(), backend, timeout, options)
+        running = enter(environments.detect(), backend, timeout, options, interface)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
     return running.world
 
 
-def enter(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
+def enter(
+    environment: Environment,
+    backend: str,
+    timeout: float,
+    options: Mapping[str, Any] | None = None,
+    interface: str | None = None,
+) -> Job:
     """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
-    started = start_job(environment, backend, timeout, options)
+    started = start_job(environment, backend, timeout, options, interface)
     let_scripts_join(started)
     huggingface.install(started)
     return started

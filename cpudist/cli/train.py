@@ -98,6 +98,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and allocator alone")
     parser.add_argument(
+        "--interface", metavar="NAME", help="network interface over which the ranks meet and send, such as eth0"
+    )
+    parser.add_argument(
         "--checkpoint-on-signal",
         action="store_true",
         help="on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)",
@@ -148,7 +151,7 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(environment, options.backend, options.timeout, _backend_options(options))
+        running = api.enter(environment, options.backend, options.timeout, _backend_options(options), options.interface)
         if pinning is not None:
             pinning.settle()
         return run_target(target, running, options.record, pinning, options.checkpoint_on_signal)
