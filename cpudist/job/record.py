@@ -82,16 +82,15 @@ class RunRecord:
         """Write the file, on rank 0 and if there is one. Readers see the old or the new one, never a part."""
         if self._world.rank != 0 or self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(self.as_dict(exit), indent=2) + "\n", encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             if exit != "failed":
                 raise
-            say(f"the run record was not written: {error}")  # a full disk, perhaps, is why the job ends: it must end
+            say(f"the run record was not written: {error}")  # perhaps the full disk that ends the job: end it must
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
         """The record's fields, in the order in which a reader wants them."""

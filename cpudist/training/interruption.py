@@ -27,6 +27,7 @@ _SIGNAL = "cpudist/interruption/signal"
 _KNOW = "cpudist/interruption/know"  # counter of the ranks that know
 _LAST_STEP = "cpudist/interruption/last_step"
 _LOOK_SECONDS = 1.0
+_LOOKS_PER_SECOND = 500.0  # at most, of all ranks together, as those of the watch
 _STORE_SECONDS = 5.0
 _INSISTS_SECONDS = 1.0  # launchers pass on what the terminal has sent already; a person takes longer
 
@@ -106,7 +107,7 @@ class Interruption:
 
     def _look(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: the job's watch says so
-            while not self._stop.wait(_LOOK_SECONDS):
+            while not self._stop.wait(max(_LOOK_SECONDS, self._size / _LOOKS_PER_SECOND)):
                 if self._received is not None:
                     self._store.set(_SIGNAL, str(self._received))
                 if self._store.check([_SIGNAL]):
