@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SAVE_CHECKPOINT = ["self", "model", "trial"]
 _TRAIN = ["self", "resume_from_checkpoint"]
 _WORLD = "world.json"  # beside Trainer's files: how many ranks wrote the checkpoint, with how many samples in a step
+_BY_LENGTH = ("group_by_length", "batch_rebalance")
 _SHUTIL = SimpleNamespace(**{**vars(shutil), "rmtree": checkpoint_files.delete})  # none is left half deleted
 
 
@@ -170,12 +171,18 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> None:
     args, now = trainer.args, _world(trainer)
     then = json.loads((checkpoint / _WORLD).read_text(encoding="utf-8"))
     samples, ranks = then["samples_per_step"], now["world_size"]
-    if then["world_size"] == ranks or samples == now["samples_per_step"]:
+    if then["world_size"] == ranks:
         return
     made = f"{checkpoint} was made by {then['world_size']} ranks with {samples} samples in a step"
+    if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
+        raise UserError(f"{made}; grouped by length, the samples come in another order on {ranks}: start as many ranks")
     if samples % ranks:
-        fitting = [str(number) for number in range(1, samples + 1) if samples % number == 0 and number <= ranks]
-        raise UserError(f"{made}, which {ranks} ranks cannot share equally; start {' or '.join(fitting[-2:])} ranks")
+        fitting = [str(number) for number in range(1, ranks) if samples % number == 0]
+        raise UserError(
+            f"{made}, of which {ranks} ranks cannot have equal shares; start {' or '.join(fitting[-2:])} ranks"
+        )
+    if samples == now["samples_per_step"]:
+        return
     share = samples // ranks
     accumulation = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= trainer._train_batch_size)
     trainer._train_batch_size = args.per_device_train_batch_size = share // accumulation

@@ -28,7 +28,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         self._interruption.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._interruption.is_last(state.global_step):
+        if self._interruption.is_last():
             self._stops = control.should_save = True
             control.should_evaluate = False  # there may be no time for it
 

@@ -65,7 +65,8 @@ class Interruption:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.signal: int | None = None  # that some rank has got; set once this rank knows of it
-        self.last_step: int | None = None
+        self._steps = 0  # that this process has ended, in whatever trainings: as many as any other rank has
+        self._last_step: int | None = None
 
     def begin(self) -> None:
         """From now on signals are taken down instead of ending the process; in the main thread."""
@@ -84,17 +85,17 @@ class Interruption:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 
-    def is_last(self, step: int) -> bool:
-        """Whether `step`, which this rank has just ended, is the last one; the same on all ranks."""
+    def is_last(self) -> bool:
+        """Whether the step that this rank has just ended is the last one, the same on all ranks; called once a step."""
+        self._steps += 1
         if self.signal is None:
             return False
-        if self._rank == 0 and self.last_step is None and self._store.add(_KNOW, 0) == self._size:
-            self.last_step = step + 1
-            self._store.set(_LAST_STEP, str(self.last_step))
-            return False
-        if self.last_step is None and self._store.check([_LAST_STEP]):
-            self.last_step = int(self._store.get(_LAST_STEP))
-        return self.last_step is not None and step >= self.last_step
+        if self._last_step is None and self._rank == 0 and self._store.add(_KNOW, 0) == self._size:
+            self._last_step = self._steps + 1
+            self._store.set(_LAST_STEP, str(self._last_step))
+        elif self._last_step is None and self._store.check([_LAST_STEP]):
+            self._last_step = int(self._store.get(_LAST_STEP))
+        return self._last_step is not None and self._steps >= self._last_step
 
     def _take_down(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a child, such as a worker that loads data: it ends as it would have

@@ -85,6 +85,12 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
         assert resumed["stderr"].count(f"made by 2 ranks with 12 samples in a step; going on with as many at {ranks}")
         assert resumed["stderr"].count(change) == 1
 
+    world = tmp_path / "2" / "checkpoint-20" / "world.json"
+    world.write_text('{"world_size": 5, "samples_per_step": 15}')
+    result = _start(2, tmp_path / "2", ["course.py"], *words)
+    assert result.returncode == 2, result.output
+    assert "15 samples in a step, of which 2 ranks cannot have equal shares; start 1\n" in result.stderr, result.output
+
 
 @pytest.mark.parametrize(("rank", "name", "status"), [("1", "SIGTERM", 143), ("0", "SIGINT", 130)])
 def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank: str, name: str, status: int) -> None:
