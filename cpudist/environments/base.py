@@ -114,7 +114,7 @@ class Environment(ABC):
 
     @property
     def restarts(self) -> int:
-        """How often the launcher, or `cpudist launch`, has started this job again."""
+        """How often this job has been started again: `cpudist launch` says so, and some launchers by themselves."""
         return self.optional_integer("CPUDIST_RESTART_COUNT") or 0
 
     @property

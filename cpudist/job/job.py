@@ -18,7 +18,7 @@ from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.job import failure, pinned
 from cpudist.job.interface import interface_variables
-from cpudist.job.record import RunRecord
+from cpudist.job.record import Exit, RunRecord
 from cpudist.job.stall import summary
 from cpudist.job.watch import Watch, name_of
 from cpudist.job.whereabouts import here
@@ -90,10 +90,10 @@ class Job:
             self._watch.on_failure = self._record_failure
         self.started = True
 
-    def leave(self) -> None:
-        """Wait for the other ranks, then take everything back."""
+    def leave(self, exit: Exit = "completed") -> None:
+        """Wait for the other ranks, then take everything back; `exit` goes into the record."""
         self.finish()
-        self.record.write("completed")
+        self.record.write(exit)
         self.abandon()
 
     def finish(self) -> None:
