@@ -109,6 +109,14 @@ def _parser() -> Parser:
         help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
     )
     parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and allocator alone")
+    parser.add_argument(
+        "--interface", metavar="NAME", help="network interface over which the ranks meet and send, such as eth0"
+    )
+    parser.add_argument(
+        "--checkpoint-on-signal",
+        action="store_true",
+        help="on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)",
+    )
     xla = parser.add_argument_group("with --backend xla")
     xla.add_argument("--device", choices=["cpu", "cuda", "tpu"], help="what PyTorch/XLA computes on (PJRT_DEVICE)")
     xla.add_argument(
@@ -155,13 +163,12 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(environment, options.backend, options.timeout, _backend_options(options))
-        if pinning is not None:
-            pinning.settle()
-        run_target(target, running, options.record, pinning)
+        running = api.enter(
+            environment, options.backend, options.timeout, _backend_options(options), options.interface, pinning
+        )
+        return run_target(target, running, options.record, options.checkpoint_on_signal)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)
-    return 0
 
 
 def _show(error: BaseException) -> None:
