@@ -85,14 +85,14 @@ def attempt(
             unreached = guards.end()
             if process is not None:
                 _kill(process)
-        guards_say = describe(launcher.deaths(tail.text()), guards.first_gone)
+        killed = describe(launcher.deaths(tail.text()), guards.first_gone)
     if stop.numbers:
         return Outcome(128 + stop.numbers[0], stopped=True)
     if unreached and not reason:
         reason = f"{_names(unreached)} cannot be reached to see that nothing is left"
     if status is None:
         return Outcome(_LOST, reason=reason)
-    return Outcome(status if status >= 0 else 128 - status, reason=guards_say or reason)
+    return Outcome(status if status >= 0 else 128 - status, reason=killed or reason)
 
 
 def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_seconds: float) -> str:

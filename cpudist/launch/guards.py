@@ -34,7 +34,7 @@ class Guards:
     """
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
-        self.first_gone: tuple[int, str] | None = None  # the rank that ended first, and its host
+        self.first_gone: dict[str, int] = {}  # for each host the rank that ended first there
         self._guards = [_Guard(host, job, rank_variable) for host in hosts]
         if not any(one.is_here for one in self._guards):
             self._guards.append(_Guard(Host("localhost"), job, rank_variable))
@@ -75,8 +75,7 @@ class Guards:
     def _hear(self) -> bool:
         for one in self._guards:
             for rank in one.hear():
-                if self.first_gone is None:
-                    self.first_gone = rank, one.host.name
+                self.first_gone.setdefault(one.host.name, rank)
         return False
 
 

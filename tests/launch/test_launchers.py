@@ -120,14 +120,15 @@ mpirun.openmpi noticed that process rank 1 with PID 0 on node h1 exited on signa
 @pytest.mark.parametrize(("kind", "said"), [(Intel, INTEL), (Mpich, MPICH), (OpenMpi, OPEN_MPI)])
 def test_who_was_killed(kind: type, said: str) -> None:
     deaths = kind(Path("mpirun"), "").deaths(said)
-    assert describe(deaths, first=(1, "h1")) == "rank 1 on h1 was killed by SIGSEGV"
+    assert describe(deaths, {"h0": 0, "h1": 1}) == "rank 1 on h1 was killed by SIGSEGV"
     unseen = "a rank" if kind is Mpich else "rank 1"
-    assert describe(deaths, first=None) == f"{unseen} on h1 was killed by SIGSEGV"
+    assert describe(deaths, {}) == f"{unseen} on h1 was killed by SIGSEGV"
     assert kind(Path("mpirun"), "").deaths("rank 1 on h1 failed: ValueError: signal 9; ending the job") == []
 
 
-def test_a_kill_that_may_be_the_launchers_own_is_told_apart_by_who_was_gone_first() -> None:
-    deaths = [Death(9, 0, "h0"), Death(9, 1, "h1")]
-    assert "rank 1 on h1 was killed by SIGKILL" in str(describe(deaths, first=(1, "h1")))
-    assert describe(deaths, first=None) is None
-    assert describe([], first=(1, "h1")) is None, "it ended by itself and has said why"
+def test_a_kill_that_may_be_the_launchers_own() -> None:
+    here, there = Death(9, 0, "h0"), Death(9, 1, "h1")
+    hint = "(dmesg there tells whether memory ran out)"
+    assert describe([here, Death(9, 1, "h0")], {"h0": 1}) == f"rank 1 on h0 was killed by SIGKILL {hint}"
+    assert describe([here, there], {"h0": 0, "h1": 1}) == f"a rank was killed by SIGKILL {hint}"
+    assert describe([], {"h0": 1}) == "", "it ended by itself and has said why"
