@@ -152,7 +152,7 @@ def elsewhere(members: Sequence[Member], world: World, nodes_asked_for: int | No
     if len(machines) < world.node_count and not numbered:
         return f"{world.launcher} takes {where} for {world.node_count} hosts, so ranks share cores; {remedy}"
     if nodes_asked_for is not None and len(machines) < nodes_asked_for:
-        return f"{world.launcher} was asked for {nodes_asked_for} hosts, but all {world.size} ranks run on {where}; {remedy}"
+        return f"{world.launcher} was asked for {nodes_asked_for} hosts, but all ranks run on {where}; {remedy}"
     return ""
 
 
