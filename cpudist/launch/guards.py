@@ -63,6 +63,12 @@ class Guards:
         for one in self._guards:
             one.talk()
 
+    def signal_ranks(self, number: int) -> bool:
+        """Send a signal to all ranks; returns whether there are any."""
+        for one in self._guards:
+            one.tell(f"signal {number}")
+        return any(one.ranks for one in self._guards)
+
     def end(self) -> list[Host]:
         """Let them end all that is left of the job, in a bounded time; returns the hosts that did not answer."""
         for one in self._guards:
