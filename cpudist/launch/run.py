@@ -71,14 +71,15 @@ def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
             return outcome.status
         if outcome.reason:
             say(f"the job failed: {outcome.reason} (exit status {outcome.status})")
-        if outcome.status == USER_ERROR or restarts == wishes.max_restarts:
+        mistake = outcome.status == USER_ERROR and not outcome.reason
+        if mistake or restarts == wishes.max_restarts:
             return outcome.status
         restarts += 1
         checked = check(hosts)
         answering = _answering(hosts, checked)
         if len(answering) < least:
             say(
-                f"not starting again: {len(answering)} of {len(hosts)} hosts will do, and it takes {least} (--min-nodes)"
+                f"not starting again: {len(answering)} of {len(hosts)} hosts are left, fewer than {least} (--min-nodes)"
             )
             return outcome.status
         placed = _as_many_as_fit(wishes, answering, checked)
