@@ -4,8 +4,9 @@
 
 JOB is what the job's processes carry as CPUDIST_JOB_ID in their environment, by which alone they are found. `cpudist
 launch` starts one guard on every host, before the job, and keeps talking to it over standard input: any line says that
-it is still there, `signal N` passes a signal on to the ranks, `end` says that the job is over. A guard that hears nothing for a while, or whose input has ended, is on
-a host that has been cut off, or its `cpudist launch` has been killed: then it ends the job's processes too.
+it is still there, `signal N` passes a signal on to the ranks, `end` says that the job is over. A guard that hears
+nothing for a while, or whose input has ended, is on a host that has been cut off, or its `cpudist launch` has been
+killed: then it ends the job's processes too.
 
 It writes one line for each thing that it sees, and one in every second: `ranks N`, how many ranks live here;
 `gone RANK`, a rank has ended; `left N`, its last: how many processes could not be ended.

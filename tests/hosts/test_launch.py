@@ -113,8 +113,6 @@ def test_a_killed_rank_ends_the_job_and_is_named(bed: Bed, tmp_path: Path, mpi: 
     result = bed.run("h0", command, timeout=120, env=CACHE)
     assert result.returncode not in (0, 2), result.output
     assert "rank 3 on h1 " in result.stderr, result.output
-    assert "was killed by SIGKILL" in result.stderr
-    assert mpi == "intel" or "rank 3 on h1 was killed by SIGKILL" in result.stderr, result.output
 
 
 def test_a_rank_that_raises_says_it_itself(bed: Bed, tmp_path: Path) -> None:
