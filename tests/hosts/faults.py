@@ -1,7 +1,8 @@
 """Breaks jobs of 2 hosts x 2 ranks in every way that we know, and prints how each one ended.
 
-    python faults.py [--mpi intel-mpi,mpich,open-mpi] [--timeout 20] [FAULT ...]
+    python faults.py [--mpi intel-mpi,mpich,open-mpi] [--launch] [--timeout 20] [FAULT ...]
 
+The jobs are started by the MPI's own mpirun, or with --launch by `cpudist launch`.
 Every job has a bed of hosts for itself. A row says how long after the fault the launcher had returned and no process of
 the job was left on any host, the exit status, and what the job said; "LEFT" names the processes that had to be killed.
 """
@@ -51,7 +52,7 @@ class Job:
         for pid in self.bed.processes(host):
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
-                if "working.py" in " ".join(process.cmdline()[1:2]) and _rank_of(process) == number:
+                if "working.py" in " ".join(process.cmdline()) and _rank_of(process) == number:
                     return process
         raise LookupError(f"rank {number} is not on {host}: {self.bed.processes(host)}")
 
@@ -81,6 +82,13 @@ def stop(job: Job) -> None:
     job.rank(3).suspend()
 
 
+def freeze(job: Job) -> None:
+    """Every process of h1 stands still. Nothing on it can end before it goes on, which it does when the job is over."""
+    job.bed.freeze("h1")
+    time.sleep(job.timeout + MARGIN_SECONDS / 2)
+    job.bed.thaw("h1")
+
+
 def lose_ssh(job: Job) -> None:
     """End the connection by which the launcher has reached h1. Some need it only to start; the job then goes on."""
     for process in job.find("h0", "ssh"):
@@ -94,7 +102,10 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
     """As a terminal, or a scheduler, sends it: to the command that the user has started."""
 
     def send(job: Job) -> None:
-        launchers = [one for one in job.find("h0", "mpirun") if "working.py" in " ".join(one.cmdline())]
+        shells = ("sh", "env")  # by which the bed starts it
+        launchers = [
+            one for one in job.find("h0", "working.py") if one.name() not in shells or "mpirun" in one.cmdline()[1]
+        ]
         first = min(launchers, key=lambda one: one.create_time())
         for one in [first, *first.children()] if number == signal.SIGINT else [first]:
             with suppress(psutil.Error):
@@ -131,7 +142,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "rank 3 stopped": stop,
     "link of h1 down": lambda job: job.bed.disconnect("h1"),
     "h1 loses its power": lambda job: job.bed.kill("h1"),
-    "h1 frozen": lambda job: job.bed.freeze("h1"),
+    "h1 frozen": freeze,
     "ssh to h1 lost": lose_ssh,
     "store killed": lambda job: job.find("h0", "cpudist.rendezvous.server")[0].kill(),
     "Ctrl-C": signal_launcher(signal.SIGINT),
@@ -143,8 +154,12 @@ FAULTS: dict[str, Callable[[Job], None]] = {
 GOOD_ENDS = {"none": True, "strangers flood the store": True, "ssh to h1 lost": None}  # None: either will do
 
 
-def command(mpi: str, bed: Bed) -> list[str]:
-    """How each MPI starts two ranks on either host."""
+def command(mpi: str, launch: bool, bed: Bed) -> list[str]:
+    """How each MPI, or `cpudist launch` with it, starts two ranks on either host."""
+    if launch:
+        name = mpi.replace("-mpi", "") if mpi != "open-mpi" else "openmpi"
+        program = Path(sys.executable).with_name("cpudist")
+        return [str(program), "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2", "--"]
     if mpi == "open-mpi":
         start = ["mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(2), "-n", "4"]
         return [*start, "-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE"]
@@ -169,7 +184,7 @@ class Outcome:
     output: str
 
 
-def run(mpi: str, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
+def run(mpi: str, launch: bool, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
     """Start a job, break it, and watch how it ends."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -188,8 +203,9 @@ def run(mpi: str, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
 
             breaker = threading.Thread(target=break_it)
             breaker.start()
-            script = [sys.executable, str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
-            ended = bed.watch("h0", [*command(mpi, bed), *script], START_SECONDS + timeout + MARGIN_SECONDS, env)
+            script = [str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
+            start = [*command(mpi, launch, bed), *(["--timeout", str(timeout)] if launch else [sys.executable])]
+            ended = bed.watch("h0", [*start, *script], START_SECONDS + timeout + MARGIN_SECONDS, env)
             breaker.join(60)
             said = [line for line in ended.output.splitlines() if line.startswith("cpudist: ")]
             return Outcome(ended.returncode, ended.at - broken[0], ended.left, said, ended.output)
@@ -198,6 +214,7 @@ def run(mpi: str, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mpi", default="intel-mpi,mpich,open-mpi")
+    parser.add_argument("--launch", action="store_true", help="start the jobs by `cpudist launch`")
     parser.add_argument("--timeout", type=float, default=20.0)
     parser.add_argument("--verbose", action="store_true", help="print all that the jobs have written")
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; all by default")
@@ -208,7 +225,9 @@ def main() -> None:
     bad = 0
     for fault in options.faults or FAULTS:
         for mpi in options.mpi.split(","):
-            outcome = run(mpi, fault, options.timeout, {"CPUDIST_CACHE": os.environ.get("CPUDIST_CACHE", "")})
+            outcome = run(
+                mpi, options.launch, fault, options.timeout, {"CPUDIST_CACHE": os.environ.get("CPUDIST_CACHE", "")}
+            )
             wrong = (
                 outcome.status is None
                 or bool(outcome.left)
