@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -114,7 +115,7 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
 
 
 def flood(job: Job) -> None:
-    """Strangers at the store's port: garbage, silence, and more connections than there may be."""
+    """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
     (server,) = job.find("h0", "cpudist.rendezvous.server")
     port = next(one.laddr.port for one in server.net_connections() if one.status == psutil.CONN_LISTEN)
     code = (
@@ -127,7 +128,8 @@ def flood(job: Job) -> None:
     )
     # In the network of h1, but no process of its: the job's are counted.
     namespace = job.rank(2).pid
-    os.system(f'nsenter --target {namespace} --net timeout 30 {sys.executable} -c "{code}" {port} 2>/dev/null')
+    command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
+    subprocess.run(command, timeout=60, check=False)
     job.order("end")
 
 
