@@ -40,7 +40,7 @@ class GlooBackend(ProcessGroupBackend):
         up once, and only when the summary is the same as at the last look: then it lasts.
         """
         known = groups()
-        status = {name: state for name, state in _recorded(calls=False)["pg_status"].items() if name in known}
+        status = {name: state for name, state in _recorded(calls=False).get("pg_status", {}).items() if name in known}
         if not status:
             return None
         if status != self._status:
