@@ -114,8 +114,8 @@ class Environment(ABC):
 
     @property
     def restarts(self) -> int:
-        """How often the launcher has started this job again."""
-        return 0
+        """How often this job has been started again: `cpudist launch` says so, and some launchers by themselves."""
+        return self.optional_integer("CPUDIST_RESTART_COUNT") or 0
 
     @property
     def rank(self) -> int | None:

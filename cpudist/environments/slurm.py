@@ -63,7 +63,7 @@ class Slurm(Environment):
 
     @property
     def restarts(self) -> int:
-        return self.optional_integer("SLURM_RESTART_COUNT") or 0
+        return super().restarts + (self.optional_integer("SLURM_RESTART_COUNT") or 0)
 
     def _tasks_per_node(self) -> list[int]:
         # Not SLURM_NTASKS_PER_NODE, which exists only when the user asked for it.

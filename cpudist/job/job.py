@@ -16,9 +16,9 @@ from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
 from cpudist.errors import UserError
-from cpudist.job import failure
+from cpudist.job import failure, pinned
 from cpudist.job.interface import interface_variables
-from cpudist.job.record import RunRecord
+from cpudist.job.record import Exit, RunRecord
 from cpudist.job.stall import summary
 from cpudist.job.watch import Watch, name_of
 from cpudist.job.whereabouts import here
@@ -30,6 +30,7 @@ from cpudist.world import Member, World, assign_nodes
 
 if TYPE_CHECKING:
     from cpudist.environments import Environment
+    from cpudist.pinning import Pinning
 
 
 class Job:
@@ -44,6 +45,7 @@ class Job:
         backend: what the ranks work together on.
         record: what is known of the run, for rank 0 to write.
         changes: what the job has changed in the environment and in other packages; `leave` takes it back.
+        pinning: what this rank was given of its node; None where it was left alone.
         held: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then leaves it alone.
     """
 
@@ -57,6 +59,7 @@ class Job:
         self.environment = environment
         self.interface = interface
         self.changes = Changes()
+        self.pinning: Pinning | None = None
         self.held = False
         self.started = False
         self._placement = environment.placement()
@@ -87,10 +90,10 @@ class Job:
             self._watch.on_failure = self._record_failure
         self.started = True
 
-    def leave(self) -> None:
-        """Wait for the other ranks, then take everything back."""
+    def leave(self, exit: Exit = "completed") -> None:
+        """Wait for the other ranks, then take everything back; `exit` goes into the record."""
         self.finish()
-        self.record.write("completed")
+        self.record.write(exit)
         self.abandon()
 
     def finish(self) -> None:
@@ -223,6 +226,7 @@ def start_job(
     timeout: float,
     options: Mapping[str, Any] | None = None,
     interface: str | None = None,
+    pinning: Pinning | None = None,
 ) -> Job:
     """Start the job that `environment` describes; every rank calls it.
 
@@ -232,6 +236,7 @@ def start_job(
         timeout: bound on the start and on every collective, in seconds.
         options: the backend's own; see `Backend.configure`.
         interface: the network interface that the ranks meet over and send over; None: any.
+        pinning: this rank's cores and threads; None leaves it where it is.
 
     Raises:
         UserError: the environment's variables contradict each other or MPI, the backend cannot be used, or a process
@@ -248,8 +253,11 @@ def start_job(
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _job = job = Job(environment, interface)
+    job.pinning = pinning and pinned.follow(pinning, job.changes)
     # An agent's store outlives a restart of the ranks, and any store may outlive a job.
     job.come_up(backend, timeout, options or {}, attempt=f"{environment.restarts}/{next(_attempts)}")
+    if job.pinning is not None:
+        job.pinning.settle(job.changes)
     return job
 
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from cpudist.console import say
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.world import World
 
-Exit = Literal["running", "completed", "failed"]
+Exit = Literal["running", "completed", "interrupted", "failed"]
 
 
 @dataclass
@@ -81,10 +82,15 @@ class RunRecord:
         """Write the file, on rank 0 and if there is one. Readers see the old or the new one, never a part."""
         if self._world.rank != 0 or self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(self.as_dict(exit), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self.as_dict(exit), indent=2) + "\n", encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            if exit != "failed":
+                raise
+            say(f"the run record was not written: {error}")  # perhaps the full disk that ends the job: end it must
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
         """The record's fields, in the order in which a reader wants them."""

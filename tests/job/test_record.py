@@ -52,6 +52,16 @@ def test_what_nobody_knew_is_null(record: RunRecord) -> None:
     assert (fields["pinning"][0]["cpus"], fields["restarts"]) == ([0, 1], 1)
 
 
+def test_a_failed_job_ends_though_its_record_cannot_be_written(
+    record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep").touch()  # where the folder would be
+    with pytest.raises(OSError, match="deep"):
+        record.write("completed")
+    record.write("failed")
+    assert "the run record was not written: " in capsys.readouterr().err
+
+
 def test_numbers_follow_from_the_steps(record: RunRecord) -> None:
     record.training = Training(3, [1.0, 3.0], samples_per_step=8, communication_seconds=1.0, losses=[5.0, 2.0])
     record.tokens_per_sample = 10

@@ -45,12 +45,12 @@ void set_timeout(const c10::intrusive_ptr<c10d::Backend>& group, double seconds)
   ours->setTimeout(milliseconds(seconds));
 }
 
-std::vector<double> allreduce_baseline(const StorePtr& store, int rank, int size, size_t bytes, int repeats,
-                                       size_t piece_bytes) {
+std::vector<double> allreduce_baseline(const StorePtr& store, int rank, int size, size_t bytes, bool bfloat16,
+                                       size_t buffers, size_t repeats, size_t piece_bytes) {
   cpudist::C10dStore group_store(store);
   const cpudist::Group group{rank, size, std::vector<int>(size), std::chrono::minutes(5), &group_store};
   return Engine::get().exclusively([&] {
-    return cpudist::oneccl::allreduce_baseline(group, bytes, repeats, piece_bytes);
+    return cpudist::oneccl::allreduce_baseline(group, {bytes, bfloat16, buffers, repeats, piece_bytes});
   });
 }
 
@@ -117,6 +117,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("traffic", &traffic);
   module.def("calls", &calls);
   module.def("allreduce_baseline", &allreduce_baseline, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("bytes"), py::arg("repeats"), py::arg("piece_bytes"), Unlocked());
+             py::arg("bytes"), py::arg("bfloat16"), py::arg("buffers"), py::arg("repeats"), py::arg("piece_bytes"),
+             Unlocked());
   module.def("library_version", &cpudist::oneccl::library_version);
 }
