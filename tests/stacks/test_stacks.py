@@ -100,10 +100,12 @@ def test_a_killed_rank_leaves_nothing() -> None:
 
 def test_a_rank_that_is_blocked_in_c() -> None:
     with rank_that("blocks") as process:
+        process.send_signal(SIGNAL)  # nobody reads what it writes then
         for _ in range(2):
             (text,) = asked(process.pid)
             first, *stacks = text.splitlines()
             assert first.startswith(f"rank 5 (process {process.pid}) runs no Python just now")
+            assert text.count("most recent call first") == 2, text
             assert re.search(r'line 9 in block\n +File "<string>", line 13 in <module>', "\n".join(stacks)), text
 
 
