@@ -51,10 +51,9 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
             assert shown.returncode == 0, shown.stderr
             process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown.stdout)
             assert process, shown.stdout
-            os.kill(int(process[1]), SIGNAL)
         finally:
             over.touch()
-            result = ending.result()
+            ending.result()
     # Other jobs of this user may run on this machine.
     text = next(job for job in shown.stdout.split("job of ") if f"process {process[1]}" in job)
     ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
@@ -64,7 +63,6 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
     assert "runs no Python just now" in ranks[2], ranks[2]
     assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
     assert re.search(r"is stopped; kill -CONT \d+", ranks[3]), ranks[3]
-    assert re.search(r"cpudist: rank 1 on .*in wait_for_the_end", result.stderr, re.DOTALL), result.output
 
 
 @contextmanager
