@@ -49,9 +49,10 @@ class GlooBackend(ProcessGroupBackend):
         elif all(state["last_enqueued_collective"] == state["last_completed_collective"] for state in status.values()):
             under_way = ()
         else:
-            if self._under_way is None:
-                self._under_way = time.monotonic(), _calls_under_way(known)
-            then, calls = self._under_way
+            found = self._under_way  # another thread may ask as well
+            if found is None:
+                found = self._under_way = time.monotonic(), _calls_under_way(known)
+            then, calls = found
             under_way = tuple(replace(call, seconds=call.seconds + time.monotonic() - then) for call in calls)
         finished = {name: int(state["last_completed_collective"]) for name, state in status.items()}
         return Calls(
