@@ -23,7 +23,7 @@ from cpudist.job.stall import summary
 from cpudist.job.watch import Watch, name_of
 from cpudist.job.whereabouts import here
 from cpudist.machine.cpus import allowed_cpus
-from cpudist.machine.identity import node_identity
+from cpudist.machine.identity import interface_of, node_identity
 from cpudist.rendezvous import exchange, meet
 from cpudist.stacks.answer import Answers
 from cpudist.world import Member, World, assign_nodes
@@ -85,6 +85,7 @@ class Job:
             for rank, member in enumerate(members)
         ]
         self.record = RunRecord(self.world, self.backend, pinning, self.environment.restarts)
+        self.record.network = {"interface": interface_of(self.meeting.host), "address": self.meeting.host}
         if self._watch is not None:
             self._watch.backend = self.backend
             self._watch.on_failure = self._record_failure

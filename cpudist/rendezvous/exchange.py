@@ -52,7 +52,8 @@ def exchange(
             missing = [] if complete else [other for other in range(size) if not store.check([keys[other]])]
             values = [] if missing else [text.decode()[1:] for text in _get_all(store, keys)]
             # What ranks say is much alike, and all of it goes to each of them.
-            store.set(everyone, zlib.compress(json.dumps([missing, values]).encode(), level=1))
+            packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
+            store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
         else:
             found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
             missing, values = json.loads(zlib.decompress(store.get(everyone))) if found else ([0], [])
