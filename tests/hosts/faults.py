@@ -10,6 +10,7 @@ the job was left on any host, the exit status, and what the job said; "LEFT" nam
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
 def flood(job: Job) -> None:
     """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
     (server,) = job.find("h0", "cpudist.rendezvous.server")
-    port = next(one.laddr.port for one in server.net_connections() if one.status == psutil.CONN_LISTEN)
+    port = _listening_port(server.pid)
     code = (
         "import contextlib, socket, sys\n"
         "held = []\n"
@@ -131,6 +132,16 @@ def flood(job: Job) -> None:
     command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
     subprocess.run(command, timeout=60, check=False)
     job.order("end")
+
+
+def _listening_port(pid: int) -> int:
+    """The port at which a process listens, in its own network: see proc(5) on net/tcp."""
+    files = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    for line in Path(f"/proc/{pid}/net/tcp6").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
+            return int(fields[1].rpartition(":")[2], 16)
+    raise LookupError(f"process {pid} does not listen")
 
 
 # Name -> how.
