@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 
-def init(backend: str = "auto", timeout: float = 300.0, pin: bool = True, **options: Any) -> World:
+def init(
+    backend: str = "auto",
+    timeout: float = 300.0,
+    *,
+    interface: str | None = None,
+    pin: bool = True,
+    **options: Any,
+) -> World:
     """Join the job that the launcher started and make its default process group.
 
     Works under Intel MPI, MPICH and Open MPI (``mpirun``), Slurm (``srun``), torchrun, Kubeflow's PyTorchJob, and as a
@@ -36,6 +43,7 @@ def init(backend: str = "auto", timeout: float = 300.0, pin: bool = True, **opti
         backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
             used or fails, it never falls back.
         timeout: bound on the start and on every collective, in seconds.
+        interface: the network interface over which the ranks meet and send, such as ``"eth0"``; any by default.
         pin: False leaves affinity, threads and memory policy alone.
         options: the backend's own: for xla ``device``, ``mesh``, ``sharding`` and ``show_sharding``, as on the command
             line.
@@ -51,7 +59,8 @@ def init(backend: str = "auto", timeout: float = 300.0, pin: bool = True, **opti
     running = current()
     if running is None:
         environment = environments.detect()
-        running = enter(environment, backend, timeout, options, decide_in_place(environment) if pin else None)
+        pinning = decide_in_place(environment) if pin else None
+        running = enter(environment, backend, timeout, options, interface, pinning)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
     return running.world
@@ -62,10 +71,11 @@ def enter(
     backend: str,
     timeout: float,
     options: Mapping[str, Any] | None = None,
+    interface: str | None = None,
     pinning: Pinning | None = None,
 ) -> Job:
     """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
-    started = start_job(environment, backend, timeout, options, pinning)
+    started = start_job(environment, backend, timeout, options, interface, pinning)
     let_scripts_join(started)
     huggingface.install(started)
     return started
