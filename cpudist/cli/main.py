@@ -88,5 +88,6 @@ def _run_rank(options: argparse.Namespace, environment: Environment) -> int:
 
 def _report(error: UserError, environment: Environment) -> int:
     if environment.speaks:
-        say(str(error))
+        for line in str(error).splitlines():  # several where several hosts are to be mended
+            say(line)
     return USER_ERROR

