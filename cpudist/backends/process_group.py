@@ -79,7 +79,7 @@ class ProcessGroupBackend(Backend):
 
 @dataclass(frozen=True)
 class Members:
-    """A process group as messages name it, empty for the default one, and its ranks in the job; None for all."""
+    """A process group as messages name it, empty for the default one; its ranks in the job, or None for all."""
 
     name: str = ""
     ranks: tuple[int, ...] | None = None
@@ -94,5 +94,5 @@ def groups() -> dict[str, Members]:
             continue
         ranks = distributed_c10d._world.pg_group_ranks.get(group, {})
         label = name if group.group_desc in ("", "undefined") else f"{group.group_desc}:{name}"
-        known[name] = Members(label, tuple(sorted(ranks)))
+        known[name] = Members(label, tuple(sorted(ranks, key=ranks.__getitem__)))
     return known

@@ -1,66 +1,72 @@
-"""How long collectives take: oneCCL by itself, the ccl process group, gloo.
+"""How long collectives take: the ccl process group, gloo, and for an allreduce what else there is.
 
-Raw oneCCL is a loop in C++ (csrc/oneccl/baseline.cpp); what the ccl group needs more than that is the price of
-`torch.distributed` and Python. The groups are called through `torch.distributed`, as a script would.
+The groups are called through `torch.distributed`, as a script would. Buffers change between calls, as gradients do: a
+buffer that is used again and again stays in the caches, and figures then flatter whoever copies the least.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
-from cpudist import job
-from cpudist.backends.ccl import extension
-from cpudist.bench import table
-from cpudist.bench.measure import CCL, GLOO, PIECES, RAW, both_groups, timed, together
-from cpudist.bench.timing import Contender, Ratio, Timings, Turns, ratio, take_turns
+from cpudist.bench import contenders, table
+from cpudist.bench.busy import busy
+from cpudist.bench.measure import CCL, COPY, DISPATCH, GLOO, MPI, PIECES, RAW, both_groups, timed, together
+from cpudist.bench.timing import Ratio, Timings, Turns, ratio, take_turns
+from cpudist.machine.cpus import allowed_cpus
 
 if TYPE_CHECKING:
     from cpudist.world import World
 
 _KB, _MB = 1 << 10, 1 << 20
-_ALLREDUCE_SIZES = (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB, 96 * _MB)
+_ALLREDUCE_SIZES = {
+    torch.float32: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB, 96 * _MB),
+    torch.bfloat16: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB),
+}
 _OTHER_SIZES = (1 * _MB, 16 * _MB)
-_PIECE_BYTES = 4 * _MB  # how the ccl group cuts a large allreduce (csrc/oneccl/transport.cpp)
+_BUSY_SIZES = (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB)
+_ROTATED_BYTES = 32 * _MB  # more than a core's own caches hold
 
-_CONTENDERS = (RAW, PIECES, CCL, GLOO)
-_RATIOS = ((CCL, RAW), (GLOO, CCL))
+_CONTENDERS = (RAW, PIECES, CCL, GLOO, MPI, COPY, DISPATCH)
+_RATIOS = ((CCL, RAW), (GLOO, CCL), (CCL, MPI), (CCL, COPY), (CCL, DISPATCH))
 
-# Allocates the buffers for so many float32 elements on so many ranks; returns the call, for any group.
+# Allocates the buffers for so many elements on so many ranks; returns the call, for any group.
 # The elements are zero: they stay zero however often they are summed.
-Operation = Callable[[int, int], Callable[[dist.ProcessGroup], object]]
+Call = Callable[[dist.ProcessGroup], object]
+Operation = Callable[[int, int, torch.dtype], Call]
+Measurement = tuple[str, Operation, torch.dtype, int]
 
 
-def _allreduce(count: int, size: int) -> Callable[[dist.ProcessGroup], object]:
-    data = torch.zeros(count)
+def _allreduce(count: int, size: int, dtype: torch.dtype) -> Call:
+    data = torch.zeros(count, dtype=dtype)
     return lambda group: dist.all_reduce(data, group=group)
 
 
-def _all_gather(count: int, size: int) -> Callable[[dist.ProcessGroup], object]:
-    part, whole = torch.zeros(count // size), torch.zeros(count)
+def _all_gather(count: int, size: int, dtype: torch.dtype) -> Call:
+    part, whole = torch.zeros(count // size, dtype=dtype), torch.zeros(count, dtype=dtype)
     return lambda group: dist.all_gather_into_tensor(whole, part, group=group)
 
 
-def _reduce_scatter(count: int, size: int) -> Callable[[dist.ProcessGroup], object]:
-    part, whole = torch.zeros(count // size), torch.zeros(count)
+def _reduce_scatter(count: int, size: int, dtype: torch.dtype) -> Call:
+    part, whole = torch.zeros(count // size, dtype=dtype), torch.zeros(count, dtype=dtype)
     return lambda group: dist.reduce_scatter_tensor(part, whole, group=group)
 
 
-def _broadcast(count: int, size: int) -> Callable[[dist.ProcessGroup], object]:
-    data = torch.zeros(count)
+def _broadcast(count: int, size: int, dtype: torch.dtype) -> Call:
+    data = torch.zeros(count, dtype=dtype)
     return lambda group: dist.broadcast(data, src=0, group=group)
 
 
-def _all_to_all(count: int, size: int) -> Callable[[dist.ProcessGroup], object]:
-    received, sent = torch.zeros(count), torch.zeros(count)
+def _all_to_all(count: int, size: int, dtype: torch.dtype) -> Call:
+    received, sent = torch.zeros(count, dtype=dtype), torch.zeros(count, dtype=dtype)
     return lambda group: dist.all_to_all_single(received, sent, group=group)
 
 
@@ -79,17 +85,22 @@ class Comparison:
     operation: str
     size: int
     timings: dict[str, Timings]
+    dtype: str = "float32"
 
-    def ratio(self, slower: str, faster: str) -> Ratio | None:
-        """None where one of the two was not measured."""
-        if slower not in self.timings or faster not in self.timings:
+    def ratio(self, one: str, other: str) -> Ratio | None:
+        """`one` over `other`, oneCCL at its best; None where one of the two was not measured."""
+        if RAW in (one, other) and PIECES in self.timings:
+            best = min(RAW, PIECES, key=lambda name: self.timings[name].median)
+            one, other = (best if name == RAW else name for name in (one, other))
+        if one not in self.timings or other not in self.timings:
             return None
-        return ratio(self.timings[slower], self.timings[faster])
+        return ratio(self.timings[one], self.timings[other])
 
     def as_dict(self) -> dict[str, Any]:
         ratios = {f"{a}/{b}": found for a, b in _RATIOS if (found := self.ratio(a, b))}
         return {
             "operation": self.operation,
+            "dtype": self.dtype,
             "bytes": self.size,
             "seconds": {name: timings.as_dict() for name, timings in self.timings.items()},
             "ratios": {name: found.as_dict() for name, found in ratios.items()},
@@ -101,39 +112,73 @@ class CollectiveTimes:
     """Everything that one run measured."""
 
     comparisons: tuple[Comparison, ...]
+    beside_others: bool = False
 
     def table(self) -> str:
-        """One block of lines per operation."""
-        return "\n\n".join(
-            f"{operation}, float32\n{_block(list(comparisons))}"
-            for operation, comparisons in itertools.groupby(self.comparisons, key=lambda one: one.operation)
+        """Two blocks of lines per operation and type: times, and their ratios."""
+        note = "beside other work on every core; a round counts by its mean\n\n" if self.beside_others else ""
+        return note + "\n\n".join(
+            f"{operation}, {dtype}\n{_times(group)}\n\n{_ratios(group)}"
+            for (operation, dtype), group in _by_operation(self.comparisons)
         )
 
     def as_list(self) -> list[dict[str, Any]]:
         return [comparison.as_dict() for comparison in self.comparisons]
 
 
-def run(world: World, say: Callable[[str], None], quick: bool = False) -> CollectiveTimes:
-    """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is."""
+def run(world: World, say: Callable[[str], None], quick: bool = False, beside_others: bool = False) -> CollectiveTimes:
+    """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is.
+
+    With `beside_others` a process computes on each core of the ranks meanwhile, and a round counts by its mean.
+    """
     # torch 2.13 has new names for two of the calls; torch 2.8 knows only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     groups = both_groups()
     comparisons = []
-    for name, operation, size in _plan(quick):
-        say(f"{name} {table.size_cell(size)}")
-        call = operation(size // 4 // world.size * world.size, world.size)
-        contenders = _raw_allreduce(world, size) if operation is _allreduce else {}
-        for backend, group in groups.items():
-            contenders[backend] = timed(partial(call, group))
-        contenders = {key: together(contender, groups[GLOO]) for key, contender in contenders.items()}
-        comparisons.append(Comparison(name, size, take_turns(contenders, _turns(size, quick))))
-    return CollectiveTimes(tuple(comparisons))
+    with busy(_cpus_of_node(world, groups[GLOO])) if beside_others else nullcontext():
+        for name, operation, dtype, size in _plan(quick, beside_others):
+            say(f"{name} {_name(dtype)} {table.size_cell(size)}")
+            buffers = max(2, min(32, _ROTATED_BYTES // size))
+            call = _in_turn([operation(_count(size, dtype, world), world.size, dtype) for _ in range(buffers)])
+            others = contenders.of_allreduce(world, size, dtype, buffers) if operation is _allreduce else {}
+            all_of_them = others | {backend: timed(partial(call, group)) for backend, group in groups.items()}
+            times = take_turns(
+                {key: together(contender, groups[GLOO]) for key, contender in all_of_them.items()},
+                replace(_turns(size, quick), means=beside_others),
+            )
+            comparisons.append(Comparison(name, size, times, _name(dtype)))
+    return CollectiveTimes(tuple(comparisons), beside_others)
 
 
-def _plan(quick: bool) -> list[tuple[str, Operation, int]]:
-    allreduces = [("allreduce", _allreduce, size) for size in _ALLREDUCE_SIZES]
-    others = [(name, operation, size) for name, operation in _OTHERS.items() for size in _OTHER_SIZES]
-    return allreduces[:2] + others[::2] if quick else allreduces + others
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _count(size: int, dtype: torch.dtype, world: World) -> int:
+    return size // dtype.itemsize // world.size * world.size
+
+
+def _in_turn(calls: list[Call]) -> Call:
+    following = itertools.cycle(calls)
+    return lambda group: next(following)(group)
+
+
+def _cpus_of_node(world: World, group: dist.ProcessGroup) -> list[int]:
+    """The CPUs of all ranks of this node, on its first rank; none on the others."""
+    cpus: list[Any] = [None] * world.size
+    dist.all_gather_object(cpus, (world.node_rank, allowed_cpus()), group=group)
+    here = {cpu for node, theirs in cpus if node == world.node_rank for cpu in theirs}
+    return sorted(here) if world.local_rank == 0 else []
+
+
+def _plan(quick: bool, beside_others: bool) -> list[Measurement]:
+    allreduces = [("allreduce", _allreduce, dtype, size) for dtype, sizes in _ALLREDUCE_SIZES.items() for size in sizes]
+    others = [(name, operation, torch.float32, size) for name, operation in _OTHERS.items() for size in _OTHER_SIZES]
+    if beside_others:
+        return [one for one in allreduces if one[2] is torch.float32 and one[3] in _BUSY_SIZES[: 1 if quick else None]]
+    if quick:
+        return [*allreduces[:2], *allreduces[6:7], *others[::2]]
+    return [*allreduces, *others]
 
 
 def _turns(size: int, quick: bool) -> Turns:
@@ -141,42 +186,24 @@ def _turns(size: int, quick: bool) -> Turns:
     if quick:
         return Turns(rounds=2, calls=5, warm_up=1)
     if size <= 64 * _KB:
-        return Turns(rounds=5, calls=200, warm_up=20)
+        return Turns(rounds=5, calls=200, warm_up=40)
     return Turns(rounds=5, calls=min(max(160 * _MB // size, 5), 60), warm_up=3)
 
 
-_number = itertools.count()  # of a raw communicator: its key in the job's store must be new
+def _by_operation(comparisons: tuple[Comparison, ...]) -> Iterator[tuple[tuple[str, str], list[Comparison]]]:
+    for kind, group in itertools.groupby(comparisons, lambda one: (one.operation, one.dtype)):
+        yield kind, list(group)
 
 
-def _raw_allreduce(world: World, size: int) -> dict[str, Contender]:
-    """oneCCL without `torch.distributed`: in one call, and in pieces where the ccl group makes pieces."""
-
-    def in_pieces(piece: int) -> Contender:
-        def measure(calls: int) -> list[float]:
-            store = PrefixStore(f"bench/raw/{next(_number)}", job.require().meeting.store)
-            return list(
-                extension.load().allreduce_baseline(
-                    store, world.rank, world.size, bytes=size, repeats=calls, piece_bytes=piece
-                )
-            )
-
-        return measure
-
-    contenders = {RAW: in_pieces(size)}
-    if size > _PIECE_BYTES:
-        contenders[PIECES] = in_pieces(_PIECE_BYTES)
-    return contenders
-
-
-def _block(comparisons: list[Comparison]) -> str:
+def _times(comparisons: list[Comparison]) -> str:
     names = [name for name in _CONTENDERS if any(name in one.timings for one in comparisons)]
-    ratios = [(a, b) for a, b in _RATIOS if a in names and b in names]
     rows = [
-        [
-            table.size_cell(one.size),
-            *(table.time_cell(one.timings.get(name)) for name in names),
-            *(table.ratio_cell(one.ratio(a, b)) for a, b in ratios),
-        ]
-        for one in comparisons
+        [table.size_cell(one.size), *(table.time_cell(one.timings.get(name)) for name in names)] for one in comparisons
     ]
-    return table.render(["size", *names, *(f"{a} / {b}" for a, b in ratios)], rows)
+    return table.render(["size", *names], rows)
+
+
+def _ratios(comparisons: list[Comparison]) -> str:
+    pairs = [(a, b) for a, b in _RATIOS if any(one.ratio(a, b) for one in comparisons)]
+    rows = [[table.size_cell(one.size), *(table.ratio_cell(one.ratio(a, b)) for a, b in pairs)] for one in comparisons]
+    return table.render(["size", *(f"{a} / {b}" for a, b in pairs)], rows)

@@ -12,6 +12,7 @@ from cpudist.bench.timing import Contender
 
 # The contenders, as tables name them.
 RAW, PIECES, CCL, GLOO = "raw oneCCL", "raw in 4 MB pieces", "ccl", "gloo"
+MPI, DISPATCH, COPY = "mpi4py", "torch alone", "memory copy"
 
 
 def both_groups() -> dict[str, dist.ProcessGroup]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.ddp import DdpTimes, StepTimes
-from cpudist.bench.measure import CCL, GLOO, PIECES, RAW
+from cpudist.bench.measure import CCL, COPY, GLOO, MPI, PIECES, RAW
 from cpudist.bench.table import size_cell
 from cpudist.bench.timing import Timings
 from cpudist.bench.train import TrainTimes
@@ -18,6 +18,8 @@ _COLORS = {
     PIECES: "tab:olive",
     CCL: "tab:blue",
     GLOO: "tab:orange",
+    MPI: "tab:green",
+    COPY: "lightgray",
 }
 
 
@@ -36,8 +38,10 @@ def _draw_collectives(times: CollectiveTimes, path: Path) -> None:
     others = {one.operation: one for one in times.comparisons if one.operation != "allreduce"}
     figure = _figure(width=13, height=5)
     left, right = figure.subplots(1, 2)
-    _draw_sizes([one for one in times.comparisons if one.operation == "allreduce"], left)
-    _draw_operations(list(others.values()), right)
+    allreduces = [one for one in times.comparisons if one.operation == "allreduce" and one.dtype == "float32"]
+    _draw_sizes(allreduces, left)
+    if others:
+        _draw_operations(list(others.values()), right)
     figure.savefig(path, dpi=120)
 
 

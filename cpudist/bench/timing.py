@@ -18,11 +18,15 @@ Contender = Callable[[int], list[float]]
 
 @dataclass(frozen=True)
 class Turns:
-    """How contenders take turns. Warm-up calls are not counted: the caches are full of others' data."""
+    """How contenders take turns. Warm-up calls are not counted: the caches are full of others' data.
+
+    `means`: only the mean of each round's calls is kept, where a few calls take most of the time and matter.
+    """
 
     rounds: int
     calls: int
     warm_up: int
+    means: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,6 @@ def take_turns(
         if say:
             say(f"round {number} of {turns.rounds}")
         for name, contender in contenders.items():
-            seconds = contender(turns.warm_up + turns.calls)
-            rounds[name].append(tuple(seconds[turns.warm_up :]))
+            seconds = contender(turns.warm_up + turns.calls)[turns.warm_up :]
+            rounds[name].append((statistics.fmean(seconds),) if turns.means else tuple(seconds))
     return {name: Timings(tuple(calls)) for name, calls in rounds.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +18,10 @@ _ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "train": 1}
 
 _EPILOG = """\
 what is measured:
-  collectives   (half a minute) allreduce from 1 KB to 96 MB on raw oneCCL (a loop in C++), on the ccl process
-                group and on gloo; all-gather, reduce-scatter, broadcast and all-to-all on ccl and gloo
+  collectives   (a minute) allreduce from 1 KB to 96 MB, in float32 and bfloat16, on the ccl process group, on gloo,
+                on raw oneCCL (a loop in C++) and on MPI through mpi4py, beside what torch itself takes for a call and
+                a copy of as much memory; all-gather, reduce-scatter, broadcast and all-to-all on ccl and gloo.
+                --busy: the allreduces up to 4 MB, with a process that computes on every core of the ranks
   ddp           (some minutes) a training step of a 24-million-parameter BERT under DistributedDataParallel,
                 in float32 and bfloat16, on ccl and gloo at several bucket sizes, and without communication
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
@@ -26,6 +29,7 @@ what is measured:
 
 All contenders take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
+With --busy a round counts by its mean: a few calls that wait for a time slice take most of the time.
 
 examples:
   two ranks on this machine, one core each, over MPI:
@@ -52,6 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("subject", choices=tuple(_ENOUGH_RANKS), metavar="{collectives,ddp,train}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and where they are from")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
+    parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
     parser.add_argument("--quick", action="store_true", help="a smoke test in seconds; its figures mean little")
     parser.set_defaults(action=_bench, every_rank=True)
 
@@ -61,6 +66,8 @@ def _bench(options: argparse.Namespace, environment: Environment) -> None:
     from cpudist import api
     from cpudist.bench import collectives, ddp, plot, report, train
 
+    if options.busy and options.subject != "collectives":
+        raise UserError("--busy is for collectives: cpudist bench collectives --busy")
     job = api.enter(environment, "ccl", _TIMEOUT)
     world = job.world
     if world.size < _ENOUGH_RANKS[options.subject]:
@@ -73,7 +80,7 @@ def _bench(options: argparse.Namespace, environment: Environment) -> None:
             say(line, program="cpudist bench")
 
     subjects: dict[str, Callable[..., collectives.CollectiveTimes | ddp.DdpTimes | train.TrainTimes]] = {
-        "collectives": collectives.run,
+        "collectives": partial(collectives.run, beside_others=options.busy),
         "ddp": ddp.run,
         "train": train.run,
     }

@@ -7,6 +7,7 @@ run record, in failure everywhere at once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit status, or ends the process when the job fails."""
     words = sys.argv[1:] if argv is None else list(argv)
     environment = environments.detect()
+    if environment.rank and os.environ.get("CPUDIST_OUTPUT") == "rank0":  # from cpudist launch
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     try:
         options = _parse(words)
         if options.help or not words:
@@ -151,10 +154,10 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(environment, options.backend, options.timeout, _backend_options(options), options.interface)
-        if pinning is not None:
-            pinning.settle()
-        return run_target(target, running, options.record, pinning, options.checkpoint_on_signal)
+        running = api.enter(
+            environment, options.backend, options.timeout, _backend_options(options), options.interface, pinning
+        )
+        return run_target(target, running, options.record, options.checkpoint_on_signal)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)
 

@@ -53,10 +53,9 @@ def fail(
         end_process(status)
     claimed = watch.claim()
     if claimed:
-        missing = watch.who_is_missing() if _has_timed_out(error) else []
-        _report(error, show, name_of(watch.world))
-        for sentence in missing:
+        for sentence in watch.who_is_missing() if _has_timed_out(error) else ():
             say(sentence)
+        _report(error, show, name_of(watch.world))
     watch.end_job(status, reported=claimed)
 
 

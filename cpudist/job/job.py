@@ -16,17 +16,21 @@ from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
 from cpudist.errors import UserError
-from cpudist.job import failure
+from cpudist.job import failure, pinned
 from cpudist.job.interface import interface_variables
 from cpudist.job.record import Exit, RunRecord
-from cpudist.job.watch import Watch
+from cpudist.job.stall import summary
+from cpudist.job.watch import Watch, name_of
+from cpudist.job.whereabouts import here
 from cpudist.machine.cpus import allowed_cpus
-from cpudist.machine.identity import node_identity
+from cpudist.machine.identity import interface_of, node_identity
 from cpudist.rendezvous import exchange, meet
+from cpudist.stacks.answer import Answers
 from cpudist.world import Member, World, assign_nodes
 
 if TYPE_CHECKING:
     from cpudist.environments import Environment
+    from cpudist.pinning import Pinning
 
 
 class Job:
@@ -41,6 +45,7 @@ class Job:
         backend: what the ranks work together on.
         record: what is known of the run, for rank 0 to write.
         changes: what the job has changed in the environment and in other packages; `leave` takes it back.
+        pinning: what this rank was given of its node; None where it was left alone.
         held: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then leaves it alone.
     """
 
@@ -54,10 +59,12 @@ class Job:
         self.environment = environment
         self.interface = interface
         self.changes = Changes()
+        self.pinning: Pinning | None = None
         self.held = False
         self.started = False
         self._placement = environment.placement()
         self._watch: Watch | None = None
+        self._answers: Answers | None = None
 
     def come_up(self, backend: str, timeout: float, options: Mapping[str, Any], attempt: str) -> None:
         """Meet the other ranks, agree with them on a backend and start it; `attempt` is the same text on all ranks."""
@@ -69,6 +76,7 @@ class Job:
             self.changes.then(self.meeting.close)
             self.world, members = self._see_who_is_where()
             self._watch_the_others([member.host for member in members])
+            self._answer_who_asks()
             self._start_backend(backend, timeout, options)
         for name, value in {**self._variables(), **self.backend.variables()}.items():
             self.changes.variable(name, value)
@@ -77,6 +85,7 @@ class Job:
             for rank, member in enumerate(members)
         ]
         self.record = RunRecord(self.world, self.backend, pinning, self.environment.restarts)
+        self.record.network = {"interface": interface_of(self.meeting.host), "address": self.meeting.host}
         if self._watch is not None:
             self._watch.backend = self.backend
             self._watch.on_failure = self._record_failure
@@ -153,8 +162,21 @@ class Job:
         atexit.register(self.finish)
         self.changes.then(lambda: atexit.unregister(self.finish))
 
+    def _answer_who_asks(self) -> None:
+        """From here on `cpudist stacks` finds this rank."""
+
+        def where() -> str:
+            return summary(here(self.world, getattr(self, "backend", None)))
+
+        job = f"{self.world.hosts[0]}:{self.meeting.port}"
+        self._answers = Answers(job, self.world.rank, self.world.size, name_of(self.world), where)
+        self.changes.then(self._answers.stop)
+
     def disown_child(self) -> None:
         """In a forked child: it is no rank of the job, and how it ends does not concern the others."""
+        if self._answers is not None:
+            self._answers.close()
+            self._answers = None
         if self._watch is not None:
             self._watch.disown()
             self._watch = None
@@ -205,6 +227,7 @@ def start_job(
     timeout: float,
     options: Mapping[str, Any] | None = None,
     interface: str | None = None,
+    pinning: Pinning | None = None,
 ) -> Job:
     """Start the job that `environment` describes; every rank calls it.
 
@@ -214,6 +237,7 @@ def start_job(
         timeout: bound on the start and on every collective, in seconds.
         options: the backend's own; see `Backend.configure`.
         interface: the network interface that the ranks meet over and send over; None: any.
+        pinning: this rank's cores and threads; None leaves it where it is.
 
     Raises:
         UserError: the environment's variables contradict each other or MPI, the backend cannot be used, or a process
@@ -230,8 +254,11 @@ def start_job(
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _job = job = Job(environment, interface)
+    job.pinning = pinning and pinned.follow(pinning, job.changes)
     # An agent's store outlives a restart of the ranks, and any store may outlive a job.
     job.come_up(backend, timeout, options or {}, attempt=f"{environment.restarts}/{next(_attempts)}")
+    if job.pinning is not None:
+        job.pinning.settle(job.changes)
     return job
 
 

@@ -49,6 +49,7 @@ class RunRecord:
         training: what a training loop has measured.
         tokens_per_sample: for the rate in tokens, where samples have a fixed length.
         results: a recipe's metrics, a sample of what the model does, files written.
+        network: over which interface and address of rank 0's host the ranks have met.
     """
 
     def __init__(self, world: World, backend: Backend, pinning: list[dict[str, Any]], restarts: int) -> None:
@@ -58,6 +59,7 @@ class RunRecord:
         self.training = Training()
         self.tokens_per_sample: int | None = None
         self.results: dict[str, Any] = {}
+        self.network: dict[str, str | None] = {}
         self._world = world
         self._backend = backend
         self._pinning = pinning
@@ -109,6 +111,7 @@ class RunRecord:
             "world_size": world.size,
             "backend": world.backend,
             "transport": backend.transport(),
+            "network": self.network,
             "dtype": self.dtype,
             "optimizations": self.optimizations,
             "pinning": self._pinning,

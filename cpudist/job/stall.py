@@ -33,6 +33,17 @@ def explain(places: Places, hosts: Sequence[str]) -> list[str]:
     return _Report(places, hosts).sentences()
 
 
+def summary(place: Whereabouts) -> str:
+    """Where one rank is: in all_reduce #812 (16 MB, train.py:88) for 7.1 s"""
+    if place.at_end:
+        return "at the end of its script"
+    if place.under_way:
+        call = place.under_way[0]
+        return f"in {_describe(call, place.line)} for {call.seconds:.1f} s"
+    last = f", after {_describe(place.finished[0])}" if place.finished else ""
+    return f"in {place.line or 'no line of Python'}{last}"
+
+
 @dataclass(frozen=True)
 class _Wait:
     """The oldest collective of a group that some of its ranks wait in: who does, and who has not come."""
@@ -68,7 +79,8 @@ class _Report:
         sequence = min(call.sequence or 0 for call in calls.values())
         waiting = {rank: call for rank, call in calls.items() if call.sequence == sequence}
         example = next(iter(waiting.values()))
-        members = sorted(self.places if ranks is None else set(ranks) & set(self.places))
+        # No ranks: a group that is being destroyed.
+        members = sorted(self.places if ranks is None else set(ranks or calls) & set(self.places))
         missing = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
         return _Wait(members, waiting, missing)
 

@@ -51,6 +51,14 @@ def addresses(interface: str | None = None) -> list[str]:
     return outward or ["127.0.0.1"]
 
 
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None if none of this machine's has."""
+    import psutil
+
+    entries = psutil.net_if_addrs().items()
+    return next((name for name, found in entries if any(entry.address == address for entry in found)), None)
+
+
 def free_port() -> int:
     """A TCP port of the loopback interface that nobody listens on now."""
     with socket.socket() as probe:

@@ -58,17 +58,17 @@ class Connection:
         """
         self._received = bytearray()
         self._job = address.job
-        why = "nobody answers"
+        stranger = why = ""
 
         def reached() -> bool:
-            nonlocal why
+            nonlocal stranger, why
             for host in address.hosts:
                 try:
                     self._socket = _connected(host, address, min(_ATTEMPT_SECONDS, timeout))
                     self.host = host
                     return True
                 except wire.Garbage as error:
-                    why = str(error)
+                    stranger = str(error)
                 except OSError as error:
                     why = error.strerror or first_line(error)
             return False
@@ -76,7 +76,7 @@ class Connection:
         if not poll(reached, timeout):
             raise StartupTimeout(
                 f"rank 0 cannot be reached from {socket.gethostname()} at port {address.port} of "
-                f"{', '.join(address.hosts)} ({why}); is there a firewall between the nodes?"
+                f"{', '.join(address.hosts)} ({stranger or why}); is there a firewall between the nodes?"
             )
 
     def set(self, values: dict[str, bytes]) -> None:

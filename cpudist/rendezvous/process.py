@@ -34,6 +34,7 @@ class StoreProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,  # a launcher that kills rank 0's group leaves it the seconds to tell the others
         )
         wishes = {"token": token.hex(), "addresses": addresses, "port": port, "silence": silence}
         assert self._process.stdin is not None

@@ -310,7 +310,7 @@ def main() -> None:
     try:
         listening = listen(wishes["addresses"], wishes["port"])
     except OSError as error:
-        print(f"error {error.strerror}", flush=True)
+        print(f"error {error.strerror}".split(" (while")[0], flush=True)
         return
     print(listening[0].getsockname()[1], flush=True)
     Server(bytes.fromhex(wishes["token"]), listening, wishes["silence"]).run(sys.stdin.fileno())

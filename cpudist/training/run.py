@@ -6,24 +6,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cpudist.job.pinning_check import PinningCheck
 from cpudist.on_import import after_import
 from cpudist.training.interruption import Interrupted, Interruption
-from cpudist.training.pinning_check import PinningCheck
 from cpudist.training.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from cpudist.job import Job
-    from cpudist.pinning import Pinning
     from cpudist.training.target import Target
 
 
-def run_target(
-    target: Target,
-    job: Job,
-    record_path: Path | None,
-    pinning: Pinning | None = None,
-    checkpoint_on_signal: bool = False,
-) -> int:
+def run_target(target: Target, job: Job, record_path: Path | None, checkpoint_on_signal: bool = False) -> int:
     """Run `target` to its good end on every rank and end the job, or raise what it raised on this rank.
 
     Returns the exit status, which is not 0 where a signal has interrupted the training.
@@ -32,14 +25,13 @@ def run_target(
         target: what to run.
         job: the running job, which is left at the end.
         record_path: the run record's file, if the user has named one.
-        pinning: what this rank was given, to be compared with what it got.
         checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
     """
     job.held = True
     if job.world.rank != 0:
         quiet_libraries(job.changes)
     job.record.begin(record_path)
-    check = PinningCheck(job, pinning) if pinning else None
+    check = PinningCheck(job, job.pinning) if job.pinning else None
     job.changes.then(after_import("transformers.trainer", lambda module: _time_steps(module, job, check)))
     if checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import jobs
+import psutil
 
+from cpudist import waiting
+from cpudist.bench.busy import busy
 from cpudist.optimization import ipex
 
 
@@ -16,21 +19,49 @@ def test_collectives_under_mpirun(tmp_path: Path) -> None:
     result = jobs.run(jobs.mpirun(2, *command), timeout=180)
     assert result.returncode == 0, result.output
     assert result.stdout.count("allreduce, float32") == 1, result.output  # rank 0 alone prints
-    assert "cpudist bench: allreduce 1 KB" in result.stderr, result.output
+    assert "cpudist bench: allreduce float32 1 KB" in result.stderr, result.output
 
     content = json.loads(kept.read_text())
     assert content["benchmark"] == "collectives"
     assert content["environment"]["world_size"] == 2
     assert content["environment"]["transport"] == "mpi"
     assert content["environment"]["cpus"]
-    measured = {entry["operation"]: entry for entry in content["results"]}
-    assert set(measured["allreduce"]["seconds"]) == {"raw oneCCL", "ccl", "gloo"}
+    measured = {(entry["operation"], entry["dtype"]): entry for entry in content["results"]}
+    everywhere = {"raw oneCCL", "ccl", "gloo", "torch alone", "memory copy"}
+    assert set(measured["allreduce", "float32"]["seconds"]) == everywhere | {"mpi4py"}
+    assert set(measured["allreduce", "bfloat16"]["seconds"]) == everywhere
     for operation in ("all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single"):
-        assert set(measured[operation]["seconds"]) == {"ccl", "gloo"}
+        assert set(measured[operation, "float32"]["seconds"]) == {"ccl", "gloo"}
     for entry in content["results"]:
         for timings in entry["seconds"].values():
             assert 0 < timings["spread"][0] <= timings["spread"][1]
         assert all(ratio["median"] > 0 for ratio in entry["ratios"].values())
+
+
+def test_collectives_beside_other_work(tmp_path: Path) -> None:
+    """The processes that compute are there while it measures, and gone with it (jobs.run looks)."""
+    kept = tmp_path / "busy.json"
+    command = ["cpudist", "bench", "collectives", "--quick", "--busy", "--json", str(kept)]
+    result = jobs.run(jobs.torchrun(2, "--no-python", *command), timeout=180)
+    assert result.returncode == 0, result.output
+    assert "beside other work on every core" in result.stdout, result.output
+    (entry,) = json.loads(kept.read_text())["results"]
+    assert set(entry["seconds"]) == {"raw oneCCL", "ccl", "gloo", "torch alone", "memory copy"}
+
+
+def test_cores_are_busy_while_the_block_runs() -> None:
+    with busy([0]):
+        (process,) = psutil.Process().children()
+        waiting.poll(lambda: process.cpu_times().user > 0.2, 60)
+        assert process.cpu_affinity() == [0]
+        assert process.cpu_times().user > 0.2
+    assert not process.is_running()
+
+
+def test_busy_is_for_collectives() -> None:
+    result = jobs.run([str(jobs.BIN / "cpudist"), "bench", "train", "--busy"], timeout=120)
+    assert result.returncode == 2, result.output
+    assert "cpudist bench collectives --busy" in result.stderr
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

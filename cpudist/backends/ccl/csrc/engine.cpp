@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "errors.hpp"
 
@@ -14,29 +15,47 @@ namespace {
 
 constexpr Milliseconds kNap{10};
 
-// How a thread waits between two polls: spinning at first, then letting others have the core, and sleeping once
-// nothing has moved for so long that 50 us more cannot matter.
+// How a thread waits between two polls: spinning for some microseconds, then letting others have the core, then napping.
+//
+// Letting others have the core is right where they do the same, as ranks do that wait for each other. Who computes takes
+// a whole time slice, milliseconds, for each yield. So a thread that has come back that late twice naps from then on: a
+// sleeper gets its core back when it wakes up. Now and then it yields once to find out whether that is still so.
 class Backoff {
  public:
-  void reset(Clock::time_point now) {
-    polls_ = 0;
-    moved_ = now;
-  }
+  void reset(Clock::time_point now) { moved_ = now; }
 
   void pause(Clock::time_point now) {
-    if (++polls_ < 256) return;
-    if (now - moved_ < Milliseconds(100)) {
-      sched_yield();
-    } else {
-      const timespec nap{0, 50'000};
-      nanosleep(&nap, nullptr);
-    }
+    using std::chrono::microseconds;
+    const bool crowded = now < core_.crowded_until;
+    const auto waited = now - moved_;
+    // Who wakes from a nap is late for the next call: the others spin for longer than that, or all would nap in turn.
+    const auto spin = microseconds(crowded ? 75 : core_.yield > microseconds(2) ? 0 : 5);
+    if (waited < spin) return;
+    if (crowded || waited > Milliseconds(100)) return nap(waited);
+    sched_yield();
+    const auto yield = Clock::now() - now;
+    const auto shorter = std::min(yield, std::exchange(core_.yield, yield));
+    if (shorter > Milliseconds(1)) core_.crowded_until = now + yield + 32 * shorter;
   }
 
  private:
-  int polls_ = 0;
+  // An eighth of the time that it has waited for already, so that this is the most that a nap can add.
+  static void nap(Clock::duration waited) {
+    const auto time = std::clamp<Clock::duration>(waited / 8, std::chrono::microseconds(1), Milliseconds(1));
+    const timespec length{0, std::chrono::nanoseconds(time).count()};
+    nanosleep(&length, nullptr);
+  }
+
+  struct Core {
+    Clock::duration yield{};            // how long this thread was away when it yielded last
+    Clock::time_point crowded_until{};  // somebody computes there
+  };
+
   Clock::time_point moved_ = Clock::now();
+  static thread_local Core core_;
 };
+
+thread_local Backoff::Core Backoff::core_;
 
 std::string seconds(Clock::duration time) {
   char text[32];
@@ -100,6 +119,7 @@ bool Engine::progress(Finished& finished) {
       return true;
     }
     (*it)->end();
+    (*it)->call().group->completed((*it)->call());
     finished.push_back(std::move(*it));
     it = in_flight_.erase(it);
   }

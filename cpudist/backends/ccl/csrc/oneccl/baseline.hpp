@@ -5,8 +5,15 @@
 
 namespace cpudist::oneccl {
 
-// Seconds of each of `repeats` float32 sums of `bytes` bytes, in pieces of `piece_bytes` one after the other, on a
-// communicator of its own.
-std::vector<double> allreduce_baseline(const Group& group, size_t bytes, int repeats, size_t piece_bytes);
+struct Baseline {
+  size_t bytes;
+  bool bfloat16;  // instead of float32
+  size_t buffers;  // used in turn
+  size_t repeats;
+  size_t piece_bytes;  // a message goes in pieces, one after the other
+};
+
+// Seconds of each sum, on a communicator of its own.
+std::vector<double> allreduce_baseline(const Group& group, const Baseline& what);
 
 }  // namespace cpudist::oneccl
