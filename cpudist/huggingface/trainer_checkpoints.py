@@ -93,7 +93,7 @@ def _save_as_a_whole(trainer: Any, run_dir: Path, local_rank: int, save: Callabl
         if saves:
             (written / _WORLD).write_text(json.dumps(_world(trainer)) + "\n", encoding="utf-8")
     wait()  # every rank has written its part
-    if local_rank == 0:  # what a host wrote, only that host can send to the disk
+    if local_rank == 0 and written.is_dir():  # what a host wrote, only that host can send to the disk
         checkpoint_files.sync(written)
     wait()
     if saves:
