@@ -119,12 +119,12 @@ def flood(job: Job) -> None:
     (server,) = job.find("h0", "cpudist.rendezvous.server")
     port = next(one.laddr.port for one in server.net_connections() if one.status == psutil.CONN_LISTEN)
     code = (
-        "import socket, sys\n"
+        "import contextlib, socket, sys\n"
         "held = []\n"
         "for number in range(600):\n"
-        "    one = socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)\n"
-        "    if number % 3: one.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
-        "    held.append(one)\n"
+        "    with contextlib.suppress(OSError):  # shown out already\n"
+        "        held.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))\n"
+        "        if number % 3: held[-1].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
     )
     # In the network of h1, but no process of its: the job's are counted.
     namespace = job.rank(2).pid
