@@ -10,8 +10,8 @@ the job was left on any host, the exit status, and what the job said; "LEFT" nam
 from __future__ import annotations
 
 import argparse
-import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -28,6 +28,10 @@ import psutil  # noqa: E402
 from bed import Bed  # noqa: E402
 from bed.bed import missing  # noqa: E402
 
+from cpudist.backends.ccl.build import cache_folder  # noqa: E402
+
+# What is compiled here serves the other host too, whose ranks may have another home.
+CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0  # what a job may take beyond its timeout
 
@@ -99,15 +103,11 @@ def lose_ssh(job: Job) -> None:
 
 
 def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
-    """As a terminal, or a scheduler, sends it: to the command that the user has started."""
+    """As a terminal, `timeout` or a scheduler sends it: to the command that the user has started, and its children."""
 
     def send(job: Job) -> None:
-        shells = ("sh", "env")  # by which the bed starts it
-        launchers = [
-            one for one in job.find("h0", "working.py") if one.name() not in shells or "mpirun" in one.cmdline()[1]
-        ]
-        first = min(launchers, key=lambda one: one.create_time())
-        for one in [first, *first.children()] if number == signal.SIGINT else [first]:
+        first = min(job.find("h0", "working.py"), key=lambda one: one.create_time())
+        for one in [first, *first.children()]:
             with suppress(psutil.Error):
                 one.send_signal(number)
 
@@ -115,20 +115,21 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
 
 
 def flood(job: Job) -> None:
-    """Strangers at the store's port: garbage, silence, and more connections than there may be."""
+    """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
     (server,) = job.find("h0", "cpudist.rendezvous.server")
     port = next(one.laddr.port for one in server.net_connections() if one.status == psutil.CONN_LISTEN)
     code = (
-        "import socket, sys\n"
+        "import contextlib, socket, sys\n"
         "held = []\n"
         "for number in range(600):\n"
-        "    one = socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)\n"
-        "    if number % 3: one.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
-        "    held.append(one)\n"
+        "    with contextlib.suppress(OSError):  # shown out already\n"
+        "        held.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))\n"
+        "        if number % 3: held[-1].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
     )
     # In the network of h1, but no process of its: the job's are counted.
     namespace = job.rank(2).pid
-    os.system(f'nsenter --target {namespace} --net timeout 30 {sys.executable} -c "{code}" {port} 2>/dev/null')
+    command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
+    subprocess.run(command, timeout=60, check=False)
     job.order("end")
 
 
@@ -183,8 +184,13 @@ class Outcome:
     said: list[str]
     output: str
 
+    def is_right(self, fault: str, timeout: float) -> bool:
+        """Whether all was over in time, with nothing left, and the status tells what happened."""
+        over = self.status is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
+        return over and GOOD_ENDS.get(fault, False) in (None, self.status == 0)
 
-def run(mpi: str, launch: bool, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
+
+def run(mpi: str, launch: bool, fault: str, timeout: float) -> Outcome:
     """Start a job, break it, and watch how it ends."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -205,7 +211,7 @@ def run(mpi: str, launch: bool, fault: str, timeout: float, env: dict[str, str])
             breaker.start()
             script = [str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
             start = [*command(mpi, launch, bed), *(["--timeout", str(timeout)] if launch else [sys.executable])]
-            ended = bed.watch("h0", [*start, *script], START_SECONDS + timeout + MARGIN_SECONDS, env)
+            ended = bed.watch("h0", [*start, *script], START_SECONDS + timeout + MARGIN_SECONDS, CACHE)
             breaker.join(60)
             said = [line for line in ended.output.splitlines() if line.startswith("cpudist: ")]
             return Outcome(ended.returncode, ended.at - broken[0], ended.left, said, ended.output)
@@ -225,15 +231,8 @@ def main() -> None:
     bad = 0
     for fault in options.faults or FAULTS:
         for mpi in options.mpi.split(","):
-            outcome = run(
-                mpi, options.launch, fault, options.timeout, {"CPUDIST_CACHE": os.environ.get("CPUDIST_CACHE", "")}
-            )
-            wrong = (
-                outcome.status is None
-                or bool(outcome.left)
-                or outcome.seconds > options.timeout + MARGIN_SECONDS
-                or GOOD_ENDS.get(fault, False) not in (None, outcome.status == 0)
-            )
+            outcome = run(mpi, options.launch, fault, options.timeout)
+            wrong = not outcome.is_right(fault, options.timeout)
             bad += wrong
             left = f" LEFT: {outcome.left}" if outcome.left else ""
             said = " / ".join(line.removeprefix("cpudist: ") for line in outcome.said)
