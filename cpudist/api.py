@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cpudist import environments, huggingface
 from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
+from cpudist.job.pinned import decide_in_place
+from cpudist.job.pinning_check import PinningCheck
 from cpudist.job.process_group import let_scripts_join
 
 if TYPE_CHECKING:
@@ -15,22 +17,34 @@ if TYPE_CHECKING:
 
     from cpudist.environments import Environment
     from cpudist.job import Job
+    from cpudist.pinning import Pinning
     from cpudist.world import World
 
 
-def init(backend: str = "auto", timeout: float = 300.0, **options: Any) -> World:
+def init(
+    backend: str = "auto",
+    timeout: float = 300.0,
+    *,
+    interface: str | None = None,
+    pin: bool = True,
+    **options: Any,
+) -> World:
     """Join the job that the launcher started and make its default process group.
 
     Works under Intel MPI, MPICH and Open MPI (``mpirun``), Slurm (``srun``), torchrun, Kubeflow's PyTorchJob, and as a
     single process. Afterwards `torch.distributed` is ready, and the variables that libraries read (RANK, WORLD_SIZE,
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set. Until `shutdown`, accelerate and Trainer join this
     process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; best called before they are imported.
+    A rank that its launcher has not pinned moves to its share of the node's cores and computes with as many threads,
+    unless the script, OMP_NUM_THREADS or OMP_PROC_BIND says otherwise (docs/placement.md); `shutdown` takes that back.
     Calling it again returns the same world; after `shutdown` it starts a new job, with any backend.
 
     Args:
         backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
             used or fails, it never falls back.
         timeout: bound on the start and on every collective, in seconds.
+        interface: the network interface over which the ranks meet and send, such as ``"eth0"``; any by default.
+        pin: False leaves affinity, threads and memory policy alone.
         options: the backend's own: for xla ``device``, ``mesh``, ``sharding`` and ``show_sharding``, as on the command
             line.
 
@@ -44,15 +58,24 @@ def init(backend: str = "auto", timeout: float = 300.0, **options: Any) -> World
     """
     running = current()
     if running is None:
-        running = enter(environments.detect(), backend, timeout, options)
+        environment = environments.detect()
+        pinning = decide_in_place(environment) if pin else None
+        running = enter(environment, backend, timeout, options, interface, pinning)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
     return running.world
 
 
-def enter(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
+def enter(
+    environment: Environment,
+    backend: str,
+    timeout: float,
+    options: Mapping[str, Any] | None = None,
+    interface: str | None = None,
+    pinning: Pinning | None = None,
+) -> Job:
     """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
-    started = start_job(environment, backend, timeout, options)
+    started = start_job(environment, backend, timeout, options, interface, pinning)
     let_scripts_join(started)
     huggingface.install(started)
     return started
@@ -65,6 +88,8 @@ def shutdown() -> None:
     """
     running = current()
     if running is not None and not running.held:
+        if running.pinning is not None:
+            PinningCheck(running, running.pinning).look()
         running.leave()
 
 

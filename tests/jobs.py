@@ -51,11 +51,7 @@ def run(
     test too.
     """
     mark = uuid.uuid4().hex
-    environment = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
-    # mpirun looks for its mpiexec.hydra on PATH, and would take that of a Debian mpich.
-    environment["PATH"] = f"{BIN}{os.pathsep}{environment.get('PATH', os.defpath)}"
-    environment.update(env or {})
-    environment[_MARK] = mark
+    variables = {**environment(env), _MARK: mark}
 
     # Files, not pipes: a leftover that holds a pipe open would keep us reading for ever.
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
@@ -65,7 +61,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            env=environment,
+            env=variables,
             cwd=cwd,
             start_new_session=True,
         )
@@ -85,6 +81,14 @@ def run(
     assert not expired, f"{command} did not end within {timeout} s\n{result.output}"
     assert not left, f"{command} left processes behind: {left}\n{result.output}"
     return result
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that a job gets: this process's, without those that make it a rank, and `env`."""
+    variables = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
+    # mpirun looks for its mpiexec.hydra on PATH, and would take that of a Debian mpich.
+    variables["PATH"] = f"{BIN}{os.pathsep}{variables.get('PATH', os.defpath)}"
+    return {**variables, **(env or {})}
 
 
 def mpirun(n: int, *args: str) -> list[str]:

@@ -28,6 +28,7 @@ LAYOUTS = {
     "core-i7-12700h-hybrid.lscpu": Shape(1, 1, 1, 14, 20, 20, slow=8),
     "epyc-7451-2s-nps4.sysfs.tar.xz": Shape(2, 8, 16, 48, 96, 96),
     "epyc-7763-1s-nps4.lscpu": Shape(1, 4, 8, 64, 64, 64),
+    "epyc-7t83-2s-nps2.lscpu": Shape(2, 4, 16, 128, 256, 256),
     "epyc-8434p-1s-l3-as-numa.lscpu": Shape(1, 8, 8, 48, 96, 96),
     "epyc-9375f-2s-nps1.lscpu": Shape(2, 2, 16, 64, 64, 64),
     "opteron-4s-cgroup1.sysfs.tar.xz": Shape(4, 4, 4, 16, 16, 4),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+    from cpudist.backends.calls import Calls
     from cpudist.world import World
 
 # What `cpudist.optimize` can do to a model and its optimizer.
@@ -110,6 +111,13 @@ class Backend(ABC):
 
     def communication_seconds(self) -> float | None:
         """Seconds for which this process has been blocked in communication; None where that is not measured."""
+        return None
+
+    def calls(self) -> Calls | None:
+        """What this rank is doing in communication just now; None where that is not known.
+
+        Any thread may ask at any time, also while another one is blocked in a call. It takes milliseconds at most.
+        """
         return None
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -74,3 +75,24 @@ class ProcessGroupBackend(Backend):
         if dist.is_initialized():
             dist.destroy_process_group()
         distributed_c10d.default_pg_timeout = constants.default_pg_timeout
+
+
+@dataclass(frozen=True)
+class Members:
+    """A process group as messages name it, empty for the default one; its ranks in the job, or None for all."""
+
+    name: str = ""
+    ranks: tuple[int, ...] | None = None
+
+
+def groups() -> dict[str, Members]:
+    """The process groups of this rank, by the names that torch gives them; any thread may ask."""
+    known: dict[str, Members] = {}
+    for group, name in list(distributed_c10d._world.pg_names.items()):
+        if group is distributed_c10d.GroupMember.WORLD:
+            known[name] = Members()
+            continue
+        ranks = distributed_c10d._world.pg_group_ranks.get(group, {})
+        label = name if group.group_desc in ("", "undefined") else f"{group.group_desc}:{name}"
+        known[name] = Members(label, tuple(sorted(ranks, key=ranks.__getitem__)))
+    return known

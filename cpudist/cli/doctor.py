@@ -49,11 +49,12 @@ def _doctor(options: argparse.Namespace, environment: Environment) -> None:
 
 
 def _lines(finding: Finding, width: int) -> list[str]:
-    indent = " " * 9
-    text = f"{finding.level:<9}{finding.about}: {finding.message}"
-    lines = textwrap.wrap(text, max(width, 40), subsequent_indent=indent)
+    texts = [f"{finding.level:<9}{finding.about}: {finding.message}"]
     if finding.remedy:
-        lines += textwrap.wrap(
-            f"remedy: {finding.remedy}", max(width, 40), initial_indent=indent, subsequent_indent=indent
-        )
-    return lines
+        texts.append(f"{' ' * 9}remedy: {finding.remedy}")
+    return [line for text in texts for line in _wrapped(text, max(width, 40))]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Paths stay whole, for copying."""
+    return textwrap.wrap(text, width, subsequent_indent=" " * 9, break_on_hyphens=False, break_long_words=False)

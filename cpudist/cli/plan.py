@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cpudist.environments import Environment
 from cpudist.machine.description import machine_from, this_machine
 from cpudist.pinning.preload import wanted_library
 from cpudist.placement.by_hand import ByHand, by_hand
+from cpudist.placement.openmp import THREADS, threads_set
 from cpudist.placement.picture import draw
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Part, Wishes
@@ -32,6 +34,7 @@ examples:
     cpudist plan --topology node1.txt --ppn socket
 """
 
+_MOST_RANKS = 10_000  # no node takes so many; beyond that it is a slip, and its plan would take minutes
 _PARTS: tuple[Part, ...] = ("socket", "numa", "l3")
 
 
@@ -74,8 +77,10 @@ def _ranks(text: str) -> int | Part:
     for part in _PARTS:
         if text == part:
             return part
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks from 1 on nor socket, numa or l3")
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of ranks from 1 to {_MOST_RANKS} nor socket, numa or l3"
+        )
     return int(text)
 
 
@@ -91,8 +96,8 @@ def _plan(options: argparse.Namespace, environment: Environment) -> None:
     # The variables of this shell are about this machine; another one is planned as if nothing were set.
     env = {} if options.topology else dict(os.environ)
     machine = machine_from(options.topology) if options.topology else this_machine(env)
-    threads = env.get("OMP_NUM_THREADS", "")
-    wishes = Wishes(options.ppn, options.data_workers, options.smt, int(threads) if threads.isdecimal() else None)
+    threads, variable = threads_set(env) or (None, THREADS)
+    wishes = Wishes(options.ppn, options.data_workers, options.smt, threads, variable)
     plan = make_plan(machine, wishes)
     hand = by_hand(plan, env, None if options.topology else wanted_library(env))
     if options.json:
@@ -108,7 +113,8 @@ def _print_by_hand(hand: ByHand) -> None:
     """Not wrapped: these lines are for copying."""
     print("\nBy hand, without cpudist-train (which does this by itself):")
     for name, value in hand.variables.items():
-        print(f"  export {name}={value}")
+        print(f"  export {name}={shlex.quote(value)}")
+    print("  and in train.py: torch.set_num_interop_threads(1)")
     for launcher, command in hand.commands.items():
         print(f"  {launcher + ':':<11}{command}")
     if hand.rankfile:

@@ -7,6 +7,7 @@ run record, in failure everywhere at once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit status, or ends the process when the job fails."""
     words = sys.argv[1:] if argv is None else list(argv)
     environment = environments.detect()
+    if environment.rank and os.environ.get("CPUDIST_OUTPUT") == "rank0":  # from cpudist launch
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     try:
         options = _parse(words)
         if options.help or not words:
@@ -97,6 +100,14 @@ def _parser() -> Parser:
         help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
     )
     parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and allocator alone")
+    parser.add_argument(
+        "--interface", metavar="NAME", help="network interface over which the ranks meet and send, such as eth0"
+    )
+    parser.add_argument(
+        "--checkpoint-on-signal",
+        action="store_true",
+        help="on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)",
+    )
     xla = parser.add_argument_group("with --backend xla")
     xla.add_argument("--device", choices=["cpu", "cuda", "tpu"], help="what PyTorch/XLA computes on (PJRT_DEVICE)")
     xla.add_argument(
@@ -143,13 +154,12 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(environment, options.backend, options.timeout, _backend_options(options))
-        if pinning is not None:
-            pinning.settle()
-        run_target(target, running, options.record, pinning)
+        running = api.enter(
+            environment, options.backend, options.timeout, _backend_options(options), options.interface, pinning
+        )
+        return run_target(target, running, options.record, options.checkpoint_on_signal)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)
-    return 0
 
 
 def _show(error: BaseException) -> None:

@@ -11,27 +11,32 @@ from pathlib import Path
 from cpudist.backends.ccl.build import find_built
 from cpudist.backends.ccl.toolchain import find_compiler, find_oneccl
 from cpudist.doctor.finding import Finding
+from cpudist.doctor.probe import load
 from cpudist.errors import UserError
 from cpudist.machine.files import Files
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """The ccl backend, compiled or not; the MPI launcher that would start ranks."""
-    yield _ccl()
+    yield _ccl(env)
     yield from _mpirun(env)
 
 
-def _ccl() -> Finding:
+def _ccl(env: Mapping[str, str]) -> Finding:
     try:
         oneccl = find_oneccl()
         built = find_built()
     except UserError as error:
         reason, _, remedy = str(error).partition("; ")
         return Finding("warning", "backend", f"auto is gloo, several times slower than ccl: {reason}", remedy)
-    what = (
-        f"auto is ccl (oneCCL {oneccl.version}): messages go through shared memory inside a machine, and between"
-        " machines over MPI (Intel MPI, MPICH, srun --mpi=pmi2) or libfabric (all others)"
-    )
+    what = f"auto is ccl (oneCCL {oneccl.version}): {_transport(env)}"
+    if built and (reason := load(env).ccl_error):
+        return Finding(
+            "warning",
+            "backend",
+            f"auto is gloo, several times slower than ccl, whose compiled module does not load: {reason}",
+            f"rm -r {built.parent} and run cpudist build",
+        )
     if built:
         return Finding("ok", "backend", f"{what}; compiled: {built}")
     if find_compiler() is None:
@@ -42,6 +47,17 @@ def _ccl() -> Finding:
             "install g++, or run `cpudist build` where there is one and set CPUDIST_CACHE",
         )
     return Finding("ok", "backend", f"{what}; the first job compiles it, in half a minute (now: cpudist build)")
+
+
+def _transport(env: Mapping[str, str]) -> str:
+    """How messages would travel, and why."""
+    inside = "through shared memory inside a machine"
+    if env.get("CPUDIST_TRANSPORT") == "oneccl":
+        inside = "by oneCCL inside a machine too, since CPUDIST_TRANSPORT=oneccl is set"
+    between = "over MPI where the launcher makes an MPI world (Intel MPI, MPICH, srun --mpi=pmi2), otherwise libfabric"
+    if chosen := env.get("CCL_ATL_TRANSPORT"):
+        between = f"over {chosen}, since CCL_ATL_TRANSPORT is set"
+    return f"messages go {inside}; between machines {between}"
 
 
 def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:

@@ -26,8 +26,12 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
             "warning",
             "governor",
             f"the CPUs' frequency governor is {slow}: cores start each burst of work slowly",
-            "cpupower frequency-set --governor performance",
+            "as root: cpupower frequency-set --governor performance",
         )
+    else:
+        chosen = ", ".join(sorted(map(str, governors)))
+        nobody = "none: firmware, or the host of this virtual machine, chooses the clock speed"
+        yield Finding("ok", "governor", f"{chosen}: the processor chooses by itself" if slow else chosen or nobody)
     source = files.read(_SOURCE)
     if source and source not in _FAST_SOURCES:
         yield Finding(

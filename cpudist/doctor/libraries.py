@@ -1,61 +1,73 @@
-"""The OpenMP runtime and the allocator that a process with torch has: a fresh process is asked."""
+"""The OpenMP runtime and the allocator that a process with torch has."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cpudist.doctor.finding import Finding
+from cpudist.doctor.probe import load
 from cpudist.machine.files import Files
-from cpudist.pinning.preload import wanted_library
+from cpudist.pinning.preload import allocator_decided, wanted_library
 
-_SECONDS = 120
-_ASK = "import torch; print(open('/proc/self/maps').read())"
 _OPENMP = {"libgomp": "GNU's", "libiomp5": "Intel's", "libomp": "LLVM's"}
+_GNU = "libgomp"
 _ALLOCATORS = {"libtcmalloc": "tcmalloc", "libjemalloc": "jemalloc", "libmimalloc": "mimalloc"}
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """What is mapped once torch is imported, with this environment's LD_PRELOAD."""
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=False, env=dict(env)
-        )
-    except subprocess.TimeoutExpired:
+    loaded = load(env)
+    if loaded.torch_error:
         yield Finding(
-            "error", "torch", f"import torch takes more than {_SECONDS} s", "look at the file system it lies on"
+            "error", "torch", f"import torch fails: {loaded.torch_error}", "reinstall torch in this environment"
         )
         return
-    if asked.returncode != 0:
-        last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Finding("error", "torch", f"import torch fails: {last}", "reinstall torch in this environment")
-        return
-    yield from libraries(asked.stdout)
+    yield from libraries(loaded.maps, env)
 
 
-def libraries(maps: str) -> Iterator[Finding]:
-    """What the text of /proc/self/maps says."""
+def libraries(maps: str, env: Mapping[str, str]) -> Iterator[Finding]:
+    """What the text of /proc/self/maps says of a process with these variables."""
     paths = {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if line.count("/")}
-    runtimes = sorted(str(path) for path in paths if path.name.startswith(tuple(_OPENMP)))
-    if len(runtimes) > 1:
+    yield from _openmp(sorted(path for path in paths if _is_openmp(path)), env.get("LD_PRELOAD", ""))
+    yield _allocator({path.name for path in paths}, env)
+
+
+def _openmp(runtimes: list[Path], preloaded: str) -> Iterator[Finding]:
+    listed = ", ".join(f"{_whose(path)} {path}" for path in runtimes)
+    first = next((Path(name) for name in preloaded.replace(":", " ").split() if _is_openmp(Path(name))), None)
+    if first is not None and not first.name.startswith(_GNU):
+        yield Finding("ok", "OpenMP", f"{_whose(first)} serves all, since LD_PRELOAD names it: {first}")
+    elif len({_whose(path) for path in runtimes}) > 1:
+        # Intel's and LLVM's have the functions of GNU's as well; the reverse is not true.
+        other = next(path for path in runtimes if not path.name.startswith(_GNU))
+        preload = ":".join(str(path) for path in (wanted_library({}), other) if path)
         yield Finding(
             "warning",
             "OpenMP",
-            f"{len(runtimes)} OpenMP runtimes in one process, each with its own threads: {', '.join(runtimes)}",
-            "set LD_PRELOAD to one of Intel's or GNU's for the whole job, or remove the package that brings the other",
+            f"{len(runtimes)} OpenMP runtimes in one process, each with threads of its own on the same cores: {listed}",
+            f"export LD_PRELOAD={preload}, and {_whose(other)} serves all",
         )
+    elif len(runtimes) > 1:  # a package beside torch that brings GNU's along, such as scikit-learn
+        yield Finding("ok", "OpenMP", f"{listed}: copies of one runtime, whose threads sleep while the other computes")
     elif runtimes:
-        name = next(whose for prefix, whose in _OPENMP.items() if Path(runtimes[0]).name.startswith(prefix))
-        yield Finding("ok", "OpenMP", f"one runtime, {name}: {runtimes[0]}")
-    yield _allocator({path.name for path in paths})
+        yield Finding("ok", "OpenMP", f"one runtime, {_whose(runtimes[0])}: {runtimes[0]}")
 
 
-def _allocator(names: set[str]) -> Finding:
+def _is_openmp(path: Path) -> bool:
+    return path.name.startswith(tuple(f"{name}{end}" for name in _OPENMP for end in (".", "-")))
+
+
+def _whose(path: Path) -> str:
+    return next(whose for prefix, whose in _OPENMP.items() if path.name.startswith(prefix))
+
+
+def _allocator(names: set[str], env: Mapping[str, str]) -> Finding:
     loaded = next((name for lib, name in _ALLOCATORS.items() if any(found.startswith(lib) for found in names)), None)
     if loaded is not None:
         return Finding("ok", "allocator", f"{loaded}, preloaded")
+    if decided := allocator_decided(env):
+        return Finding("ok", "allocator", f"glibc's, and cpudist-train leaves it, since {decided} is set")
     if library := wanted_library({}):
         return Finding("ok", "allocator", f"cpudist-train preloads tcmalloc: {library}")
     return Finding(

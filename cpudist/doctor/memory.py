@@ -60,7 +60,11 @@ def _locked(files: Files) -> Iterator[Finding]:
     """Network cards that read memory by themselves need it locked; TCP does not."""
     cards = files.names("sys/class/infiniband")
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if cards and soft != resource.RLIM_INFINITY:
+    if soft == resource.RLIM_INFINITY:
+        yield Finding("ok", "memlock", "any amount of memory may be locked")
+    elif not cards:
+        yield Finding("ok", "memlock", f"{soft / (1 << 20):.0f} MiB may be locked; without InfiniBand none has to be")
+    else:
         yield Finding(
             "warning",
             "memlock",
@@ -77,7 +81,7 @@ def _huge_pages(files: Files) -> Iterator[Finding]:
             "warning",
             "huge pages",
             "transparent huge pages are off, so large tensors need more address translation",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
     elif chosen:
         yield Finding("ok", "huge pages", f"transparent huge pages: {chosen[1]}")
@@ -86,10 +90,12 @@ def _huge_pages(files: Files) -> Iterator[Finding]:
 def _balancing(files: Files) -> Iterator[Finding]:
     on = files.read("proc/sys/kernel/numa_balancing") not in (None, "0")
     nodes = {core.numa_node for core in sysfs.read_topology(files).cores}
-    if on and len(nodes) > 1:
+    if not on or len(nodes) == 1:
+        yield Finding("ok", "NUMA balancing", "off" if not on else "on, but there is one NUMA node: nothing to move")
+    else:
         yield Finding(
             "warning",
             "NUMA balancing",
             "the kernel moves pages between NUMA nodes, which ranks that are pinned only pay for",
-            "sysctl kernel.numa_balancing=0",
+            "as root: sysctl kernel.numa_balancing=0",
         )

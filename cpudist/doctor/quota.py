@@ -10,22 +10,28 @@ from cpudist.machine import sysfs
 from cpudist.machine.cgroups import Throttling, read_cgroup
 from cpudist.machine.cpulist import format_list
 from cpudist.machine.files import Files
+from cpudist.machine.limits import read_limits
+
+_RARELY = 0.01  # of all periods
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """CPUs, CPU quota and memory limit of this process."""
-    cgroup = read_cgroup(files)
-    if cgroup.throttling and cgroup.throttling.throttled:
-        yield _stopped(cgroup.throttling)
-    if cgroup.quota is not None:
-        yield _quota(cgroup.quota)
-    online, own = sysfs.online_cpus(files), frozenset(os.sched_getaffinity(0))
+    limits, throttling = read_limits(files, frozenset(os.sched_getaffinity(0)), env), read_cgroup(files).throttling
+    if throttling and throttling.throttled:
+        yield _stopped(throttling)
+    if limits.quota is not None:
+        yield _quota(limits.quota)
+        if throttling and not throttling.throttled:
+            yield Finding("ok", "throttling", f"in none of {throttling.periods} periods (nr_throttled)")
+    else:
+        yield Finding("ok", "CPU quota", "none, so that nothing is throttled")
+    online, own = sysfs.online_cpus(files), limits.cpus or frozenset()
     some = "all" if own == online else f"{format_list(own)} of"
-    yield Finding("ok", "CPUs", f"this process may use {some} {len(online)} CPUs")
-    if cgroup.memory is not None:
-        yield Finding(
-            "ok", "memory limit", f"{cgroup.memory / (1 << 30):.1f} GiB for all ranks of this container together"
-        )
+    counted = f", of which Slurm has given {limits.counted} to this job" if limits.counted else ""
+    yield Finding("ok", "CPUs", f"this process may use {some} {len(online)} CPUs{counted}")
+    if limits.memory is not None:
+        yield Finding("ok", "memory limit", f"{limits.memory / (1 << 30):.1f} GiB for all ranks of this node together")
 
 
 def _quota(quota: float) -> Finding:
@@ -38,9 +44,12 @@ def _quota(quota: float) -> Finding:
 
 def _stopped(throttling: Throttling) -> Finding:
     share = throttling.throttled / max(throttling.periods, 1)
+    said = f"the CPU quota has stopped this container in {share:.1%} of {throttling.periods} periods (nr_throttled)"
+    if share < _RARELY:
+        return Finding("ok", "throttling", said)
     return Finding(
         "warning",
         "throttling",
-        f"the CPU quota has stopped this container in {share:.0%} of {throttling.periods} periods (nr_throttled)",
+        said,
         "start fewer threads (cpudist plan counts them by the quota), or raise the quota (limits.cpu, docker --cpus)",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cpudist.errors import UserError
@@ -59,12 +59,14 @@ class AtAddress:
 
     Attributes:
         host, port: where.
-        served: whether somebody else serves the store there, as torchrun's agent does; otherwise rank 0 has to.
+        served: whether somebody else serves a store there, as torchrun's agent does; otherwise rank 0 has to.
+        token: what whoever connects must know; empty where the user has set none (CPUDIST_TOKEN).
     """
 
     host: str
     port: int
     served: bool = False
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class Environment(ABC):
 
     @property
     def restarts(self) -> int:
-        """How often the launcher has started this job again."""
-        return 0
+        """How often this job has been started again: `cpudist launch` says so, and some launchers by themselves."""
+        return self.optional_integer("CPUDIST_RESTART_COUNT") or 0
 
     @property
     def rank(self) -> int | None:
@@ -127,6 +129,11 @@ class Environment(ABC):
     def speaks(self) -> bool:
         """Whether this process prints what all ranks would print alike: rank 0 does."""
         return self.rank in (0, None)
+
+    @property
+    def token(self) -> str:
+        """What the user has set for whoever wants to join the job; empty if nothing."""
+        return self._variables.get("CPUDIST_TOKEN", "")
 
     def integer(self, name: str) -> int:
         """The value of a variable that the launcher must have set to a number."""

@@ -57,11 +57,13 @@ class Slurm(Environment):
         host = "127.0.0.1" if len(hosts) == 1 else hosts[0]
         # Steps that share a node must differ; the ports stay below those that the system hands out (32768 and up).
         port = 15000 + (self.integer("SLURM_JOB_ID") * 31 + self.integer("SLURM_STEP_ID")) % 15000
-        return AtAddress(self._variables.get("MASTER_ADDR") or host, self.optional_integer("MASTER_PORT") or port)
+        return AtAddress(
+            self._variables.get("MASTER_ADDR") or host, self.optional_integer("MASTER_PORT") or port, token=self.token
+        )
 
     @property
     def restarts(self) -> int:
-        return self.optional_integer("SLURM_RESTART_COUNT") or 0
+        return super().restarts + (self.optional_integer("SLURM_RESTART_COUNT") or 0)
 
     def _tasks_per_node(self) -> list[int]:
         # Not SLURM_NTASKS_PER_NODE, which exists only when the user asked for it.

@@ -36,4 +36,4 @@ class Torchrun(Variables):
 
     @property
     def restarts(self) -> int:
-        return self.optional_integer("TORCHELASTIC_RESTART_COUNT") or 0
+        return super().restarts + (self.optional_integer("TORCHELASTIC_RESTART_COUNT") or 0)

@@ -33,7 +33,7 @@ class Variables(Environment):
             raise UserError("MASTER_ADDR is not set; start the job with torchrun, or set it to rank 0's host")
         if not port.isdigit():
             raise UserError(f"MASTER_PORT={port!r} is not a port number; set it to a free port of rank 0's host")
-        return AtAddress(host, int(port))
+        return AtAddress(host, int(port), token=self.token)
 
     def _require_all(self) -> None:
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

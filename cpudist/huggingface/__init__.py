@@ -1,11 +1,11 @@
 """Keeps Hugging Face's accelerate and Trainer on the job's own process group and devices, whatever backend it runs on.
 
 Left alone, accelerate (1.15) and Trainer (4.57, 5.x) would take torch_xla for a CPU job where that is installed,
-train every rank alone, refuse or ignore the names "ccl", `use_ipex` and `no_cuda`, and ignore `ddp_timeout`. This
-package is the one place that changes them, while a job runs. One module per part that is changed, named after it
-(accelerate_state.py, accelerate_loader.py, training_arguments.py, trainer.py, trainer_loss.py); versions.py refuses
-versions that it was not written for. The libraries are never imported here, only changed once the script has imported
-them.
+train every rank alone, refuse or ignore the names "ccl", `use_ipex` and `no_cuda`, ignore `ddp_timeout`, and leave
+half a checkpoint where they are killed. This package is the one place that changes them, while a job runs. One module
+per part that is changed, named after it (accelerate_state.py, accelerate_loader.py, training_arguments.py, trainer.py,
+trainer_loss.py, trainer_checkpoints.py); versions.py refuses versions that it was not written for. The libraries are
+never imported here, only changed once the script has imported them.
 
 It must not know environments, recipes or command lines.
 """
@@ -18,7 +18,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from cpudist.huggingface import accelerate_loader, accelerate_state, trainer, trainer_loss, training_arguments
+from cpudist.huggingface import (
+    accelerate_loader,
+    accelerate_state,
+    trainer,
+    trainer_checkpoints,
+    trainer_loss,
+    training_arguments,
+)
 from cpudist.on_import import after_import
 from cpudist.optimization.native import own_compile_cache
 
@@ -45,5 +52,6 @@ def install(job: Job) -> None:
         ("transformers.modeling_utils", partial(trainer.patch_models, job=job, masters=masters)),
         ("transformers.trainer", partial(trainer.patch, job=job, masters=masters)),
         ("transformers.trainer", partial(trainer_loss.patch, job=job)),
+        ("transformers.trainer", partial(trainer_checkpoints.patch, job=job)),
     ):
         job.changes.then(after_import(module, patch))

@@ -1,9 +1,10 @@
-"""Trainer's loss on several ranks is that of a single process.
+"""Trainer's loss on several ranks, and over accumulated batches, is that of a single process and a single batch.
 
 Trainer (4.57 and 5.x, `compute_loss`) multiplies the loss by the number of ranks wherever a model's forward takes
-keyword arguments, trusting that it has divided by `num_items_in_batch`, the count over all ranks. Many models take that
-count and ignore it (BertForSequenceClassification is one): their losses and gradients come out too large by the number
-of ranks.
+keyword arguments, trusting that it has divided by `num_items_in_batch`, the count over all ranks and all batches of a
+step; and it does not divide by the number of these batches. Many models take that count and ignore it
+(BertForSequenceClassification is one): their losses and gradients come out too large by the number of ranks and by
+that of the batches.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _COMPUTE_LOSS = ["self", "model", "inputs", "return_outputs", "num_items_in_batc
 
 
 def patch(trainer_module: ModuleType, job: Job) -> None:
-    """Change `Trainer.compute_loss`: what was multiplied without having been divided is divided again."""
+    """Change `Trainer.compute_loss`: what a model should have divided is divided after it."""
     cls = trainer_module.Trainer
     original: Any = getattr(cls, "compute_loss", None)
     known = original is not None and list(inspect.signature(original).parameters) == _COMPUTE_LOSS
@@ -41,7 +42,10 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
     ) -> Any:
         hands_over = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
-        if not (hands_over and multiplies and isinstance(num_items_in_batch, torch.Tensor)):
+        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # Trainer itself, where a subclass says so
+        batches = 1 if divides else getattr(self, "current_gradient_accumulation_steps", 1)
+        too_large = batches * (self.accelerator.num_processes if multiplies else 1)
+        if not (hands_over and too_large > 1 and isinstance(num_items_in_batch, torch.Tensor)):
             return original(self, model, inputs, return_outputs, num_items_in_batch)
         if self in uses_count:
             result = original(self, model, inputs, return_outputs, num_items_in_batch)
@@ -54,8 +58,8 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
         if uses_count[self]:
             return result
         if return_outputs:
-            return result[0] / self.accelerator.num_processes, result[1]
-        return result / self.accelerator.num_processes
+            return result[0] / too_large, result[1]
+        return result / too_large
 
     job.changes.attribute(cls, "compute_loss", compute_loss)
 

@@ -16,7 +16,8 @@ from typing import NoReturn
 
 from cpudist.console import one_line, say
 from cpudist.errors import USER_ERROR, UserError
-from cpudist.job.watch import GRACE_SECONDS, Watch, end_process, name_of
+from cpudist.job.ending import end_process
+from cpudist.job.watch import GRACE_SECONDS, Watch, name_of
 
 INTERRUPTED = 130
 
@@ -25,7 +26,11 @@ ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None]
 
 
 def fail(
-    error: BaseException, watch: Watch | None, show: Show = traceback.print_exception, rank: int | None = None
+    error: BaseException,
+    watch: Watch | None,
+    show: Show = traceback.print_exception,
+    rank: int | None = None,
+    before_the_end: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """End the job because of `error`.
 
@@ -37,25 +42,29 @@ def fail(
         watch: the way to the other ranks, if they have met.
         show: prints the error's traceback.
         rank: this process's, where it is known without having met the others.
+        before_the_end: what a process without others does after it has reported.
     """
     status = exit_status(error)
     if watch is None:
         if rank:
             time.sleep(GRACE_SECONDS)
         _report(error, show, "this process" if rank is None else f"rank {rank}")
+        before_the_end()
         end_process(status)
     claimed = watch.claim()
     if claimed:
+        for sentence in watch.who_is_missing() if _has_timed_out(error) else ():
+            say(sentence)
         _report(error, show, name_of(watch.world))
     watch.end_job(status, reported=claimed)
 
 
-def excepthook(watch: Watch) -> ExceptHook:
+def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
     """A `sys.excepthook` by which an uncaught exception ends the job; the present one prints the traceback."""
     print_traceback = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        fail(error, watch, show=lambda error: print_traceback(kind, error, where))
+        end(error, lambda error: print_traceback(kind, error, where))
 
     return hook
 
@@ -81,6 +90,11 @@ def describe(error: BaseException) -> str:
 def is_interactive() -> bool:
     """Whether this is a notebook or an interactive session, which an exception does not end."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
+
+
+def _has_timed_out(error: BaseException) -> bool:
+    """Whether a collective has: torch has no type of its own for this."""
+    return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
 
 
 def _report(error: BaseException, show: Show, who: str) -> None:

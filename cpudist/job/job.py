@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,16 +16,21 @@ from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
 from cpudist.errors import UserError
-from cpudist.job import failure
-from cpudist.job.record import RunRecord
-from cpudist.job.watch import Watch
+from cpudist.job import failure, pinned
+from cpudist.job.interface import interface_variables
+from cpudist.job.record import Exit, RunRecord
+from cpudist.job.stall import summary
+from cpudist.job.watch import Watch, name_of
+from cpudist.job.whereabouts import here
 from cpudist.machine.cpus import allowed_cpus
-from cpudist.machine.identity import node_identity
+from cpudist.machine.identity import interface_of, node_identity
 from cpudist.rendezvous import exchange, meet
+from cpudist.stacks.answer import Answers
 from cpudist.world import Member, World, assign_nodes
 
 if TYPE_CHECKING:
     from cpudist.environments import Environment
+    from cpudist.pinning import Pinning
 
 
 class Job:
@@ -34,11 +39,13 @@ class Job:
     Attributes:
         world: this rank's place among the others.
         environment: what started the job.
+        interface: the network interface that the user has chosen; None: any.
         meeting: the store that all ranks share, and where it is.
         timeout: the bound on every collective, in seconds; `set_timeout` changes it.
         backend: what the ranks work together on.
         record: what is known of the run, for rank 0 to write.
         changes: what the job has changed in the environment and in other packages; `leave` takes it back.
+        pinning: what this rank was given of its node; None where it was left alone.
         held: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then leaves it alone.
     """
 
@@ -48,21 +55,28 @@ class Job:
 
     timeout: float
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, interface: str | None = None) -> None:
         self.environment = environment
+        self.interface = interface
         self.changes = Changes()
+        self.pinning: Pinning | None = None
         self.held = False
         self.started = False
         self._placement = environment.placement()
         self._watch: Watch | None = None
+        self._answers: Answers | None = None
 
     def come_up(self, backend: str, timeout: float, options: Mapping[str, Any], attempt: str) -> None:
         """Meet the other ranks, agree with them on a backend and start it; `attempt` is the same text on all ranks."""
         self.timeout = timeout
+        for name, value in interface_variables(self.interface).items() if self.interface else ():
+            self.changes.default_variable(name, value)
         with self.changes.environment():
-            self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, timeout)
+            self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, timeout, self.interface)
+            self.changes.then(self.meeting.close)
             self.world, members = self._see_who_is_where()
-            self._watch_the_others()
+            self._watch_the_others([member.host for member in members])
+            self._answer_who_asks()
             self._start_backend(backend, timeout, options)
         for name, value in {**self._variables(), **self.backend.variables()}.items():
             self.changes.variable(name, value)
@@ -71,14 +85,16 @@ class Job:
             for rank, member in enumerate(members)
         ]
         self.record = RunRecord(self.world, self.backend, pinning, self.environment.restarts)
+        self.record.network = {"interface": interface_of(self.meeting.host), "address": self.meeting.host}
         if self._watch is not None:
-            self._watch.on_failure = lambda: self.record.write("failed")
+            self._watch.backend = self.backend
+            self._watch.on_failure = self._record_failure
         self.started = True
 
-    def leave(self) -> None:
-        """Wait for the other ranks, then take everything back."""
+    def leave(self, exit: Exit = "completed") -> None:
+        """Wait for the other ranks, then take everything back; `exit` goes into the record."""
         self.finish()
-        self.record.write("completed")
+        self.record.write(exit)
         self.abandon()
 
     def finish(self) -> None:
@@ -117,9 +133,15 @@ class Job:
             )
         return self.world.backend
 
-    def fail(self, error: BaseException, show: failure.Show, rank: int | None) -> NoReturn:
+    def fail(
+        self, error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None
+    ) -> NoReturn:
         """End the job on every rank because of `error`; see `failure.fail`."""
-        failure.fail(error, self._watch, show, rank)
+        failure.fail(error, self._watch, show, rank, self._record_failure)
+
+    def _record_failure(self) -> None:
+        if self.started:
+            self.record.write("failed")
 
     def _see_who_is_where(self) -> tuple[World, list[Member]]:
         import torch
@@ -130,18 +152,33 @@ class Job:
         members = [Member.from_json(text) for text in self._ask_everyone("member", own.to_json())]
         return assign_nodes(members, self.environment.name)[self._placement.rank], members
 
-    def _watch_the_others(self) -> None:
+    def _watch_the_others(self, hosts: Sequence[str]) -> None:
         if failure.is_interactive():
             return
-        self._watch = Watch(self.world, self.meeting.store, self.timeout)
-        self.changes.then(self._watch.stop)
-        self.changes.attribute(sys, "excepthook", failure.excepthook(self._watch))
+        if self.meeting.place is not None:
+            self._watch = Watch(self.world, hosts, self.meeting.place, self.timeout)
+            self.changes.then(self._watch.stop)
+        self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
         atexit.register(self.finish)
         self.changes.then(lambda: atexit.unregister(self.finish))
 
+    def _answer_who_asks(self) -> None:
+        """From here on `cpudist stacks` finds this rank."""
+
+        def where() -> str:
+            return summary(here(self.world, getattr(self, "backend", None)))
+
+        job = f"{self.world.hosts[0]}:{self.meeting.port}"
+        self._answers = Answers(job, self.world.rank, self.world.size, name_of(self.world), where)
+        self.changes.then(self._answers.stop)
+
     def disown_child(self) -> None:
         """In a forked child: it is no rank of the job, and how it ends does not concern the others."""
+        if self._answers is not None:
+            self._answers.close()
+            self._answers = None
         if self._watch is not None:
+            self._watch.disown()
             self._watch = None
             sys.excepthook = sys.__excepthook__
             atexit.unregister(self.finish)
@@ -167,7 +204,7 @@ class Job:
             "WORLD_SIZE": str(self.world.size),
             "LOCAL_RANK": str(self.world.local_rank),
             "LOCAL_WORLD_SIZE": str(self.world.local_size),
-            "MASTER_ADDR": self.meeting.address,
+            "MASTER_ADDR": self.meeting.host,
             "MASTER_PORT": str(self.meeting.port),
         }
 
@@ -184,7 +221,14 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def start_job(environment: Environment, backend: str, timeout: float, options: Mapping[str, Any] | None = None) -> Job:
+def start_job(
+    environment: Environment,
+    backend: str,
+    timeout: float,
+    options: Mapping[str, Any] | None = None,
+    interface: str | None = None,
+    pinning: Pinning | None = None,
+) -> Job:
     """Start the job that `environment` describes; every rank calls it.
 
     Args:
@@ -192,6 +236,8 @@ def start_job(environment: Environment, backend: str, timeout: float, options: M
         backend: a backend's name, or "auto".
         timeout: bound on the start and on every collective, in seconds.
         options: the backend's own; see `Backend.configure`.
+        interface: the network interface that the ranks meet over and send over; None: any.
+        pinning: this rank's cores and threads; None leaves it where it is.
 
     Raises:
         UserError: the environment's variables contradict each other or MPI, the backend cannot be used, or a process
@@ -207,9 +253,12 @@ def start_job(environment: Environment, backend: str, timeout: float, options: M
         _job.abandon()
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
-    _job = job = Job(environment)
+    _job = job = Job(environment, interface)
+    job.pinning = pinning and pinned.follow(pinning, job.changes)
     # An agent's store outlives a restart of the ranks, and any store may outlive a job.
     job.come_up(backend, timeout, options or {}, attempt=f"{environment.restarts}/{next(_attempts)}")
+    if job.pinning is not None:
+        job.pinning.settle(job.changes)
     return job
 
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from cpudist.console import say
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.world import World
 
-Exit = Literal["running", "completed", "failed"]
+Exit = Literal["running", "completed", "interrupted", "failed"]
 
 
 @dataclass
@@ -48,6 +49,7 @@ class RunRecord:
         training: what a training loop has measured.
         tokens_per_sample: for the rate in tokens, where samples have a fixed length.
         results: a recipe's metrics, a sample of what the model does, files written.
+        network: over which interface and address of rank 0's host the ranks have met.
     """
 
     def __init__(self, world: World, backend: Backend, pinning: list[dict[str, Any]], restarts: int) -> None:
@@ -57,6 +59,7 @@ class RunRecord:
         self.training = Training()
         self.tokens_per_sample: int | None = None
         self.results: dict[str, Any] = {}
+        self.network: dict[str, str | None] = {}
         self._world = world
         self._backend = backend
         self._pinning = pinning
@@ -81,10 +84,15 @@ class RunRecord:
         """Write the file, on rank 0 and if there is one. Readers see the old or the new one, never a part."""
         if self._world.rank != 0 or self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(self.as_dict(exit), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self.as_dict(exit), indent=2) + "\n", encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            if exit != "failed":
+                raise
+            say(f"the run record was not written: {error}")  # perhaps the full disk that ends the job: end it must
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
         """The record's fields, in the order in which a reader wants them."""
@@ -103,6 +111,7 @@ class RunRecord:
             "world_size": world.size,
             "backend": world.backend,
             "transport": backend.transport(),
+            "network": self.network,
             "dtype": self.dtype,
             "optimizations": self.optimizations,
             "pinning": self._pinning,

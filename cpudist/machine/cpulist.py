@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+LAST_CPU = (1 << 16) - 1  # Linux knows of 8192 CPUs at most; what is more is a mistake in a file
 _WORD = 32  # bits between two commas of a mask
 
 
@@ -17,6 +18,8 @@ def parse_list(text: str) -> frozenset[int]:
     for part in text.strip().split(","):
         if part.strip():
             first, _, last = part.partition("-")
+            if int(last or first) > LAST_CPU:
+                raise ValueError(f"no machine has a CPU {last or first}")
             cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpudist.errors import UserError
 from cpudist.machine import hwloc, lscpu, sysfs
-from cpudist.machine.files import Files, Folder, open_copy
+from cpudist.machine.cpulist import LAST_CPU
+from cpudist.machine.files import Folder, open_copy
 from cpudist.machine.limits import Limits, read_limits
 from cpudist.machine.topology import Topology
+
+_LARGEST = 64 << 20  # bytes; real ones have some kilobytes
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,25 @@ def machine_from(path: Path) -> Machine:
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; give a copy of sysfs, the output of `lscpu -p`, or hwloc's XML")
-    if path.is_dir() or tarfile.is_tarfile(path):
-        try:
-            return _from_copy(open_copy(path))
-        except ValueError as error:
-            raise UserError(f"{path} holds a file that the kernel would not write ({error}): copy it again") from None
+    if not path.is_dir() and not (path.is_file() and path.stat().st_size < _LARGEST):
+        raise UserError(f"{path} is no description of a machine: those are folders, or files of less than 64 MiB")
+    machine = _from_copy(path) if path.is_dir() or tarfile.is_tarfile(path) else _from_text(path)
+    if max(machine.topology.cpus) > LAST_CPU:
+        raise UserError(f"{path} names a CPU {max(machine.topology.cpus)}, which no machine has: make it again")
+    return machine
+
+
+def _from_copy(path: Path) -> Machine:
+    try:
+        files = open_copy(path)
+        return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
+    except ValueError as error:
+        raise UserError(f"{path} holds a file that the kernel would not write ({error}): copy it again") from None
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path} is damaged or cut off ({error}): copy it again") from None
+
+
+def _from_text(path: Path) -> Machine:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -65,7 +84,3 @@ def machine_from(path: Path) -> Machine:
         return Machine(lscpu.parse_topology(text), Limits())
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-
-
-def _from_copy(files: Files) -> Machine:
-    return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))

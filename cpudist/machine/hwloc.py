@@ -36,6 +36,13 @@ def parse_machine(text: str) -> HwlocMachine:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise UserError(f"this XML is broken ({error}): export it again with `lstopo --of xml FILE`") from None
+    try:
+        return _parse(root)
+    except ValueError as error:
+        raise UserError(f"this XML has a value that hwloc does not write ({error}): export it again") from None
+
+
+def _parse(root: _Element) -> HwlocMachine:
     objects = list(root.iter("object"))
     units = [unit for unit in objects if unit.get("type") == "PU"]
     if root.tag != "topology" or not units:

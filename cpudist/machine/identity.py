@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
+
+from cpudist.errors import UserError
 
 
 def node_identity() -> str:
@@ -18,19 +21,42 @@ def node_identity() -> str:
     return f"{socket.gethostname()}/{boot}/{os.stat('/proc/self/ns/ipc').st_ino}/{shared_memory}"
 
 
-def addresses() -> list[str]:
-    """The addresses at which others may reach this machine, IPv4 first; 127.0.0.1 where it has no others."""
+def addresses(interface: str | None = None) -> list[str]:
+    """The addresses at which others may reach this machine, IPv4 first; 127.0.0.1 where it has no others.
+
+    Args:
+        interface: a network interface; only its addresses then.
+
+    Raises:
+        UserError: there is no such interface, or it is down, or has no address.
+    """
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    entries = [entry for name, found in psutil.net_if_addrs().items() if name in up for entry in found]
+    found = {name: entries for name, entries in psutil.net_if_addrs().items() if name in up}
+    if interface is not None:
+        found = {name: entries for name, entries in found.items() if name == interface}
     outward = [
         entry.address
         for family in (socket.AF_INET, socket.AF_INET6)
-        for entry in entries
-        if entry.family == family and not entry.address.startswith(("127.", "::1", "fe80"))
+        for entry in itertools.chain(*found.values())
+        if entry.family == family and (interface or not entry.address.startswith(("127.", "::1")))
+        if not entry.address.startswith("fe80")
     ]
+    if interface is not None and not outward:
+        raise UserError(
+            f"{socket.gethostname()} has no network interface {interface} that is up and has an address; "
+            f"give --interface one of {', '.join(sorted(up))}"
+        )
     return outward or ["127.0.0.1"]
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None if none of this machine's has."""
+    import psutil
+
+    entries = psutil.net_if_addrs().items()
+    return next((name for name, found in entries if any(entry.address == address for entry in found)), None)
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ import platform
 # System call numbers: x86-64 has its own, all newer architectures share one table.
 _NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "riscv64": (237, 236)}
 _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
-_LOCAL = _NAMES.index("local")
+_DEFAULT, _LOCAL = _NAMES.index("default"), _NAMES.index("local")
 _MODE_FLAGS = 0xE000  # what set_mempolicy takes in the mode's upper bits
 
 
@@ -36,6 +36,11 @@ def allocate_locally() -> bool:
     if memory_policy() != "default":
         return False
     return _call(0, ctypes.c_int(_LOCAL), None, ctypes.c_ulong(0)) == 0
+
+
+def forget_policy() -> bool:
+    """Take `allocate_locally` back: from now on the kernel's default. Returns: False where it is refused."""
+    return _call(0, ctypes.c_int(_DEFAULT), None, ctypes.c_ulong(0)) == 0
 
 
 def _call(which: int, *arguments: object) -> int:

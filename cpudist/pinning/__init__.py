@@ -1,13 +1,14 @@
-"""This rank follows the plan for its node: before torch starts threads, and checked once it trains.
+"""This rank follows the plan for its node: before torch starts threads, or once it runs; and checked once it trains.
 
 - `launcher.py`: the process that started the ranks, and what it has pinned already.
-- `share.py`: the part of the node that is this rank's; pure functions.
+- `wishes.py`: what a person has set; `share.py`: the part of the node that is this rank's; pure functions.
 - `preload.py`: a faster allocator, for which the process starts once more.
-- `apply.py`: changes this process; `observe.py`: what it really got.
+- `apply.py`: decides and changes this process; `threads.py`: the masks of its threads.
+- `observe.py`: what it really got.
 
 It must not know torch, MPI or jobs.
 """
 
-from cpudist.pinning.apply import Pinning, pin
+from cpudist.pinning.apply import Pinning, decide, pin
 
-__all__ = ["Pinning", "pin"]
+__all__ = ["Pinning", "decide", "pin"]

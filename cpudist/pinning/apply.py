@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.environments import Environment
 from cpudist.errors import UserError
 from cpudist.machine.cpulist import format_list
 from cpudist.machine.description import this_machine
-from cpudist.machine.memory_policy import allocate_locally
-from cpudist.pinning.launcher import Launcher, find_launcher
+from cpudist.pinning import threads
+from cpudist.pinning.launcher import find_launcher
 from cpudist.pinning.preload import start_again, wanted_library
 from cpudist.pinning.share import own_share
-from cpudist.placement.plan import RankPlan, Wishes
-
-_THREADS = "OMP_NUM_THREADS"
-COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
+from cpudist.pinning.wishes import wishes_of
+from cpudist.placement.openmp import THREADS
+from cpudist.placement.plan import RankPlan
 
 
 @dataclass(frozen=True)
 class Pinning:
-    """What this rank was given; `bound` says whether its mask is that of the plan."""
+    """What is this rank's; `bound` says whether its mask is to be that of the plan, and after `bind` whether it is."""
 
     plan: RankPlan
     bound: bool
 
-    def settle(self) -> None:
+    def bind(self, changes: Changes) -> Pinning:
+        """Move the process to its cores, if it is to be bound; what was done is taken back by `changes`."""
+        if self.bound:
+            try:
+                threads.bind(self.plan, changes)
+            except OSError as error:  # the cpuset has changed since it was read
+                cpus = format_list(self.plan.mask)
+                say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
+                return replace(self, bound=False)
+        return self
+
+    def settle(self, changes: Changes) -> None:
         """Give every thread its own cores, once the job's own threads run and before computing ones do."""
-        if not self.bound or self.plan.mask == self.plan.cpus:
-            return
-        for task in Path("/proc/self/task").iterdir():
-            if (task / "comm").read_text().strip() == COMMUNICATION_THREAD and self.plan.communication_cpus:
-                os.sched_setaffinity(int(task.name), self.plan.communication_cpus)
-        os.sched_setaffinity(0, self.plan.cpus)  # OpenMP's threads come from this one
-        if self.plan.data_cpus:
-            os.register_at_fork(after_in_child=lambda: os.sched_setaffinity(0, self.plan.mask))
+        if self.bound:
+            threads.settle(self.plan, changes)
 
 
 def pin(environment: Environment, arguments: Sequence[str]) -> Pinning | None:
@@ -55,6 +58,19 @@ def pin(environment: Environment, arguments: Sequence[str]) -> Pinning | None:
     library = wanted_library(os.environ)
     if library is not None:
         start_again(library)
+    pinning = decide(environment, arguments)
+    if pinning is None:
+        return None
+    os.environ[THREADS] = str(pinning.plan.omp_threads)
+    return pinning.bind(Changes())  # for good: this process is the job's
+
+
+def decide(environment: Environment, arguments: Sequence[str], chosen_threads: int | None = None) -> Pinning | None:
+    """What of this node is this rank's; see `pin`. Nothing is changed.
+
+    Args:
+        chosen_threads: how many threads the script has told torch to compute with, if it has.
+    """
     try:
         placement = environment.placement()
     except UserError:  # the job's start says so, to everybody and in order
@@ -67,11 +83,9 @@ def pin(environment: Environment, arguments: Sequence[str]) -> Pinning | None:
     else:
         rank, ranks = placement.local_rank, placement.local_size
     launcher = find_launcher(environment.rank_variable)
-    wishes = Wishes(
-        data_workers=_data_workers(arguments),
-        omp_threads=_threads_of_user(environment, os.environ, launcher),
-        communicates=placement.size > 1,
-    )
+    wishes = wishes_of(environment, arguments, launcher, placement.size > 1)
+    if chosen_threads is not None:
+        wishes = replace(wishes, omp_threads=chosen_threads, threads_variable="torch.set_num_threads")
     try:
         share = own_share(this_machine(), launcher.cpus, rank, ranks, wishes)
     except UserError as error:
@@ -79,38 +93,7 @@ def pin(environment: Environment, arguments: Sequence[str]) -> Pinning | None:
         return None
     if share.hint:
         _say(environment, share.hint)
-    os.environ[_THREADS] = str(share.plan.omp_threads)
-    return Pinning(share.plan, share.bind and _bind(share.plan))
-
-
-def _bind(plan: RankPlan) -> bool:
-    """Narrow this process's mask and place its memory near."""
-    try:
-        os.sched_setaffinity(0, plan.mask)
-    except OSError as error:  # the cpuset has changed since it was read
-        say(f"warning: local rank {plan.rank} cannot be pinned to the CPUs {format_list(plan.mask)}: {error.strerror}")
-        return False
-    if len(plan.numa_nodes) == 1:
-        allocate_locally()  # refused in many containers, where the kernel's default is local as well
-    return True
-
-
-def _threads_of_user(environment: Environment, variables: Mapping[str, str], launcher: Launcher) -> int | None:
-    """OMP_NUM_THREADS where a person has set it. torchrun sets it to 1, whatever the machine, where nobody has."""
-    text = variables.get(_THREADS, "")
-    if not text.isdecimal() or int(text) < 1:
-        return None
-    by_torchrun = environment.name == "torchrun" and text == "1" and _THREADS not in (launcher.variables or {})
-    return None if by_torchrun else int(text)
-
-
-def _data_workers(arguments: Sequence[str]) -> int:
-    """Trainer's --dataloader_num_workers, as far as it stands on the command line."""
-    for word, following in itertools.pairwise([*arguments, ""]):
-        name, _, value = word.replace("-", "_").partition("=")
-        if name == "__dataloader_num_workers" and (value or following).isdecimal():
-            return int(value or following)
-    return 0
+    return Pinning(share.plan, share.bind)
 
 
 def _say(environment: Environment, line: str) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cpudist.machine.cpulist import format_list, parse_list
-from cpudist.pinning.apply import COMMUNICATION_THREAD, Pinning
+from cpudist.pinning.apply import Pinning
+from cpudist.pinning.threads import COMMUNICATION_THREAD
 
 _SELF = Path("/proc/self")
 # The fields of /proc/…/stat after the name, counted from 0: proc_pid_stat(5).

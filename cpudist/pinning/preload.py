@@ -26,12 +26,17 @@ def wanted_library(variables: Mapping[str, str]) -> Path | None:
     """The library to preload; None where the user has decided, there is none, or it has been done."""
     if variables.get(_DONE) == str(os.getpid()):
         return None
-    if any(name in _DECIDED or name.startswith(_DECIDED_PREFIX) for name in variables):
+    if allocator_decided(variables):
         return None
     folders = [Path(sys.prefix) / "lib", Path("/usr/lib64"), Path("/usr/lib")]
     if multiarch := sysconfig.get_config_var("MULTIARCH"):
         folders.insert(1, Path("/usr/lib") / multiarch)
     return next((folder / name for folder in folders for name in _NAMES if (folder / name).exists()), None)
+
+
+def allocator_decided(variables: Mapping[str, str]) -> str | None:
+    """The variable by which the user has decided about the allocator, if there is one."""
+    return next((name for name in variables if name in _DECIDED or name.startswith(_DECIDED_PREFIX)), None)
 
 
 def start_again(library: Path) -> NoReturn:

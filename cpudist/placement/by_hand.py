@@ -34,20 +34,18 @@ def by_hand(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> 
     wanted = openmp.environment(plan) | intel_mpi.environment(plan) | oneccl.environment(plan)
     if preload is not None:
         wanted["LD_PRELOAD"] = str(preload)
-    kept = [f"{name}={env[name]} is set and stays" for name in _set_by_user(env) if name not in wanted]
+    if openmp.threads_set(env) is not None:
+        del wanted[openmp.THREADS]  # make_plan has taken it into account and has said so
+    decided = [name for name in (*_INTEL_PINNING, *openmp.BINDING) if name in env and name not in wanted]
+    kept = [f"{name}={env[name]} is set and stays" for name in decided]
     variables = {}
     for name, value in wanted.items():
-        if name in env:
-            # make_plan has taken OMP_NUM_THREADS into account and has said so.
-            if env[name] != value and name != "OMP_NUM_THREADS":
+        if name in env and name != openmp.THREADS:
+            if env[name] != value:
                 kept.append(f"{name}={env[name]} is set and stays; the plan has {value}")
-        elif not (name.startswith("I_MPI_PIN") and _set_by_user(env)):
+        elif not (name.startswith("I_MPI_PIN") and any(name in env for name in _INTEL_PINNING)):
             variables[name] = value
     return ByHand(variables, tuple(kept), _commands(plan), openmpi.rankfile(plan, "localhost") if plan.pinned else "")
-
-
-def _set_by_user(env: Mapping[str, str]) -> list[str]:
-    return [name for name in _INTEL_PINNING if name in env]
 
 
 def _commands(plan: Plan) -> dict[str, str]:

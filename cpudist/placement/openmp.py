@@ -7,9 +7,26 @@ that it starts inherits, so that all processes that load data end up on that one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cpudist.placement.plan import Plan
+
+THREADS = "OMP_NUM_THREADS"
+# torch asks MKL, where it is built with it, how many threads there shall be, and MKL's own variable comes first there.
+_VARIABLES = ("MKL_NUM_THREADS", THREADS)
+# Whoever sets one of these has decided where each thread runs.
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def environment(plan: Plan) -> dict[str, str]:
     """One number for all ranks of the node, the smallest, since a launcher hands all of them the same environment."""
-    return {"OMP_NUM_THREADS": str(min(rank.omp_threads for rank in plan.ranks))}
+    return {THREADS: str(min(rank.omp_threads for rank in plan.ranks))}
+
+
+def threads_set(variables: Mapping[str, str]) -> tuple[int, str] | None:
+    """The number of threads that the variables ask for, and which of them does; what is no number asks for nothing."""
+    for name in _VARIABLES:
+        text = variables.get(name, "").strip()
+        if text.isdecimal() and int(text) > 0:
+            return int(text), name
+    return None

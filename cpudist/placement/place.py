@@ -63,12 +63,19 @@ def _affordable(machine: Machine, ranks: int, wishes: Wishes) -> list[Core]:
     two cores are stopped less than two ranks on one.
     """
     cores, limits = list(machine.usable.cores), machine.limits
-    threads = [int(limit) for limit in (limits.quota, limits.counted) if limit is not None]
-    if not threads:
+    threads = min((int(limit) for limit in (limits.quota, limits.counted) if limit is not None), default=None)
+    if threads is None:
         return cores
-    per_core = machine.usable.threads_per_core if wishes.smt else 1
-    number = max(min(threads) // per_core, ranks, 1)
-    return sorted(cores, key=lambda core: core.efficiency)[:number]
+    # One rank for each part: all parts keep as many cores as each other.
+    groups = _by_part(cores, wishes.ranks) if isinstance(wishes.ranks, str) else [cores]
+    turns = {core: turn for group in groups for turn, core in enumerate(group)}
+    kept: set[Core] = set()
+    for core in sorted(cores, key=lambda core: (core.efficiency, turns[core])):
+        threads -= len(core.cpus) if wishes.smt else 1
+        if threads < 0 and len(kept) >= ranks:
+            break
+        kept.add(core)
+    return [core for core in cores if core in kept]
 
 
 def _fast(cores: Sequence[Core], ranks: int) -> list[Core]:
@@ -166,7 +173,8 @@ def _warnings(
         )
     if quota is not None and len(ranks) > quota:
         lines.append(
-            f"{len(ranks)} ranks share a CPU quota of {quota:g} and are stopped in turn; raise it or start fewer"
+            f"over-subscribed: {len(ranks)} ranks share a CPU quota of {quota:g} and are stopped in turn; raise it or"
+            " start fewer"
         )
     if len(cores) < len(allowed.cores):
         limits = " and ".join(machine.limits.origins)
@@ -186,11 +194,11 @@ def _warnings(
     if sizes[-1] - sizes[0] > 1:
         lines.append(f"ranks compute on {sizes[0]} to {sizes[-1]} CPUs and all wait for the slowest; try another --ppn")
     if wishes.omp_threads:
-        lines.append(f"OMP_NUM_THREADS={wishes.omp_threads} is set and stays")
+        lines.append(f"{wishes.threads_variable}={wishes.omp_threads} is set and stays")
         if (fewest := sizes[0]) < wishes.omp_threads:
             lines.append(
-                f"over-subscribed: {wishes.omp_threads} threads share {_count(fewest, 'CPU')} of a rank; unset"
-                f" OMP_NUM_THREADS, or set it to {fewest}"
+                f"over-subscribed: {wishes.omp_threads} threads share {_count(fewest, 'CPU')} of a rank; set"
+                f" {wishes.threads_variable} to {fewest}"
             )
     return lines
 

@@ -16,7 +16,8 @@ class Wishes:
         ranks: how many ranks, or one for each part of the machine.
         data_workers: processes that load data for each rank (Trainer's dataloader_num_workers).
         smt: compute on all hardware threads of a core, not on one.
-        omp_threads: OMP_NUM_THREADS as the user has set it, which stays.
+        omp_threads: how many threads the user has set, which stays.
+        threads_variable: in which variable.
         communicates: whether there are other ranks to exchange messages with.
     """
 
@@ -24,6 +25,7 @@ class Wishes:
     data_workers: int = 0
     smt: bool = False
     omp_threads: int | None = None
+    threads_variable: str = "OMP_NUM_THREADS"
     communicates: bool = True
 
 
@@ -34,10 +36,12 @@ class RankPlan:
     Attributes:
         rank: its number on this node.
         cpus: where it computes: one CPU for each OpenMP thread, unless the user has set another number of threads.
-        omp_threads: how many threads compute.
+        omp_threads: how many threads compute (OpenMP's, torch's intra-op).
         communication_cpus: for the thread that moves messages while others compute; empty where none can be spared.
         data_cpus: for the processes that load data; empty where none can be spared.
         numa_nodes: the nodes that its cores are near to.
+        interop_threads: how many operations of TorchScript may run at the same time (torch's inter-op threads); one,
+            since each of them computes on all of the rank's cores.
     """
 
     rank: int
@@ -46,6 +50,7 @@ class RankPlan:
     communication_cpus: tuple[int, ...] = ()
     data_cpus: tuple[int, ...] = ()
     numa_nodes: tuple[int, ...] = ()
+    interop_threads: int = 1
 
     @property
     def mask(self) -> tuple[int, ...]:
@@ -77,6 +82,7 @@ class Plan:
                     "rank": rank.rank,
                     "cpus": list(rank.cpus),
                     "omp_threads": rank.omp_threads,
+                    "interop_threads": rank.interop_threads,
                     "communication_cpus": list(rank.communication_cpus),
                     "data_cpus": list(rank.data_cpus),
                     "numa_nodes": list(rank.numa_nodes),

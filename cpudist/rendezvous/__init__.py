@@ -1,5 +1,7 @@
 """How the ranks of a job find each other, within a time limit: in one store that all of them reach.
 
+- `server.py`, `process.py`: the store, served by a process of rank 0's to those who know the job's token.
+- `wire.py`: what is said to it; `connection.py`, `store.py`: who says it, in Python and for torch.
 - `meeting.py`: `meet` gives each rank that store.
 - `mpi.py`: MPI, for the one thing that it is needed for: to tell where the store is.
 - `exchange.py`: every rank tells every other one something, through a store.
@@ -7,7 +9,8 @@
 It is told how the ranks meet, and does not ask who started them. It must not know backends or jobs.
 """
 
+from cpudist.rendezvous.connection import Address, Connection, StoreLost
 from cpudist.rendezvous.exchange import exchange
 from cpudist.rendezvous.meeting import Meeting, meet
 
-__all__ = ["Meeting", "exchange", "meet"]
+__all__ = ["Address", "Connection", "Meeting", "StoreLost", "exchange", "meet"]

@@ -1,8 +1,11 @@
-"""Every rank tells every other one something, through a store."""
+"""Every rank tells every other one something, through a store, with a few requests from each rank."""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from cpudist.console import first_line
@@ -11,6 +14,9 @@ from cpudist.waiting import poll
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+_VERDICT_SECONDS = 5.0  # that rank 0 takes to say who is missing, after the others' time is over
+_MOST_NAMES = 20  # of missing ranks in a message
 
 
 def exchange(
@@ -25,6 +31,9 @@ def exchange(
 ) -> list[str]:
     """Publish this rank's value under `key` and return every rank's, in rank order.
 
+    Rank 0 collects the values and publishes them as one, so the requests to the store grow with the ranks, not with
+    their square.
+
     Args:
         store: the store that all ranks share; a key serves once in it.
         timeout: seconds to wait for the others.
@@ -34,25 +43,47 @@ def exchange(
     Raises:
         StartupTimeout: some ranks have not published theirs in time (the message names them), or the store is gone.
     """
-    keys = [f"{key}/{other}" for other in range(size)]
-    missing = set(range(size)) - {rank}
-
-    def all_there() -> bool:
-        # Not store.wait: it prints torch's own warnings, with C++ frames, when the time is over.
-        missing.difference_update([other for other in missing if store.check([keys[other]])])
-        return not missing
-
+    own, everyone = f"{key}/{rank}", f"{key}/all"
     try:
-        store.set(keys[rank], f"={value}")  # a store drops values that are empty
-        if not poll(all_there, timeout, meanwhile):
-            names = ", ".join(map(str, sorted(missing)))
-            raise StartupTimeout(
-                f"{what}: after {timeout:g} s still waiting for rank{'s' * (len(missing) > 1)} {names} of {size}; "
-                "look at their output, or give more time with --timeout"
-            )
-        return [text.decode()[1:] for text in _get_all(store, keys)]
+        store.set(own, f"={value}")  # a store drops values that are empty
+        if rank == 0:
+            keys = [f"{key}/{other}" for other in range(size)]
+            complete = _await(store, keys, timeout, meanwhile)
+            missing = [] if complete else [other for other in range(size) if not store.check([keys[other]])]
+            values = [] if missing else [text.decode()[1:] for text in _get_all(store, keys)]
+            # What ranks say is much alike, and all of it goes to each of them.
+            packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
+            store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
+        else:
+            found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
+            missing, values = json.loads(zlib.decompress(store.get(everyone))) if found else ([0], [])
     except RuntimeError as error:  # torch's DistError
         raise StartupTimeout(f"{what}: lost the store of rank 0: {first_line(error)}") from None
+    if missing:
+        names = ", ".join(map(str, missing[:_MOST_NAMES])) + (", …" if len(missing) > _MOST_NAMES else "")
+        raise StartupTimeout(
+            f"{what}: after {timeout:g} s still waiting for rank{'s' * (len(missing) > 1)} {names} of {size}; "
+            "look at their output, or give more time with --timeout"
+        )
+    return list(values)
+
+
+def _await(store: Store, keys: list[str], timeout: float, meanwhile: Callable[[], object] | None) -> bool:
+    """Whether all keys are there within `timeout` seconds."""
+    if meanwhile is not None or not _waits_quietly(store):
+        return poll(lambda: store.check(keys), timeout, meanwhile)
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except RuntimeError:
+        return store.check(keys)
+    return True
+
+
+def _waits_quietly(store: Store) -> bool:
+    """Whether the store can be left to wait; torch's own prints warnings, with C++ frames, when the time is over."""
+    from cpudist.rendezvous.store import JobStore
+
+    return isinstance(store, JobStore)
 
 
 def _get_all(store: Store, keys: list[str]) -> list[bytes]:

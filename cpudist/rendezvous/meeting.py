@@ -1,38 +1,73 @@
-"""One store for all ranks: found over MPI, at an address that the environment gives, or for one process alone."""
+"""One store for all ranks: found over MPI, at an address that the environment gives, or for one process alone.
+
+The store is the job's own (server.py). Rank 0 serves it; MPI, or the store that a launcher keeps, is needed for one
+thing alone: to tell the others where it is, and the token that proves it. Where rank 0 itself has to serve the address
+that the environment gives, nobody could tell a token: there it is CPUDIST_TOKEN, or none.
+"""
 
 from __future__ import annotations
 
-import atexit
+import json
+import secrets
 import socket
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import first_line
 from cpudist.environments import Alone, AtAddress, OverMpi, Placement, Rendezvous
-from cpudist.errors import StartupTimeout, UserError
+from cpudist.errors import UserError
 from cpudist.machine.identity import addresses, free_port, node_identity
 from cpudist.rendezvous import mpi
-from cpudist.waiting import bounded, poll
+from cpudist.rendezvous.connection import Address
+from cpudist.rendezvous.process import StoreProcess
+from cpudist.waiting import bounded
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_ATTEMPT_SECONDS = 5.0  # for one address to answer
+_LOOPBACK = "127.0.0.1"
+_LONGEST_SILENCE = 30.0
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The store that all ranks share, and where rank 0 serves it."""
+    """Where the ranks have met.
+
+    Attributes:
+        store: the store that all ranks share.
+        place: where it is served; None where this process is alone.
+        host: rank 0's, as this rank reaches it.
+        port: a port of that host that is free for the job's scripts and libraries: their MASTER_PORT.
+        server: the store's process, on the rank that has started it for this job.
+    """
 
     store: Store
-    address: str
+    place: Address | None
+    host: str
     port: int
+    server: StoreProcess | None = None
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self.server is not None:
+            self.server.close()
 
 
-def meet(rendezvous: Rendezvous, placement: Placement, attempt: str, timeout: float) -> Meeting:
+@dataclass(frozen=True)
+class _Offer:
+    """What rank 0 tells the others."""
+
+    hosts: list[str]
+    port: int
+    token: str = field(repr=False)
+    free_port: int
+
+
+def meet(
+    rendezvous: Rendezvous, placement: Placement, attempt: str, timeout: float, interface: str | None = None
+) -> Meeting:
     """Connect this rank with the others.
 
     Args:
@@ -40,91 +75,113 @@ def meet(rendezvous: Rendezvous, placement: Placement, attempt: str, timeout: fl
         placement: which rank this is.
         attempt: the same text on all ranks, another one for every job that may find an earlier one's store.
         timeout: seconds for rank 0 to be reached.
+        interface: the network interface of rank 0's host over which the others reach it; None: any.
 
     Raises:
-        UserError: MPI and the environment disagree about the world, or the store cannot be opened.
+        UserError: MPI and the environment disagree about the world, or the store cannot be served.
         StartupTimeout: rank 0 cannot be reached in time.
     """
     match rendezvous:
         case OverMpi():
-            return _meet_over_mpi(rendezvous, placement, timeout)
+            return _meet_over_mpi(rendezvous, placement, timeout, interface)
+        case AtAddress(served=True):
+            return _meet_by_agent(rendezvous, placement, attempt, timeout, interface)
         case AtAddress():
-            return _meet_at(rendezvous, placement, attempt, timeout)
+            return _meet_at(rendezvous, placement, attempt, timeout, interface)
         case Alone():
             from torch.distributed import HashStore
 
-            return Meeting(HashStore(), "127.0.0.1", free_port())
+            return Meeting(HashStore(), None, _LOOPBACK, free_port())
 
 
-def _meet_at(address: AtAddress, placement: Placement, attempt: str, timeout: float) -> Meeting:
-    from torch.distributed import PrefixStore
-
-    serves = placement.rank == 0 and not address.served
-    if not serves:
-        _first_reachable([address.host], address.port, timeout)
-    try:
-        store = _store_at(address.host, address.port, placement.size, serves, timeout)
-    except RuntimeError as error:
-        raise UserError(
-            f"rank {placement.rank} cannot open {address.host}:{address.port} (MASTER_ADDR, MASTER_PORT): "
-            f"{first_line(error)}"
-        ) from None
-    return Meeting(PrefixStore(f"cpudist/{attempt}", store), address.host, address.port)
-
-
-def _meet_over_mpi(rendezvous: OverMpi, placement: Placement, timeout: float) -> Meeting:
+def _meet_over_mpi(rendezvous: OverMpi, placement: Placement, timeout: float, interface: str | None) -> Meeting:
     world = mpi.join(rendezvous, placement, timeout)
-    server: Any = None
-    offer: tuple[list[str], int] | None = None
-    if placement.rank == 0:
-        server = _tcp_store("localhost", 0, placement.size, True, timeout)  # the system picks a free port
-        offer = (addresses(), server.port)
     with bounded("agreeing on rank 0's address over MPI", timeout):
-        candidates, port = world.bcast(offer)
-        shared = len(set(world.allgather(node_identity()))) == 1
-    if shared:
-        candidates = ["127.0.0.1"]
-    if server is not None:
-        return Meeting(server, candidates[0], port)
-    address = _first_reachable(candidates, port, timeout)
-    return Meeting(_tcp_store(address, port, placement.size, False, timeout), address, port)
+        one_machine = len(set(world.allgather(node_identity()))) == 1
+    server, offer = _serve(placement, one_machine, timeout, interface)
+    with bounded("agreeing on rank 0's address over MPI", timeout):
+        offer = world.bcast(offer)
+    return _accept(offer, server, timeout)
 
 
-def _tcp_store(host: str, port: int, size: int, serves: bool, timeout: float) -> Any:
+def _meet_by_agent(
+    address: AtAddress, placement: Placement, attempt: str, timeout: float, interface: str | None
+) -> Meeting:
+    """Meet where the store of the launcher's agent says. An agent's store outlives a restart of the ranks."""
     from torch.distributed import TCPStore
 
-    return TCPStore(
-        host,
-        port,
-        size,
-        is_master=serves,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-        multi_tenant=port != 0,  # as torch's own env:// has it: a script may open the same port again
-    )
+    key = f"cpudist/{attempt}"
+    server, offer = _serve(placement, placement.node_count == 1, timeout, interface)
+    try:
+        agent = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout))
+        if offer is not None:
+            agent.set(key, json.dumps(asdict(offer)))
+        offer = _Offer(**json.loads(agent.get(key)))
+    except RuntimeError as error:
+        raise UserError(
+            f"rank {placement.rank} cannot meet the others at {address.host}:{address.port} (MASTER_ADDR, MASTER_PORT):"
+            f" {first_line(error)}"
+        ) from None
+    return replace(_accept(offer, server, timeout), host=address.host, port=address.port)
+
+
+def _meet_at(address: AtAddress, placement: Placement, attempt: str, timeout: float, interface: str | None) -> Meeting:
+    """Meet where rank 0 has to serve."""
+    if placement.rank == 0:
+        _server_at(address, interface)
+    place = Address((address.host,), address.port, address.token.encode(), _silence(timeout), attempt)
+    meeting = _connect(place, timeout)
+    if placement.rank == 0:
+        meeting.store.set("free_port", str(free_port()))
+    return replace(meeting, host=address.host, port=int(meeting.store.get("free_port")))
 
 
 # The address is the same for every job of a process. A rank that starts the next one may do so before rank 0 does, and
-# must not find the store of the last one just going away: so it stays until the process ends.
-_store_at = cache(_tcp_store)
-atexit.register(_store_at.cache_clear)
+# must not find the store of the last one just going away: so its process stays until this one ends.
+@cache
+def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
+    own = addresses(interface) if interface else _own_addresses(address.host)
+    return StoreProcess(own, address.port, address.token.encode(), _LONGEST_SILENCE)
 
 
-def _first_reachable(candidates: list[str], port: int, timeout: float) -> str:
-    """The first of rank 0's addresses that answers; a host may have some that lead nowhere from here."""
-    answered: list[str] = []
+def _own_addresses(host: str) -> list[str]:
+    """Those of this machine's addresses that `host` stands for; none where others may know another one by that name."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return []
+    if host in ("localhost", _LOOPBACK, "::1"):
+        return sorted(found)
+    # A machine's own name often leads it to its loopback interface, which others do not reach.
+    return sorted(found & set(addresses()) - {_LOOPBACK})
 
-    def one_answers() -> bool:
-        for address in candidates:
-            seconds = min(_ATTEMPT_SECONDS, timeout)
-            with suppress(OSError), socket.create_connection((address, port), timeout=seconds):
-                answered.append(address)
-                return True
-        return False
 
-    if not poll(one_answers, timeout):
-        raise StartupTimeout(
-            f"rank 0 cannot be reached from {socket.gethostname()} at port {port} of {', '.join(candidates)}; "
-            "is there a firewall between the nodes?"
-        )
-    return answered[0]
+def _serve(
+    placement: Placement, one_machine: bool, timeout: float, interface: str | None
+) -> tuple[StoreProcess | None, Any]:
+    """On rank 0 the store's process and what to tell the others of it."""
+    if placement.rank != 0:
+        return None, None
+    own = addresses(interface)
+    token = secrets.token_bytes(32)
+    listening = [_LOOPBACK] if one_machine else own if interface else []
+    server = StoreProcess(listening, 0, token, _silence(timeout))
+    return server, _Offer([_LOOPBACK] if one_machine else own, server.port, token.hex(), free_port())
+
+
+def _accept(offer: _Offer, server: StoreProcess | None, timeout: float) -> Meeting:
+    place = Address(tuple(offer.hosts), offer.port, bytes.fromhex(offer.token), _silence(timeout))
+    return replace(_connect(place, timeout), port=offer.free_port, server=server)
+
+
+def _connect(place: Address, timeout: float) -> Meeting:
+    from cpudist.rendezvous.store import JobStore
+
+    store = JobStore(place, timeout)
+    host = store.host
+    return Meeting(store, replace(place, hosts=(host,)), host, place.port)
+
+
+def _silence(timeout: float) -> float:
+    """How long the network may keep a rank from the store: less than a collective may take, at most half a minute."""
+    return min(_LONGEST_SILENCE, max(5.0, timeout / 2))

@@ -1,7 +1,6 @@
 """What runs on every rank of a training job once it has started.
 
 - `target.py`: the user's script, module or recipe; `run.py`: running it to its end, and the job with it.
-- `pinning_check.py`: whether each rank runs on the cores that it was given.
 - `quiet.py`: all ranks but the first keep quiet; `step_timer.py`: Trainer's steps, measured for the run record.
 - `recipes/`: ready-made training scripts; `curve.py`, `summary.py`: how a run went, to look at and to read.
 

@@ -6,33 +6,40 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cpudist.job.pinning_check import PinningCheck
 from cpudist.on_import import after_import
-from cpudist.training.pinning_check import PinningCheck
+from cpudist.training.interruption import Interrupted, Interruption
 from cpudist.training.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from cpudist.job import Job
-    from cpudist.pinning import Pinning
     from cpudist.training.target import Target
 
 
-def run_target(target: Target, job: Job, record_path: Path | None, pinning: Pinning | None = None) -> None:
+def run_target(target: Target, job: Job, record_path: Path | None, checkpoint_on_signal: bool = False) -> int:
     """Run `target` to its good end on every rank and end the job, or raise what it raised on this rank.
+
+    Returns the exit status, which is not 0 where a signal has interrupted the training.
 
     Args:
         target: what to run.
         job: the running job, which is left at the end.
         record_path: the run record's file, if the user has named one.
-        pinning: what this rank was given, to be compared with what it got.
+        checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
     """
     job.held = True
     if job.world.rank != 0:
         quiet_libraries(job.changes)
     job.record.begin(record_path)
-    check = PinningCheck(job, pinning) if pinning else None
+    check = PinningCheck(job, job.pinning) if job.pinning else None
     job.changes.then(after_import("transformers.trainer", lambda module: _time_steps(module, job, check)))
+    if checkpoint_on_signal:
+        job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
     try:
         target.run()
+    except Interrupted as end:
+        job.leave("interrupted")
+        return end.status
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
@@ -41,6 +48,7 @@ def run_target(target: Target, job: Job, record_path: Path | None, pinning: Pinn
         job.finish()
         check.collect()
     job.leave()
+    return 0
 
 
 def _time_steps(trainer_module: ModuleType, job: Job, check: PinningCheck | None) -> None:
@@ -49,3 +57,13 @@ def _time_steps(trainer_module: ModuleType, job: Job, check: PinningCheck | None
     timer = StepTimer(job.record, job.backend, job.world.size, check.look if check else None)
     trainer_module.DEFAULT_CALLBACKS.append(timer)
     job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(timer))
+
+
+def _stop_on_signal(trainer_module: ModuleType, job: Job) -> None:
+    from cpudist.training.checkpoint_on_signal import CheckpointOnSignal
+
+    interruption = Interruption(job.world.rank, job.world.size, job.meeting.store)
+    job.changes.then(interruption.end)
+    callback = CheckpointOnSignal(interruption)
+    trainer_module.DEFAULT_CALLBACKS.append(callback)
+    job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(callback))

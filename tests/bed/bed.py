@@ -57,6 +57,16 @@ class _Host:
     own: frozenset[int]  # the processes that are there without any job
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a watched command ended: its status (None: it had to be killed), its output, what was left, and when."""
+
+    returncode: int | None
+    output: str
+    left: dict[str, dict[int, str]]
+    at: float  # time.monotonic(), when the command had returned and nothing was left
+
+
 class Bed:
     """Some hosts h0, h1, … that reach each other by name and over ssh without a password.
 
@@ -101,16 +111,40 @@ class Bed:
         cwd: str | Path | None = None,
     ) -> jobs.Result:
         """Run `command` on a host to its end, as `jobs.run` does; processes left on any host fail the test too."""
-        first = str(self._hosts[host].first.pid)
-        inside = [*_WITH_PYTEST, "nsenter", "--target", first, *_RUN_INSIDE, "env", f"--chdir={cwd or Path.cwd()}"]
         try:
-            result = jobs.run([*inside, *command], timeout, env)
+            result = jobs.run(self._inside(host, command, cwd), timeout, env)
             _wait_until(lambda: not self._left(), _LEAVE_SECONDS)
             left = self._left()
         finally:
             self._kill_jobs()
         assert not left, f"{command} left processes behind: {left}\n{result.output}"
         return result
+
+    def watch(self, host: str, command: list[str], timeout: float, env: Mapping[str, str] | None = None) -> Ended:
+        """Run `command` on a host and see how it ends; what is left after `timeout`, on any host, is killed."""
+        deadline = time.monotonic() + timeout
+        with open(self._folder / "output.log", "w+") as output:
+            process = subprocess.Popen(
+                self._inside(host, command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=jobs.environment(env),
+                start_new_session=True,
+            )
+            over = _wait_until(lambda: process.poll() is not None and not self._left(), timeout)
+            at = time.monotonic() if over else deadline
+            status, left = process.poll(), self._left()
+            self._kill_jobs()
+            process.kill()
+            process.wait(_START_SECONDS)
+            output.seek(0)
+            return Ended(status, output.read(), left, at)
+
+    def _inside(self, host: str, command: list[str], cwd: str | Path | None = None) -> list[str]:
+        first = str(self._hosts[host].first.pid)
+        inside = [*_WITH_PYTEST, "nsenter", "--target", first, *_RUN_INSIDE, "env", f"--chdir={cwd or Path.cwd()}"]
+        return [*inside, *command]
 
     def hostfile(self, slots: int | None = None) -> str:
         """The path of a file that names all hosts, one a line; with `slots`, in Open MPI's notation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -13,7 +14,7 @@ import pytest
 from layouts import FOLDER
 
 from cpudist.cli import doctor as command
-from cpudist.doctor import backend, clock, libraries, memory, network, processor, quota, versions
+from cpudist.doctor import backend, clock, libraries, memory, network, probe, processor, quota, versions
 from cpudist.doctor.finding import Finding
 from cpudist.machine.files import Folder
 
@@ -73,7 +74,7 @@ def test_clocks(tmp_path: Path) -> None:
     assert levels(list(clock.check(files, {}))) == {"governor": "warning", "clock source": "warning"}
     for number in (0, 1):
         tree(tmp_path, **{f"{cpu}__cpu{number}__cpufreq__scaling_driver": "intel_pstate"})
-    assert "governor" not in levels(list(clock.check(files, {})))  # the processor chooses by itself
+    assert levels(list(clock.check(files, {})))["governor"] == "ok"  # the processor chooses by itself
 
 
 def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
     (group / "cpu.stat").write_text("nr_periods 200\nnr_throttled 50\n")
     found = list(quota.check(files, {}))
     assert levels(found)["throttling"] == levels(found)["CPU quota"] == "warning"
-    assert "25%" in found[0].message
+    assert "25.0%" in found[0].message
     assert "get 1 computing threads" in found[1].message
 
 
@@ -107,12 +108,43 @@ def test_two_openmp_runtimes_in_one_process() -> None:
         f"7f00-7f01 r-xp 00000000 00:01 1 {path}"
         for path in ("/a/torch/lib/libgomp.so.1", "/b/lib/libiomp5.so", "/usr/lib/libtcmalloc_minimal.so.4.5.10")
     )
-    found = list(libraries.libraries(maps))
+    found = list(libraries.libraries(maps, {}))
     assert levels(found) == {"OpenMP": "warning", "allocator": "ok"}
     assert "/b/lib/libiomp5.so" in found[0].message
+    assert "/b/lib/libiomp5.so, and Intel's serves all" in found[0].remedy
     assert "tcmalloc" in found[1].message
-    one = list(libraries.libraries(maps.splitlines()[0]))
-    assert levels(one)["OpenMP"] == "ok"
+    for variables, text in (({"LD_PRELOAD": "/b/lib/libiomp5.so"}, maps), ({}, maps.splitlines()[0])):
+        assert levels(list(libraries.libraries(text, variables)))["OpenMP"] == "ok"
+    gnu_twice = maps.replace("/b/lib/libiomp5.so", "/c/sklearn.libs/libgomp-e985bcbb.so.1.0.0")
+    assert levels(list(libraries.libraries(gnu_twice, {})))["OpenMP"] == "ok"
+    assert levels(list(libraries.libraries("7f00 r-xp 0 00:01 1 /lib/libompl.so", {}))).keys() == {"allocator"}
+
+
+def test_whoever_has_decided_on_an_allocator_is_told_so() -> None:
+    (finding,) = libraries.libraries("", {"MALLOC_ARENA_MAX": "2"})
+    assert "MALLOC_ARENA_MAX is set" in finding.message
+
+
+def test_a_compiled_backend_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a job would take gloo, the doctor does not say ccl."""
+    broken = tmp_path / "cpudist_ccl.so"
+    broken.write_bytes(b"no library")
+    for module in (backend, probe):
+        monkeypatch.setattr(module, "find_built", lambda: broken)
+    probe._load.cache_clear()
+    try:
+        (finding, *_) = backend.check(Folder(tmp_path), dict(os.environ))
+    finally:
+        probe._load.cache_clear()
+    assert finding.level == "warning"
+    assert "auto is gloo" in finding.message
+    assert str(tmp_path) in finding.remedy
+
+
+def test_which_transport_and_why() -> None:
+    assert "otherwise libfabric" in backend._transport({})
+    assert "CCL_ATL_TRANSPORT is set" in backend._transport({"CCL_ATL_TRANSPORT": "ofi"})
+    assert "CPUDIST_TRANSPORT=oneccl is set" in backend._transport({"CPUDIST_TRANSPORT": "oneccl"})
 
 
 def test_a_torch_that_does_not_import(tmp_path: Path) -> None:
@@ -157,7 +189,9 @@ def test_the_whole_on_this_machine() -> None:
     for finding in answer["findings"]:
         assert finding["message"].count("\n") == 0
         assert finding["remedy"] or finding["level"] == "ok", finding
-    assert {"backend", "OpenMP", "allocator", "CPU", "CPUs", "/dev/shm"} <= {f["about"] for f in answer["findings"]}
+    everywhere = {"versions", "host name", "backend", "mpirun", "OpenMP", "allocator", "CPU", "CPUs", "CPU quota"}
+    memory_and_clock = {"/dev/shm", "memlock", "NUMA balancing", "governor"}
+    assert everywhere | memory_and_clock <= {finding["about"] for finding in answer["findings"]}
 
 
 def test_a_job_that_would_fail_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,12 @@ def test_intels_script_with_mpichs_hydra_is_refused_before_it_aborts() -> None:
 
 @pytest.mark.parametrize(
     ("env", "restarts"),
-    [({}, 0), (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2), (STEP | {"SLURM_RESTART_COUNT": "1"}, 1)],
+    [
+        ({}, 0),
+        ({"CPUDIST_RESTART_COUNT": "3"}, 3),
+        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
+        (STEP | {"SLURM_RESTART_COUNT": "1"}, 1),
+    ],
 )
 def test_knows_how_often_the_job_was_started_again(env: dict[str, str], restarts: int) -> None:
     assert detect(env).restarts == restarts

@@ -20,6 +20,7 @@ _FIELDS = [
     "world_size",
     "backend",
     "transport",
+    "network",
     "dtype",
     "optimizations",
     "pinning",
@@ -50,6 +51,16 @@ def test_what_nobody_knew_is_null(record: RunRecord) -> None:
     assert fields["loss"] == {"first": None, "last": None}
     assert fields["step_seconds"] == {"median": None, "p95": None}
     assert (fields["pinning"][0]["cpus"], fields["restarts"]) == ([0, 1], 1)
+
+
+def test_a_failed_job_ends_though_its_record_cannot_be_written(
+    record: RunRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep").touch()  # where the folder would be
+    with pytest.raises(OSError, match="deep"):
+        record.write("completed")
+    record.write("failed")
+    assert "the run record was not written: " in capsys.readouterr().err
 
 
 def test_numbers_follow_from_the_steps(record: RunRecord) -> None:

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from control_group import ControlGroup, control_group
 
 from cpudist.machine.cgroups import Throttling, read_cgroup
 from cpudist.machine.files import Folder
@@ -101,6 +101,31 @@ def test_what_slurm_has_counted(env: dict[str, str], expected: int | None, tmp_p
     assert read_limits(Folder(tmp_path), None, env).counted == expected
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"SLURM_MEM_PER_NODE": "4096"}, 4 << 30),
+        ({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}, 2 << 30),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+        ({"SLURM_MEM_PER_NODE": "16G"}, None),
+        ({}, None),
+    ],
+)
+def test_memory_that_slurm_has_given(env: dict[str, str], expected: int | None, tmp_path: Path) -> None:
+    assert read_limits(Folder(tmp_path), None, env).memory is None
+    assert read_limits(Folder(tmp_path), None, {"SLURM_JOB_ID": "1", **env}).memory == expected
+
+
+def test_the_smaller_memory_limit_counts(tmp_path: Path) -> None:
+    files = tree(
+        tmp_path,
+        {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(3 << 30)},
+    )
+    for megabytes, expected in (("2048", 2 << 30), ("4096", 3 << 30)):
+        env = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": megabytes}
+        assert read_limits(files, None, env).memory == expected
+
+
 _ASK = """
 import json
 from cpudist.machine.description import this_machine
@@ -115,48 +140,24 @@ print(json.dumps({"cpus": sorted(limits.cpus), "quota": limits.quota, "memory": 
 
 
 @pytest.fixture
-def cgroup() -> Iterator[dict[str, Path]]:
-    """A fresh group in each hierarchy of version 1, or one of version 2 under every name; gone afterwards."""
-    name, top = f"cpudist-test-{uuid.uuid4().hex[:8]}", Path("/sys/fs/cgroup")
-    unified = (top / "cgroup.controllers").exists()
-    folders = {kind: top / ("" if unified else kind) / name for kind in ("cpu", "cpuset", "memory")}
-    try:
-        for folder in set(folders.values()):
-            folder.mkdir()
-        if not unified:
-            for file in ("cpuset.cpus", "cpuset.mems"):
-                (folders["cpuset"] / file).write_text((folders["cpuset"].parent / file).read_text())
-    except OSError as error:
-        for folder in set(folders.values()):
-            if folder.is_dir():
-                folder.rmdir()
-        pytest.skip(f"no cgroup can be made here: {error}")
-    yield folders
-    for folder in set(folders.values()):
-        folder.rmdir()
+def cgroup() -> Iterator[ControlGroup]:
+    with control_group() as made:
+        yield made
 
 
-def in_cgroup(folders: dict[str, Path]) -> dict[str, object]:
-    """What a process in these groups finds."""
-    join = "".join(f"echo $$ > {folder}/cgroup.procs && " for folder in set(folders.values()))
-    command = ["sh", "-c", f'{join} exec "$0" -c "$1"', sys.executable, _ASK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def in_cgroup(cgroup: ControlGroup) -> dict[str, object]:
+    """What a process in it finds."""
+    done = subprocess.run(
+        cgroup.inside([sys.executable, "-c", _ASK]), capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
 
 
-def set_limit(folders: dict[str, Path], kind: str, **files: str) -> None:
-    """Write the file of the version that is there."""
-    for name, text in files.items():
-        file = folders[kind] / name.replace("__", ".")
-        if file.exists():
-            file.write_text(text)
-
-
-def test_a_real_quota_of_one_and_a_half(cgroup: dict[str, Path]) -> None:
-    set_limit(cgroup, "cpu", cpu__max="150000 100000", cpu__cfs_quota_us="150000")
-    set_limit(cgroup, "memory", memory__max=str(2 << 30), memory__limit_in_bytes=str(2 << 30))
+def test_a_real_quota_of_one_and_a_half(cgroup: ControlGroup) -> None:
+    cgroup.limit("cpu", cpu__max="150000 100000", cpu__cfs_quota_us="150000")
+    cgroup.limit("memory", memory__max=str(2 << 30), memory__limit_in_bytes=str(2 << 30))
     found = in_cgroup(cgroup)
     assert found["quota"] == 1.5
     assert found["memory"] == 2 << 30
@@ -166,9 +167,9 @@ def test_a_real_quota_of_one_and_a_half(cgroup: dict[str, Path]) -> None:
         assert found["pinned"] is False
 
 
-def test_a_real_container_of_one_core(cgroup: dict[str, Path]) -> None:
+def test_a_real_container_of_one_core(cgroup: ControlGroup) -> None:
     last = max(os.sched_getaffinity(0))
-    set_limit(cgroup, "cpuset", cpuset__cpus=str(last))
+    cgroup.limit("cpuset", cpuset__cpus=str(last))
     found = in_cgroup(cgroup)
     assert (found["cpus"], found["ranks"], found["idle"]) == ([last], [[[last], 1]], [])
     assert found["pinned"] is True

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import lzma
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from layouts import FOLDER, LAYOUTS, Shape
 
 from cpudist.errors import UserError
@@ -81,7 +85,6 @@ def test_hwloc_says_the_same_of_a_copy_of_sysfs(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
-        # EPYC with NPS2: two NUMA nodes of 4 L3 caches in each socket.
         ("pack:2 numa:2 l3:4 core:8 pu:2", Shape(2, 4, 16, 128, 256, 256)),
         ("pack:2 numa:4 l3:2 core:8 pu:1", Shape(2, 8, 16, 128, 128, 128)),
         ("pack:8 l3:1 core:24 pu:2", Shape(8, 1, 8, 192, 384, 384)),
@@ -128,6 +131,8 @@ def test_a_copy_may_be_rooted_anywhere(tmp_path: Path) -> None:
         ("<topology><object/></topology>", "lstopo --of xml"),
         ("<topology>", "broken"),
         ("<html></html>", "not hwloc's"),
+        ('<topology><object type="PU" os_index="x"/></topology>', "does not write"),
+        ("0,0,0,0\n99999999999,1,0,0\n", "which no machine has"),
     ],
 )
 def test_what_is_no_topology_is_one_line(text: str, expected: str, tmp_path: Path) -> None:
@@ -136,6 +141,22 @@ def test_what_is_no_topology_is_one_line(text: str, expected: str, tmp_path: Pat
     with pytest.raises(UserError, match=expected) as error:
         machine_from(file)
     assert str(file) in str(error.value)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(sorted(LAYOUTS)), data=st.data())
+def test_a_damaged_file_is_a_machine_or_one_line(name: str, data: st.DataObject, tmp_path: Path) -> None:
+    """Files that were cut off, or in which something was changed or put in."""
+    content = (FOLDER / name).read_bytes()
+    if name.endswith(".xz") and data.draw(st.booleans(), "damage inside"):
+        content = lzma.decompress(content)
+    begin = data.draw(st.integers(0, len(content)), "begin")
+    end = data.draw(st.just(begin) | st.just(len(content)) | st.integers(begin, min(begin + 9, len(content))), "end")
+    put_in = data.draw(st.text('0123456789-,xf<"\n\0', max_size=20), "put in")
+    file = tmp_path / "file"
+    file.write_bytes(content[:begin] + put_in.encode() + content[end:])
+    with contextlib.suppress(UserError):
+        assert machine_from(file).topology.cores
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jobs
 import pytest
+from control_group import ControlGroup, control_group
 from slurm_node import slurm_node
 
 from cpudist.machine.cpulist import format_mask, parse_list
@@ -32,7 +34,7 @@ def plan(ranks: int = 2) -> Plan:
 
 
 def probe(
-    launcher: list[str], *options: str, env: Mapping[str, str] | None = None, warns: str = ""
+    launcher: list[str], *options: str, env: Mapping[str, str] | None = None, warns: str = "", ranks: int = 2
 ) -> list[dict[str, Any]]:
     """What each rank found of itself, in rank order, under `launcher`."""
     variables = {"PYTHONUNBUFFERED": "1", **(env or {})}
@@ -40,7 +42,7 @@ def probe(
     assert done.returncode == 0, done.output
     assert (warns in done.stderr) if warns else ("warning: " not in done.stderr.replace("Warning", "")), done.output
     found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
-    assert sorted(rank["rank"] for rank in found) == [0, 1], done.output
+    assert sorted(rank["rank"] for rank in found) == list(range(ranks)), done.output
     assert all(rank["argv"] == ["one", "two words"] for rank in found)
     return sorted(found, key=lambda rank: int(rank["rank"]))
 
@@ -52,6 +54,12 @@ def check(found: list[dict[str, Any]], expected: Plan) -> None:
         assert rank["omp_threads"] == share.omp_threads == len(share.cpus)
         for mask in rank["threads"]:
             assert parse_list(mask) <= set(share.mask), rank
+
+
+@pytest.fixture
+def cgroup() -> Iterator[ControlGroup]:
+    with control_group() as made:
+        yield made
 
 
 TORCHRUN = jobs.torchrun(2, "--no-python")
@@ -106,6 +114,23 @@ def test_a_mask_that_the_launcher_itself_has_is_shared() -> None:
     assert [(rank["main"], rank["omp_threads"]) for rank in found] == [([CPUS[-1]], 1)] * 2
 
 
+def test_in_a_container_of_one_core(cgroup: ControlGroup) -> None:
+    plan()
+    cgroup.limit("cpuset", cpuset__cpus=str(CPUS[-1]))
+    found = probe(cgroup.inside(TORCHRUN), warns="over-subscribed: 2 ranks share 1 core")
+    assert [(rank["main"], rank["omp_threads"]) for rank in found] == [([CPUS[-1]], 1)] * 2
+
+
+def test_in_a_container_with_a_quota_of_one_and_a_half(cgroup: ControlGroup) -> None:
+    """One rank computes with one thread, unpinned, since a quota limits time and not cores; two are one too many."""
+    plan()
+    cgroup.limit("cpu", cpu__max="150000 100000", cpu__cfs_quota_us="150000")
+    (alone,) = probe(cgroup.inside([]), ranks=1)
+    assert (alone["main"], alone["omp_threads"]) == (CPUS, 1)
+    two = probe(cgroup.inside(TORCHRUN), warns="over-subscribed: 2 ranks share a CPU quota of 1.5")
+    assert [rank["omp_threads"] for rank in two] == [1, 1]
+
+
 def test_no_pin_leaves_all_alone() -> None:
     found = probe(TORCHRUN, "--no-pin")
     assert [(rank["main"], rank["omp_threads"], rank["preloaded"]) for rank in found] == [(CPUS, 1, False)] * 2
@@ -135,6 +160,26 @@ def test_starting_again_keeps_standard_input(tmp_path: Path) -> None:
         assert set(seen["ran_on"]) <= set(share.mask)
         assert seen["threads"]["main"] == 1
         assert sum(seen["pages"].values()) > 0
+
+
+def test_it_starts_again_once_and_never_twice(tmp_path: Path) -> None:
+    """Each start of the interpreter is written down; what the rank starts is not meant, and does not start again."""
+    if wanted_library({}) is None:
+        pytest.skip("tcmalloc (Debian: libtcmalloc-minimal4) is not installed")
+    starts = tmp_path / "starts"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys\nopen({str(starts)!r}, 'a').write(f'{{os.getpid()}} {{sys.orig_argv[1:]}}\\n')\n"
+    )
+    child = [sys.executable, *jobs.train("--backend", "gloo", str(tmp_path / "child.py"), "two words")]
+    (tmp_path / "child.py").write_text("")
+    (tmp_path / "parent.py").write_text(f"import subprocess\nsubprocess.run({child}, check=True)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = jobs.train("--backend", "gloo", str(tmp_path / "parent.py"), "a", "b c")
+    done = jobs.run(command, timeout=100, env={"PYTHONPATH": path})
+    assert done.returncode == 0, done.output
+    lines = [line for line in starts.read_text().splitlines() if "cpudist-train" in line]
+    parents, children = ([line for line in lines if name in line] for name in ("parent.py", "child.py"))
+    assert (len(parents), len(set(parents)), len(children)) == (2, 1, 1), lines
 
 
 def test_a_script_that_leaves_its_cores_is_named(tmp_path: Path) -> None:

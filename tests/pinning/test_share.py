@@ -14,6 +14,7 @@ from cpudist.pinning import apply
 from cpudist.pinning.launcher import Launcher, find_launcher
 from cpudist.pinning.preload import wanted_library
 from cpudist.pinning.share import own_share
+from cpudist.pinning.wishes import data_workers, threads_of_person
 from cpudist.placement.plan import Wishes
 
 NODE = frozenset(range(128))  # 64 cores with two hardware threads, on two NUMA nodes
@@ -57,30 +58,59 @@ def test_a_quota_counts_threads_and_pins_nobody() -> None:
     assert [(share.plan.omp_threads, share.bind) for share in shares] == [(4, False)] * 2
 
 
+def test_a_quota_is_shared_by_ranks_that_the_launcher_has_pinned() -> None:
+    half = frozenset(range(32)) | frozenset(range(64, 96))
+    share = own_share(machine(half, quota=8.0), NODE, 0, 2, Wishes())
+    assert (share.plan.omp_threads, share.bind) == (4, False)
+
+
+def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
+    share = own_share(machine(frozenset(range(32))), NODE, 0, 2, Wishes(omp_threads=64))
+    assert share.hint.startswith("over-subscribed: 64 threads share 31 CPUs of a rank")
+    share = own_share(machine(quota=1.5), NODE, 0, 2, Wishes())
+    assert share.hint.startswith("over-subscribed: 2 ranks share a CPU quota of 1.5")
+
+
+@pytest.mark.parametrize("chosen", [None, 5])
+def test_the_one_thread_that_torchrun_sets_is_overruled(chosen: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with 64 cores, as its second rank of two finds itself; a number that the script has chosen stays."""
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(apply, "this_machine", machine)
+    monkeypatch.setattr(apply, "find_launcher", lambda variable: Launcher(NODE, {}))
+    pinning = apply.decide(environments.detect(), ["train.py"], chosen)
+    assert pinning is not None
+    assert pinning.plan.omp_threads == (chosen or 31)
+
+
 def test_alone_there_are_no_messages() -> None:
     share = own_share(machine(), NODE, 0, 1, Wishes(communicates=False))
     assert (share.plan.omp_threads, share.plan.communication_cpus) == (64, ())
 
 
 @pytest.mark.parametrize(
-    ("threads", "launcher", "name", "expected"),
+    ("variables", "launcher", "name", "expected"),
     [
-        ("1", {}, "torchrun", None),  # torchrun's own
-        ("1", {"OMP_NUM_THREADS": "1"}, "torchrun", 1),
-        ("4", {}, "torchrun", 4),
-        ("1", {}, "intel-mpi", 1),
-        ("", {}, "torchrun", None),
-        ("4,2", {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": "1"}, {}, "torchrun", None),  # torchrun's own
+        ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, "torchrun", (1, "OMP_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "4"}, {}, "torchrun", (4, "OMP_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, {}, "torchrun", (1, "MKL_NUM_THREADS")),
+        ({"OMP_NUM_THREADS": "1"}, {}, "intel-mpi", (1, "OMP_NUM_THREADS")),
+        ({}, {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": ""}, {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": "4,2"}, {}, "torchrun", None),
+        ({"OMP_NUM_THREADS": "0"}, {}, "torchrun", None),
     ],
 )
 def test_whose_word_the_number_of_threads_is(
-    threads: str, launcher: dict[str, str], name: str, expected: int | None
+    variables: dict[str, str], launcher: dict[str, str], name: str, expected: tuple[int, str] | None
 ) -> None:
-    variables = {"OMP_NUM_THREADS": threads} if threads else {}
     started_by = {"torchrun": "TORCHELASTIC_RUN_ID", "intel-mpi": "I_MPI_HYDRA_UUID"}[name]
     environment = environments.detect({started_by: "x", "PMI_RANK": "0"})
     assert environment.name == name
-    assert apply._threads_of_user(environment, variables, Launcher(NODE, launcher)) == expected
+    assert threads_of_person(environment, variables, Launcher(NODE, launcher)) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +123,18 @@ def test_whose_word_the_number_of_threads_is(
     ],
 )
 def test_data_workers_on_the_command_line(words: list[str], expected: int) -> None:
-    assert apply._data_workers(words) == expected
+    assert data_workers(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('{"dataloader_num_workers": 3}', 3), ('{"bf16": true}', 0), ('{"dataloader_num_workers": "x"}', 0), ("[", 0)],
+)
+def test_data_workers_in_a_file_of_arguments(text: str, expected: int, tmp_path: Path) -> None:
+    file = tmp_path / "arguments.json"
+    file.write_text(text)
+    assert data_workers([str(file)]) == expected
+    assert data_workers([str(tmp_path / "missing.json")]) == 0
 
 
 def test_the_launcher_is_the_ancestor_without_this_ranks_variable(monkeypatch: pytest.MonkeyPatch) -> None:

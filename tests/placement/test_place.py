@@ -12,7 +12,7 @@ from layouts import FOLDER, LAYOUTS
 from cpudist.errors import UserError
 from cpudist.machine.description import Machine, machine_from
 from cpudist.machine.limits import Limits
-from cpudist.machine.topology import Cpu, assemble
+from cpudist.machine.topology import Core, Cpu, assemble
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Plan, Wishes
 
@@ -60,7 +60,8 @@ def machines(draw: st.DrawFn) -> Machine:
     cpus = [dataclasses.replace(cpu, number=number) for cpu, number in zip(cpus, numbers, strict=True)]
     allowed = draw(st.none() | st.sets(st.sampled_from(numbers), min_size=1))
     quota = draw(st.none() | st.floats(0.1, len(cpus) + 2))
-    return Machine(assemble(cpus), Limits(None if allowed is None else frozenset(allowed), quota))
+    counted = draw(st.none() | st.integers(1, len(cpus) + 2))
+    return Machine(assemble(cpus), Limits(None if allowed is None else frozenset(allowed), quota, counted))
 
 
 WISHES = st.builds(
@@ -68,6 +69,7 @@ WISHES = st.builds(
     ranks=st.integers(1, 12) | st.sampled_from(["socket", "numa", "l3"]),
     data_workers=st.integers(0, 3),
     smt=st.booleans(),
+    omp_threads=st.none() | st.integers(1, 6),
 )
 
 
@@ -84,6 +86,10 @@ def test_the_rules_on_real_machines(name: str, ranks: int | str) -> None:
     wishes = Wishes(ranks)  # type: ignore[arg-type]
     found = machine_from(FOLDER / name)
     check(found, wishes, make_plan(found, wishes))
+
+
+def _part(core: Core, part: str) -> int:
+    return {"socket": core.socket, "numa": core.numa_node, "l3": core.l3}[part]
 
 
 def check(machine: Machine, wishes: Wishes, plan: Plan) -> None:
@@ -110,7 +116,7 @@ def check(machine: Machine, wishes: Wishes, plan: Plan) -> None:
         jobs = (rank.cpus, rank.communication_cpus, rank.data_cpus)
         assert len(rank.mask) == sum(map(len, jobs)), "a CPU has one job"
         assert rank.cpus, "every rank computes"
-        assert rank.omp_threads == len(rank.cpus)
+        assert rank.omp_threads == (wishes.omp_threads or len(rank.cpus))
         assert set(rank.numa_nodes) == {core_of[cpu].numa_node for cpu in rank.mask}
         if not wishes.smt:
             assert len({core_of[cpu] for cpu in rank.mask}) == len(rank.mask), "second hardware threads stay idle"
@@ -124,14 +130,28 @@ def check(machine: Machine, wishes: Wishes, plan: Plan) -> None:
         assert any("spans the NUMA nodes" in line for line in plan.warnings)
 
     # All that may be used is: every core of the kind that computes, as far as a quota pays.
-    if machine.limits.quota is None:
+    limits = [limit for limit in (machine.limits.quota, machine.limits.counted) if limit is not None]
+    if not limits:
         kind = fast if len(fast) >= (wishes.ranks if isinstance(wishes.ranks, int) else 1) else list(usable.cores)
         assert set(kind) <= set(cores) or len(ranks) > len(kind)
         assert plan.pinned
     else:
         threads = sum(len(rank.mask) for rank in ranks)
         least = len(ranks) * (usable.threads_per_core if wishes.smt else 1)
-        assert threads <= max(machine.limits.quota, 1, least)
+        assert threads <= max(min(limits), 1, least)
+        if min(limits) >= (len(usable.cpus) if wishes.smt else len(usable.cores)):
+            assert plan.pinned
+            assert {core for core in usable.cores if not core.efficiency} <= set(cores) or len(ranks) > len(fast)
+
+    # A rank for each part, inside that part, as far as a quota pays.
+    if isinstance(wishes.ranks, str):
+        parts = [{_part(core_of[cpu], wishes.ranks) for cpu in rank.cpus} for rank in ranks]
+        assert all(len(part) == 1 for part in parts)
+        there = {_part(core, wishes.ranks) for core in fast or usable.cores}
+        assert len(ranks) == len(set.union(*parts)) <= len(there)
+        if not wishes.smt:  # then each core takes one thread of what is paid for
+            pays = int(min(limits, default=len(usable.cores)))
+            assert len(ranks) == min(len(there), max(pays, 1))
 
     # Ranks of one NUMA node have as many CPUs as each other, or one core more.
     for node in used_nodes:
@@ -228,6 +248,13 @@ def test_threads_are_counted_by_the_quota(quota: float, ranks: int, cores: list[
     assert [len(rank.mask) for rank in plan.ranks] == cores
     assert plan.pinned is pinned
     assert any("not pinned" in line for line in plan.warnings) is not pinned
+
+
+def test_a_quota_is_spread_over_the_parts_that_get_a_rank_each() -> None:
+    half = machine(sockets=2, cores=8, limits=Limits(quota=8.0, origins=("a quota",)))
+    assert [rank.omp_threads for rank in make_plan(half, Wishes("numa")).ranks] == [4, 4]
+    little = machine(sockets=2, nodes=4, cores=8, limits=Limits(quota=1.5, origins=("a quota",)))
+    assert [rank.omp_threads for rank in make_plan(little, Wishes("numa")).ranks] == [1]
 
 
 def test_slurms_count_is_a_quota_on_threads() -> None:

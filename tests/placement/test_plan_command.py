@@ -79,10 +79,14 @@ def test_another_machine_is_planned_as_if_nothing_were_set_here(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--ppn", "0"], "'0' is neither a number of ranks from 1 on nor socket, numa or l3"),
+        (["--ppn", "0"], "'0' is neither a number of ranks from 1 to 10000 nor socket, numa or l3"),
+        (["--ppn", "99999999999"], "'99999999999' is neither a number of ranks from 1 to 10000"),
+        (["--ppn", ""], "''"),
         (["--ppn", "core"], "'core'"),
         (["--data-workers", "-1"], "--data-workers"),
         (["--topology", "nowhere.xml"], "nowhere.xml does not exist"),
+        (["--topology", "/dev/zero"], "/dev/zero is no description of a machine"),
+        (["--topology", __file__], "this is not the output of `lscpu -p`"),
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cpudist.backends.calls import Call, Calls
 from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
-from cpudist.backends.process_group import ProcessGroupBackend
+from cpudist.backends.process_group import Members, ProcessGroupBackend, groups
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,3 +81,29 @@ class CclBackend(ProcessGroupBackend):
 
     def communication_seconds(self) -> float | None:
         return None if self._intel else float(extension.load().blocked_seconds())
+
+    def calls(self) -> Calls | None:
+        found = None if self._intel else extension.load().calls()
+        if found is None:
+            return None
+        under_way, last = found
+        known = groups()
+        return Calls(
+            tuple(_call(fields, known.get(fields.pop("group"))) for fields in under_way),
+            tuple(
+                Call(name, known[group].name, known[group].ranks, sequence)
+                for group, (name, sequence) in last.items()
+                if group in known  # otherwise it has been destroyed
+            ),
+        )
+
+
+def _call(fields: dict[str, Any], group: Members | None) -> Call:
+    """A call as the extension describes it; its peer counts in the group, ours in the job."""
+    peer = fields.pop("peer", None)
+    if peer is not None and (peer < 0 or group is None):
+        peer = None
+    elif peer is not None and group is not None and group.ranks is not None:
+        peer = group.ranks[peer]
+    group = group or Members("(destroyed)", ())
+    return Call(**fields, group=group.name, ranks=group.ranks, peer=peer)

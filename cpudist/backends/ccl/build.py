@@ -8,7 +8,9 @@ from __future__ import annotations
 import fcntl
 import glob
 import hashlib
+import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -71,13 +73,19 @@ def ensure_built(cache: Path | None = None) -> Path:
 
 
 def _key(oneccl: OneCcl) -> str:
-    import torch
-
     content = hashlib.sha256(str(oneccl.prefix).encode())  # it stands in the binary, as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return f"torch{torch.__version__}-{python}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
+    return f"torch{_torch_version()}-{python}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
+
+
+def _torch_version() -> str:
+    """torch.__version__, read from its file: importing torch takes seconds, and some only ask what is in the cache."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise UserError("torch is not installed; pip install torch==2.13.0")
+    return str(runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"])
 
 
 def _find(folder: Path, compiler: Compiler | None) -> Path | None:

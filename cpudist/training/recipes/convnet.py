@@ -58,7 +58,10 @@ class ConvnetForImageClassification(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutputWithNoAttention:
-        """Logits, and with `labels` their mean cross entropy."""
+        """Logits, shape (batch, classes), and with `labels`, shape (batch,), their mean cross entropy.
+
+        `pixel_values` has the shape (batch, channels, height, width).
+        """
         logits = self.classifier(self.features(pixel_values))
         loss = None if labels is None else nn.functional.cross_entropy(logits.float(), labels)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)

@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
     model_arguments, data_arguments, arguments = script.parse("images", __doc__, types, argv)
     _need("PIL", "pillow", "the recipe images")
     checkpoint = script.start(data_arguments, arguments)
-    arguments.remove_unused_columns = False  # the collator makes what the model gets from what has another name
+    arguments.remove_unused_columns = False  # the collator needs columns that the model does not have
     name = model_arguments.model_name_or_path
     config = None if name is None else script.load_pretrained(AutoConfig, name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,11 +24,11 @@ from transformers import (
     set_seed,
 )
 from transformers.hf_argparser import HfArg
-from transformers.trainer_utils import get_last_checkpoint
 
 from cpudist.errors import UserError
 from cpudist.job import current
 from cpudist.training import curve
+from cpudist.training.recipes import resuming
 from cpudist.training.recipes.data import DataArguments
 
 IGNORED = -100  # the label that means "no target here"
@@ -101,37 +100,13 @@ def start(options: DataArguments, arguments: TrainingArguments) -> str | None:
     if not (arguments.do_train or arguments.do_eval):
         raise UserError("nothing to do: give --do_train, --do_eval or both")
     options.check(arguments)
-    checkpoint = _checkpoint_to_resume(arguments)
-    if arguments.do_train and arguments.resume_from_checkpoint is None and _last_checkpoint(arguments):
-        raise UserError(
-            f"{arguments.output_dir} holds checkpoints of an earlier run: go on from them with "
-            "--resume_from_checkpoint last, or give another --output_dir"
-        )
+    checkpoint = resuming.checkpoint_to_resume(arguments)
     if arguments.ddp_find_unused_parameters is None:  # Trainer would look for them in every step, in vain
         arguments.ddp_find_unused_parameters = False
     job = current()
     if job is not None:
         job.record.default_path(Path(arguments.output_dir) / "cpudist.json")
     return checkpoint
-
-
-def _checkpoint_to_resume(arguments: TrainingArguments) -> str | None:
-    """The checkpoint that --resume_from_checkpoint means: a folder, or for "last" ("true") the newest one."""
-    wanted = arguments.resume_from_checkpoint
-    if wanted is None or str(wanted).lower() == "false":
-        return None
-    if str(wanted).lower() in ("last", "true"):
-        last = _last_checkpoint(arguments)
-        if last is None:
-            raise UserError(f"there is no checkpoint in {arguments.output_dir}; leave --resume_from_checkpoint out")
-        return last
-    if not os.path.isdir(wanted):
-        raise UserError(f"there is no checkpoint {wanted}; --resume_from_checkpoint takes its folder, or last")
-    return str(wanted)
-
-
-def _last_checkpoint(arguments: TrainingArguments) -> str | None:
-    return get_last_checkpoint(arguments.output_dir) if os.path.isdir(arguments.output_dir) else None
 
 
 def load_pretrained(auto_class: Any, name: str, **kwargs: Any) -> Any:

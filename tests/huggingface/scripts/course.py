@@ -1,6 +1,7 @@
 """Trains a small BERT classifier by Trainer alone and writes what happened: run by the ranks of a test.
 
-Knows nothing of cpudist, except where the first word is --init: then it is started without cpudist-train.
+Knows nothing of cpudist, except where the first word is --init: then it is started without cpudist-train. With
+--dropout as the first word, the losses depend on each rank's random numbers.
 """
 
 import json
@@ -16,6 +17,9 @@ import torch
 import torch.distributed as dist
 from transformers import BertConfig, BertForSequenceClassification, HfArgumentParser, Trainer, TrainingArguments
 
+dropout = 0.1 if sys.argv[1] == "--dropout" else 0.0
+if dropout:
+    sys.argv.pop(1)
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 
 torch.manual_seed(0)
@@ -27,8 +31,8 @@ model = BertForSequenceClassification(
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
 )
 generator = torch.Generator().manual_seed(0)
@@ -62,6 +66,7 @@ if trainer.is_world_process_zero():
         "backend": dist.get_backend(),
         "wrapped": type(trainer.model_wrapped).__name__,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "rates": [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry],
         "metrics": metrics,
         "best": trainer.state.best_metric,
         "checkpoint": trainer.state.best_model_checkpoint,

@@ -69,6 +69,8 @@ def test_checkpoints_are_resumed_from_or_left_alone(arguments: TrainingArguments
     assert start(options, arguments) is None
     checkpoint = Path(arguments.output_dir) / "checkpoint-5"
     checkpoint.mkdir(parents=True)
+    assert start(options, arguments) is None, "what has no state was not saved to its end"
+    (checkpoint / "trainer_state.json").touch()
     with pytest.raises(UserError, match="--resume_from_checkpoint last"):
         start(options, arguments)
     arguments.resume_from_checkpoint = "last"

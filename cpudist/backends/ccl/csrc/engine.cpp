@@ -119,6 +119,7 @@ bool Engine::progress(Finished& finished) {
       return true;
     }
     (*it)->end();
+    (*it)->call().group->completed((*it)->call());
     finished.push_back(std::move(*it));
     it = in_flight_.erase(it);
   }

@@ -12,7 +12,7 @@
 #include <mutex>
 #include <thread>
 
-#include "work.hpp"
+#include "calls.hpp"
 
 namespace cpudist {
 
@@ -63,6 +63,12 @@ class Engine {
   // False after a timeout, an error inside a transport, close() or fork(): transports are then left alone, not freed.
   bool usable() const { return !out_of_use_.load(std::memory_order_acquire); }
 
+  // A group whose calls are to be known; forgotten when it goes.
+  void add(const std::shared_ptr<CallGroup>& group);
+
+  // What this rank is doing. Empty when a call blocks inside a transport for longer than `limit`: a group is being made.
+  std::optional<Calls> calls(Milliseconds limit);
+
   // Seconds that threads of this process have been blocked in wait().
   double blocked_seconds() const { return static_cast<double>(blocked_ns_.load()) * 1e-9; }
 
@@ -85,6 +91,7 @@ class Engine {
   std::mutex mutex_;  // guards the transports and all below
   std::list<AsyncWorkPtr> in_flight_;
   std::list<AsyncWorkPtr> abandoned_;  // transports may still write to their buffers: never freed
+  std::vector<std::weak_ptr<CallGroup>> groups_;
   std::string reason_;
   std::atomic<bool> out_of_use_{false};
   std::atomic<int64_t> blocked_ns_{0};

@@ -61,6 +61,43 @@ py::dict traffic() {
   return result;
 }
 
+py::dict to_python(const cpudist::CallUnderWay& under_way) {
+  const auto& [call, bytes, like, seconds] = under_way;
+  py::dict result;
+  result["name"] = call.name;
+  result["group"] = call.group->name;
+  if (call.peer) {
+    result["peer"] = *call.peer;
+  } else {
+    result["sequence"] = call.sequence;
+  }
+  result["bytes"] = bytes;
+  if (like) {
+    result["dtype"] = c10::getDtypeNames(like->scalar_type()).first;
+    result["shape"] = py::tuple(py::cast(like->sizes().vec()));
+  }
+  result["seconds"] = seconds;
+  return result;
+}
+
+// (calls under way, oldest first; group -> name and number of its last completed collective); None: not known now.
+py::object calls() {
+  constexpr Milliseconds kLimit{200};
+  std::optional<cpudist::Calls> found;
+  {
+    const py::gil_scoped_release unlocked;
+    found = Engine::get().calls(kLimit);
+  }
+  if (!found) return py::none();
+  py::list under_way;
+  for (const auto& call : found->under_way) under_way.append(to_python(call));
+  py::dict last;
+  for (const auto& group : found->groups) {
+    if (group.last_name) last[py::str(group.name)] = py::make_tuple(group.last_name, group.last_sequence);
+  }
+  return py::make_tuple(under_way, last);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(cpudist_ccl, module) {
@@ -78,6 +115,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("close", [] { Engine::get().close(); }, Unlocked());
   module.def("blocked_seconds", [] { return Engine::get().blocked_seconds(); });
   module.def("traffic", &traffic);
+  module.def("calls", &calls);
   module.def("allreduce_baseline", &allreduce_baseline, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("bytes"), py::arg("bfloat16"), py::arg("buffers"), py::arg("repeats"), py::arg("piece_bytes"),
              Unlocked());

@@ -86,12 +86,14 @@ Tensors split_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
 ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, std::string group)
     : Backend(rank, size),
       endpoint_(std::make_shared<Endpoint>(std::move(transport), rank, size)),
-      group_(std::make_shared<const std::string>(std::move(group))),
-      timeout_(timeout) {}
+      group_(std::make_shared<CallGroup>(CallGroup{std::move(group)})),
+      timeout_(timeout) {
+  Engine::get().add(group_);
+}
 
-Call ProcessGroupCcl::next_call(const char* name, Milliseconds timeout) {
+Call ProcessGroupCcl::next_call(const char* name, Milliseconds timeout, std::optional<int> peer) {
   check_value(endpoint_ != nullptr, name, ": the group has been destroyed");
-  return {name, ++sequence_, rank_, size_, group_, timeout == c10d::kUnsetTimeout ? timeout_ : timeout};
+  return {name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, timeout == c10d::kUnsetTimeout ? timeout_ : timeout};
 }
 
 WorkPtr ProcessGroupCcl::run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,
@@ -299,7 +301,7 @@ WorkPtr ProcessGroupCcl::send(Tensors& tensors, int destination, int tag) {
   const auto& tensor = only("send", tensors);
   check_root("send", destination, size_);
   check_value(destination != rank_, "send: rank ", rank_, " cannot send to itself");
-  auto work = c10::make_intrusive<SendWork>(next_call("send", timeout_), endpoint_, tensor, destination, tag);
+  auto work = c10::make_intrusive<SendWork>(next_call("send", timeout_, destination), endpoint_, tensor, destination, tag);
   Engine::get().submit(work, /*background=*/true);
   return work;
 }
@@ -316,7 +318,7 @@ WorkPtr ProcessGroupCcl::receive(Tensors& tensors, int source, int tag) {
   const auto& tensor = only("recv", tensors);
   check_value(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
               "recv: cannot write to an expanded tensor: several of its elements share memory; clone() it first");
-  auto work = c10::make_intrusive<RecvWork>(next_call("recv", timeout_), endpoint_, tensor, source, tag);
+  auto work = c10::make_intrusive<RecvWork>(next_call("recv", timeout_, source), endpoint_, tensor, source, tag);
   Engine::get().submit(work, /*background=*/true);
   return work;
 }

@@ -59,13 +59,13 @@ class ProcessGroupCcl final : public c10d::Backend {
     const char* profiling_title;
   };
 
-  Call next_call(const char* name, Milliseconds timeout);
+  Call next_call(const char* name, Milliseconds timeout, std::optional<int> peer = std::nullopt);
   WorkPtr run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,
               bool background);
   WorkPtr receive(Tensors& tensors, int source, int tag);
 
   std::shared_ptr<Endpoint> endpoint_;
-  std::shared_ptr<const std::string> group_;
+  std::shared_ptr<CallGroup> group_;
   Milliseconds timeout_;
   std::atomic<uint64_t> sequence_{0};
 };

@@ -1,5 +1,6 @@
 // One translation unit for all: torch's headers dominate the build, so this is several times faster than file by file.
 #include "bootstrap.cpp"
+#include "calls.cpp"
 #include "choice.cpp"
 #include "datatypes.cpp"
 #include "endpoint.cpp"

@@ -25,8 +25,13 @@ class WithoutGil {
 }  // namespace
 
 std::string Call::describe() const {
-  std::string text = std::string(name) + " #" + std::to_string(sequence);
-  if (!group->empty()) text += " of group '" + *group + "'";
+  std::string text = name;
+  if (!peer) {
+    text += " #" + std::to_string(sequence);
+  } else if (*peer >= 0) {
+    text += (text == "send" ? " to rank " : " from rank ") + std::to_string(*peer);
+  }
+  if (!group->name.empty()) text += " of group '" + group->name + "'";
   return text + " on rank " + std::to_string(rank) + " of " + std::to_string(size);
 }
 

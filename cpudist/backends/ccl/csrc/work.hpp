@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,13 +15,26 @@ namespace cpudist {
 
 class Endpoint;
 
+struct Call;
+
+// A process group as its calls know it.
+struct CallGroup {
+  std::string name;
+  // The collective that was completed last, and its number; the engine's lock guards them.
+  const char* last_name = nullptr;
+  uint64_t last_sequence = 0;
+
+  void completed(const Call& call);
+};
+
 // Who calls: what an error message needs to name the operation.
 struct Call {
-  const char* name;  // c10d's name of the operation, "all_reduce"
-  uint64_t sequence;
+  const char* name;          // c10d's name of the operation, "all_reduce"
+  uint64_t sequence;         // among the group's collectives, so the same on all ranks; 0 for send and recv
+  std::optional<int> peer;   // of send and recv: the other rank of the group, negative where it may be any
   int rank;
   int size;
-  std::shared_ptr<const std::string> group;
+  std::shared_ptr<CallGroup> group;
   Milliseconds timeout;
 
   std::string describe() const;

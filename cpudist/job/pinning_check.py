@@ -1,4 +1,4 @@
-"""Whether each rank got what the plan gave it: looked at once it trains, for the run record."""
+"""Whether each rank got what the plan gave it: looked at once it trains, for the run record and a warning."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from typing import TYPE_CHECKING
 
 from cpudist.console import say
+from cpudist.job.pinned import limit_inter_op
 from cpudist.pinning.observe import mismatch, observe
 
 if TYPE_CHECKING:
-    from cpudist.job import Job
+    from cpudist.job.job import Job
     from cpudist.pinning import Pinning
 
 _KEY = "cpudist/pinning/{rank}"
@@ -35,13 +36,15 @@ class PinningCheck:
             return
         self._looked = True
         world, store, plan = self._job.world, self._job.meeting.store, self._pinning.plan
+        limit_inter_op(plan)  # not before: the script's own number, if it has one, comes first
         seen = observe()
         found = {"communication_cpus": list(plan.communication_cpus), "bound": self._pinning.bound, **seen.as_dict()}
         store.set(_KEY.format(rank=world.rank), json.dumps(found))
         wrong = mismatch(self._pinning, seen)
         if wrong and store.add(_WARNED, 1) == 1:
             host = world.hosts[world.node_rank]
-            say(f"warning: rank {world.rank} on {host} does not run as planned: {wrong}; --no-pin leaves all alone")
+            remedy = "--no-pin" if self._job.held else "cpudist.init(pin=False)"
+            say(f"warning: rank {world.rank} on {host} does not run as planned: {wrong}; {remedy} leaves all alone")
 
     def collect(self) -> None:
         """On rank 0: put into the record what every rank has seen, once all have come to their end."""

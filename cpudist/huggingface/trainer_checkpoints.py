@@ -1,0 +1,194 @@
+"""Trainer's checkpoints appear as a whole or not at all, and mean the same samples on another number of ranks.
+
+Trainer (4.57 and 5.x) writes straight into `checkpoint-N`, and resumes from the highest N whatever it finds there: one
+that was killed while it was saving cannot be resumed. Here it writes aside, all ranks wait for each other, and a rename
+brings the checkpoint out (checkpoint_files.py). Only then are older ones deleted.
+
+Trainer counts steps. With fewer ranks a step has fewer samples, so that the same step would be another place in the
+data and the learning-rate schedule would end too early: a resumed training keeps the number of samples in a step.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.huggingface import checkpoint_files
+from cpudist.huggingface.versions import TRANSFORMERS, check_known
+
+if TYPE_CHECKING:
+    from cpudist.job import Job
+
+_SAVE_CHECKPOINT = ["self", "model", "trial"]
+_TRAIN = ["self", "resume_from_checkpoint"]
+_WORLD = "world.json"  # beside Trainer's files: how many ranks wrote the checkpoint, with how many samples in a step
+_BY_LENGTH = ("group_by_length", "batch_rebalance")
+_SHUTIL = SimpleNamespace(**{**vars(shutil), "rmtree": checkpoint_files.delete})  # none is left half deleted
+
+
+def patch(trainer_module: ModuleType, job: Job) -> None:
+    """Change `transformers.Trainer`: how it saves a checkpoint, how it deletes one, and how it resumes from one."""
+    cls = trainer_module.Trainer
+    save: Any = getattr(cls, "_save_checkpoint", None)
+    train: Any = getattr(cls, "train", None)
+    rotate: Any = getattr(cls, "_rotate_checkpoints", None) or getattr(trainer_module, "rotate_checkpoints", None)
+    deleting = {trainer_module, sys.modules.get(getattr(rotate, "__module__", ""))}
+    known = (
+        save is not None
+        and list(inspect.signature(save).parameters) == _SAVE_CHECKPOINT
+        and list(inspect.signature(train).parameters)[:2] == _TRAIN
+        and all(hasattr(cls, name) for name in ("_get_output_dir", "_push_from_checkpoint"))
+        and all(getattr(module, "shutil", None) is shutil for module in deleting)
+    )
+    check_known(trainer_module, known, TRANSFORMERS)
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        run_dir = Path(self._get_output_dir(trial=trial))
+        try:
+            complete = _save_as_a_whole(self, run_dir, job.world.local_rank, lambda: save(self, model, trial))
+        except Exception as error:
+            _refuse_full_disk(self, run_dir, job, error)
+            raise
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(complete))
+        if self.args.should_save:
+            _rotate(self, trainer_module, str(run_dir))
+
+    @functools.wraps(train)
+    def train_on(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = trainer_module.get_last_checkpoint(self.args.output_dir)
+        if checkpoint:
+            _keep_samples_per_step(self, Path(checkpoint))
+        return train(self, resume_from_checkpoint, *args, **kwargs)
+
+    job.changes.attribute(cls, "_save_checkpoint", save_checkpoint)
+    job.changes.attribute(cls, "train", train_on)
+    for module in deleting:
+        job.changes.attribute(module, "shutil", _SHUTIL)
+
+
+def _save_as_a_whole(trainer: Any, run_dir: Path, local_rank: int, save: Callable[[], None]) -> Path:
+    """Have `save` write a checkpoint aside on every rank, and bring it out once all of it is on the disk."""
+    saves, wait = trainer.args.should_save, trainer.accelerator.wait_for_everyone
+    if saves:
+        checkpoint_files.clear(run_dir)
+    wait()  # nobody writes what would be cleared
+    with _writing_to(trainer, run_dir / checkpoint_files.INCOMPLETE) as written:
+        save()
+        _name_the_best(trainer, run_dir, written)
+        if saves:
+            (written / _WORLD).write_text(json.dumps(_world(trainer)) + "\n", encoding="utf-8")
+    wait()  # every rank has written its part
+    if local_rank == 0:  # what a host wrote, only that host can send to the disk
+        checkpoint_files.sync(written)
+    wait()
+    if saves:
+        checkpoint_files.publish(written, run_dir)
+    wait()  # no rank goes on, and perhaps ends, before the checkpoint is there
+    return run_dir / written.name
+
+
+@contextmanager
+def _writing_to(trainer: Any, folder: Path) -> Iterator[Path]:
+    """The trainer saves into `folder` instead of its own, and uploads nothing; gives the checkpoint's place there."""
+    vars(trainer)["_get_output_dir"] = lambda trial: str(folder)
+    vars(trainer)["_push_from_checkpoint"] = lambda checkpoint_folder: None
+    try:
+        yield folder / f"checkpoint-{trainer.state.global_step}"
+    finally:
+        del trainer._get_output_dir, trainer._push_from_checkpoint
+
+
+def _name_the_best(trainer: Any, run_dir: Path, written: Path) -> None:
+    """Have the state name the best checkpoint by the place where it is, or will be: Trainer has looked beside this."""
+    state = trainer.state
+    if not state.best_global_step:
+        return
+    name = f"checkpoint-{state.best_global_step}"
+    if name == written.name or (run_dir / name).exists():
+        state.best_model_checkpoint = os.path.join(run_dir, name)
+    if trainer.args.should_save:
+        state.save_to_json(str(written / "trainer_state.json"))
+
+
+def _rotate(trainer: Any, trainer_module: ModuleType, run_dir: str) -> None:
+    """Delete the checkpoints beyond --save_total_limit."""
+    if hasattr(trainer_module, "rotate_checkpoints"):
+        trainer_module.rotate_checkpoints(
+            output_dir=run_dir,
+            save_total_limit=trainer.args.save_total_limit,
+            best_model_checkpoint=trainer.state.best_model_checkpoint,
+            use_mtime=True,
+        )
+    else:
+        trainer._rotate_checkpoints(use_mtime=True, output_dir=run_dir)
+
+
+def _refuse_full_disk(trainer: Any, run_dir: Path, job: Job, error: Exception) -> None:
+    """Raise `UserError` if a checkpoint could not be saved for want of space."""
+    full = checkpoint_files.why_full(error, run_dir)
+    if full is None:
+        return
+    checkpoint_files.clear(run_dir)  # so that there is space for the record
+    host, complete = job.world.hosts[job.world.node_rank], list(checkpoint_files.checkpoints(run_dir).values())
+    kept = f"{complete[-1]} is complete" if complete else "there is no earlier one"
+    raise UserError(
+        f"rank {job.world.rank} on {host} cannot save checkpoint-{trainer.state.global_step}: {full}; {kept}; "
+        f"make room, or give --save_total_limit or another --output_dir"
+    ) from error
+
+
+def _world(trainer: Any) -> dict[str, int]:
+    args = trainer.args
+    samples = trainer._train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return {"world_size": args.world_size, "samples_per_step": samples}
+
+
+def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> None:
+    """Choose batch size and accumulation so that a step has as many samples as in `checkpoint`, and say so.
+
+    The steps of the checkpoint then mean the same samples, and what is left of an epoch and of the schedule is right.
+
+    Raises:
+        UserError: the ranks cannot have equal shares of that many samples.
+    """
+    if not (checkpoint / _WORLD).is_file():  # saved without cpudist
+        return
+    args, now = trainer.args, _world(trainer)
+    then = json.loads((checkpoint / _WORLD).read_text(encoding="utf-8"))
+    samples, ranks = then["samples_per_step"], now["world_size"]
+    if then["world_size"] == ranks:
+        return
+    made = f"{checkpoint} was made by {then['world_size']} ranks with {samples} samples in a step"
+    if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
+        raise UserError(f"{made}; grouped by length, the samples come in another order on {ranks}: start as many ranks")
+    if samples % ranks:
+        fitting = [str(number) for number in range(1, ranks) if samples % number == 0]
+        raise UserError(
+            f"{made}, of which {ranks} ranks cannot have equal shares; start {' or '.join(fitting[-2:])} ranks"
+        )
+    if samples == now["samples_per_step"]:
+        return
+    share = samples // ranks
+    accumulation = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= trainer._train_batch_size)
+    trainer._train_batch_size = args.per_device_train_batch_size = share // accumulation
+    args.gradient_accumulation_steps = accumulation
+    if args.process_index == 0:
+        say(
+            f"{made}; going on with as many at {ranks}: --per_device_train_batch_size {share // accumulation} "
+            f"--gradient_accumulation_steps {accumulation}"
+        )

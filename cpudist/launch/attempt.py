@@ -1,0 +1,169 @@
+"""One attempt to run a job: starts the launcher, lets signals and output through, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from cpudist.launch.guards import Guards
+from cpudist.launch.hostfile import Host
+from cpudist.launch.launchers.base import Launcher, describe
+
+_LOOK_SECONDS = 0.1
+_ALONE_SECONDS = 5.0  # what a launcher gets to end when all ranks that can be reached have ended
+_STOP_SECONDS = 3.5  # what ranks get to end after the user's signal
+_TAIL_BYTES = 1 << 16
+_LOST = 1  # exit status of a job that lost a host
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        status: the launcher's exit status; not 0 in any case where the job has not come to its end.
+        stopped: whether a signal to us has ended it.
+        reason: what is known of it, in a few words; empty where the ranks have said it themselves.
+    """
+
+    status: int
+    stopped: bool = False
+    reason: str = ""
+
+
+@dataclass
+class _Stop:
+    """The signals that have come for us."""
+
+    numbers: list[int] = field(default_factory=list)
+
+
+def attempt(
+    launcher: Launcher,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    hosts: Sequence[Host],
+    stop_seconds: float = _STOP_SECONDS,
+) -> Outcome:
+    """Run `command` to its end and return how it ended; no process of it lives then on any host that answers.
+
+    Args:
+        launcher: whose command it is.
+        command: the command line.
+        variables: the environment; CPUDIST_JOB_ID in it marks this attempt, and no other.
+        hosts: where ranks run.
+        stop_seconds: what ranks get to end by themselves after a signal to us.
+
+    Raises:
+        UserError: a host refuses what watches over the job there.
+    """
+    with _signals() as stop:
+        guards = Guards(hosts, variables["CPUDIST_JOB_ID"], launcher.rank_variable)
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                # A terminal belongs to our session; reading from it in another one fails.
+                stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            tail = _Tail(process)
+            reason = _wait(process, guards, stop, stop_seconds)
+            status = process.poll()
+        finally:
+            unreached = guards.end()
+            if process is not None:
+                _kill(process)
+        guards_say = describe(launcher.deaths(tail.text()), guards.first_gone)
+    if stop.numbers:
+        return Outcome(128 + stop.numbers[0], stopped=True)
+    if unreached and not reason:
+        reason = f"{_names(unreached)} cannot be reached to see that nothing is left"
+    if status is None:
+        return Outcome(_LOST, reason=reason)
+    return Outcome(status if status >= 0 else 128 - status, reason=guards_say or reason)
+
+
+def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_seconds: float) -> str:
+    """Until the launcher has ended, or has to be; returns why it has to, in words."""
+    passed_on = 0
+    deadline: float | None = None
+    alone_since: float | None = None
+    while process.poll() is None:
+        time.sleep(_LOOK_SECONDS)
+        guards.tick()
+        now = time.monotonic()
+        if len(stop.numbers) > passed_on:
+            number = stop.numbers[passed_on]
+            passed_on += 1
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            deadline = now + stop_seconds if deadline is None else now  # a second one is meant
+        if deadline is not None:
+            if now > deadline:
+                return "it was stopped"
+            continue
+        if guards.lost:
+            return f"{_names(guards.lost)} does not answer any more"
+        alone_since = (alone_since or now) if guards.ranks_ended else None
+        if alone_since is not None and now - alone_since > _ALONE_SECONDS:
+            return "all ranks that can be reached have ended, and the launcher has not"
+    return ""
+
+
+class _Tail:
+    """Passes a process's standard error on, as it comes, and keeps the end of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        self._stream = process.stderr
+        self._kept = b""
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """What has come last; waits for the rest, but not for processes that have escaped with the other end."""
+        self._thread.join(2.0)
+        return self._kept.decode(errors="replace")
+
+    def _pass_on(self) -> None:
+        while piece := os.read(self._stream.fileno(), 65536):
+            self._kept = (self._kept + piece)[-_TAIL_BYTES:]
+            with suppress(OSError):
+                sys.stderr.buffer.write(piece)
+                sys.stderr.buffer.flush()
+
+
+@contextmanager
+def _signals() -> Iterator[_Stop]:
+    """Collect the signals that end a job. One that suspends is not taken: the guards would find us gone."""
+    stop = _Stop()
+    handlers = {number: signal.signal(number, lambda number, _: stop.numbers.append(number)) for number in _SIGNALS}
+    handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    try:
+        yield stop
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The launcher itself; the guard of this host has killed the rest."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    return " and ".join(host.name for host in hosts)

@@ -1,0 +1,79 @@
+"""Commands on other hosts, over ssh and without asking anybody anything; on this host directly."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cpudist.launch.hostfile import Host
+from cpudist.machine.identity import addresses
+
+CONNECT_SECONDS = 10
+
+_SSH = ("ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
+_SSH_FAILED = 255
+
+# What ssh says, and what helps.
+_REMEDIES = {
+    "Could not resolve hostname": "correct its name, or add it to /etc/hosts",
+    "Connection refused": "start sshd there (Debian: apt-get install openssh-server)",
+    "Permission denied": "let this user in without a password: ssh-copy-id {host}",
+    "Host key verification failed": "accept its key once: ssh {host} true",
+    "No route to host": "see that it is on and its cable plugged in, or take its line out",
+    "Network is unreachable": "see that this host has a route to it, or take its line out",
+    "timed out": "see that it is on and no firewall drops port 22, or take its line out",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program on a host has written; `failure` and `remedy` say why it did not come to its end, if so."""
+
+    output: str = ""
+    failure: str = ""
+    remedy: str = ""
+    reachable: bool = True
+
+
+def is_here(name: str) -> bool:
+    """Whether a host's name or address is this machine's, so that no ssh is needed."""
+    if name.lower() in ("localhost", socket.gethostname().lower()):
+        return True
+    try:
+        found = {str(answer[4][0]).partition("%")[0] for answer in socket.getaddrinfo(name, None)}
+    except OSError:
+        return False
+    return bool(found & set(addresses())) or all(ipaddress.ip_address(address).is_loopback for address in found)
+
+
+def command_on(host: Host, words: Sequence[str]) -> list[str]:
+    """The command line that runs `words` on a host."""
+    return list(words) if is_here(host.name) else [*_SSH, host.name, shlex.join(words)]
+
+
+def run_on(host: Host, words: Sequence[str], text: str, timeout: float) -> Answer:
+    """Run a program on a host with `text` as its standard input, in a bounded time."""
+    command = command_on(host, words)
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
+        return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy, reachable=False)
+    except OSError as error:
+        return Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
+    if done.returncode == 0:
+        return Answer(done.stdout)
+    said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    if command[0] == "ssh" and done.returncode == _SSH_FAILED:
+        remedy = next((text for words, text in _REMEDIES.items() if words in done.stderr), "try: ssh {host} true")
+        return Answer(failure=f"ssh cannot reach it: {said}", remedy=remedy.format(host=host.name), reachable=False)
+    if done.returncode in (126, 127):
+        remedy = "the environment must lie at the same path on every host: copy it there, or share its folder"
+        return Answer(failure=f"has no {words[0]}", remedy=remedy)
+    return Answer(failure=f"{words[0]} fails there: {said}", remedy="install the same environment as on this host")

@@ -1,0 +1,61 @@
+"""Starts and ends the process that serves the job's store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+
+from cpudist.errors import UserError
+
+_END_SECONDS = 1.0
+
+
+class StoreProcess:
+    """The job's store, served by a child of this process; the child ends when this one does.
+
+    Args:
+        addresses: where it listens; everywhere if there are none.
+        port: 0 for any that is free.
+        token: what clients must know.
+        silence: seconds after which a client that the network no longer reaches counts as gone.
+
+    Raises:
+        UserError: it cannot listen there.
+    """
+
+    def __init__(self, addresses: list[str], port: int, token: bytes, silence: float) -> None:
+        # By standard input, where nobody else sees the token. Standard error is the job's: a launcher that waits for
+        # its end should not wait for this process.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cpudist.rendezvous.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # a launcher that kills rank 0's group leaves it the seconds to tell the others
+        )
+        wishes = {"token": token.hex(), "addresses": addresses, "port": port, "silence": silence}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._said, self._says = self._process.stdin, self._process.stdout
+        with suppress(BrokenPipeError):
+            self._said.write(json.dumps(wishes) + "\n")
+            self._said.flush()
+        answer = self._says.readline().strip()
+        if not answer.isdigit():
+            self.close()
+            where = f"port {port} of {', '.join(addresses) or 'this host'}"
+            raise UserError(
+                f"rank 0 cannot serve the job's store at {where}: {answer.removeprefix('error ') or 'no answer'}; "
+                "choose another port (MASTER_PORT), or wait until the job that has it is over"
+            )
+        self.port = int(answer)
+
+    def close(self) -> None:
+        """Let it end as soon as the others have gone."""
+        self._said.close()
+        self._says.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)

@@ -1,0 +1,247 @@
+"""Breaks jobs of 2 hosts x 2 ranks in every way that we know, and prints how each one ended.
+
+    python faults.py [--mpi intel-mpi,mpich,open-mpi] [--launch] [--timeout 20] [FAULT ...]
+
+The jobs are started by the MPI's own mpirun, or with --launch by `cpudist launch`.
+Every job has a bed of hosts for itself. A row says how long after the fault the launcher had returned and no process of
+the job was left on any host, the exit status, and what the job said; "LEFT" names the processes that had to be killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+
+import psutil  # noqa: E402
+from bed import Bed  # noqa: E402
+from bed.bed import missing  # noqa: E402
+
+from cpudist.backends.ccl.build import cache_folder  # noqa: E402
+
+# What is compiled here serves the other host too, whose ranks may have another home.
+CACHE = {"CPUDIST_CACHE": str(cache_folder())}
+START_SECONDS = 120.0
+MARGIN_SECONDS = 15.0  # what a job may take beyond its timeout
+
+
+@dataclass
+class Job:
+    """A running job, for faults to break.
+
+    Attributes:
+        bed: its hosts.
+        folder: where its ranks look for orders.
+        bound: seconds in which it must be over after the fault.
+    """
+
+    bed: Bed
+    folder: Path
+    timeout: float
+
+    def rank(self, number: int) -> psutil.Process:
+        """The process of a rank, as this machine sees it."""
+        host = f"h{number // 2}"
+        for pid in self.bed.processes(host):
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if "working.py" in " ".join(process.cmdline()) and _rank_of(process) == number:
+                    return process
+        raise LookupError(f"rank {number} is not on {host}: {self.bed.processes(host)}")
+
+    def find(self, host: str, words: str) -> list[psutil.Process]:
+        """The processes of a host whose command line holds `words`."""
+        return [psutil.Process(pid) for pid, line in self.bed.processes(host).items() if words in line]
+
+    def order(self, what: str) -> None:
+        """Leave a file that the ranks look for."""
+        (self.folder / what).touch()
+
+
+def _rank_of(process: psutil.Process) -> int:
+    variables = process.environ()
+    for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"):
+        if name in variables:
+            return int(variables[name])
+    return -1
+
+
+def kill(number: int) -> Callable[[Job], None]:
+    return lambda job: job.rank(number).kill()
+
+
+def stop(job: Job) -> None:
+    """A stopped rank does not see what goes on; MPI's launcher has to kill it."""
+    job.rank(3).suspend()
+
+
+def freeze(job: Job) -> None:
+    """Every process of h1 stands still. Nothing on it can end before it goes on, which it does when the job is over."""
+    job.bed.freeze("h1")
+    time.sleep(job.timeout + MARGIN_SECONDS / 2)
+    job.bed.thaw("h1")
+
+
+def lose_ssh(job: Job) -> None:
+    """End the connection by which the launcher has reached h1. Some need it only to start; the job then goes on."""
+    for process in job.find("h0", "ssh"):
+        if process.name() == "ssh":
+            process.kill()
+    time.sleep(3)
+    job.order("end")
+
+
+def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
+    """As a terminal, `timeout` or a scheduler sends it: to the command that the user has started, and its children."""
+
+    def send(job: Job) -> None:
+        first = min(job.find("h0", "working.py"), key=lambda one: one.create_time())
+        for one in [first, *first.children()]:
+            with suppress(psutil.Error):
+                one.send_signal(number)
+
+    return send
+
+
+def flood(job: Job) -> None:
+    """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
+    (server,) = job.find("h0", "cpudist.rendezvous.server")
+    port = next(one.laddr.port for one in server.net_connections() if one.status == psutil.CONN_LISTEN)
+    code = (
+        "import socket, sys\n"
+        "held = []\n"
+        "for number in range(600):\n"
+        "    one = socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)\n"
+        "    if number % 3: one.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
+        "    held.append(one)\n"
+    )
+    # In the network of h1, but no process of its: the job's are counted.
+    namespace = job.rank(2).pid
+    command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
+    subprocess.run(command, timeout=60, check=False)
+    job.order("end")
+
+
+# Name -> how.
+FAULTS: dict[str, Callable[[Job], None]] = {
+    "none": lambda job: job.order("end"),
+    "rank 3 killed": kill(3),
+    "rank 0 killed": kill(0),
+    "rank 3 raises": lambda job: job.order("raise-3"),
+    "rank 3 stuck in Python": lambda job: job.order("stuck-3"),
+    "rank 3 stopped": stop,
+    "link of h1 down": lambda job: job.bed.disconnect("h1"),
+    "h1 loses its power": lambda job: job.bed.kill("h1"),
+    "h1 frozen": freeze,
+    "ssh to h1 lost": lose_ssh,
+    "store killed": lambda job: job.find("h0", "cpudist.rendezvous.server")[0].kill(),
+    "Ctrl-C": signal_launcher(signal.SIGINT),
+    "SIGTERM": signal_launcher(signal.SIGTERM),
+    "strangers flood the store": flood,
+}
+
+
+GOOD_ENDS = {"none": True, "strangers flood the store": True, "ssh to h1 lost": None}  # None: either will do
+
+
+def command(mpi: str, launch: bool, bed: Bed) -> list[str]:
+    """How each MPI, or `cpudist launch` with it, starts two ranks on either host."""
+    if launch:
+        name = mpi.replace("-mpi", "") if mpi != "open-mpi" else "openmpi"
+        program = Path(sys.executable).with_name("cpudist")
+        return [str(program), "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2", "--"]
+    if mpi == "open-mpi":
+        start = ["mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(2), "-n", "4"]
+        return [*start, "-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE"]
+    return ["mpirun" if mpi == "intel-mpi" else "mpirun.mpich", "-f", bed.hostfile(), "-n", "4", "-ppn", "2"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        status: the launcher's; None if it had to be killed.
+        seconds: from the fault until the launcher had returned and no process was left.
+        left: the processes that had to be killed.
+        said: cpudist's own lines.
+    """
+
+    status: int | None
+    seconds: float
+    left: dict[str, dict[int, str]]
+    said: list[str]
+    output: str
+
+    def is_right(self, fault: str, timeout: float) -> bool:
+        """Whether all was over in time, with nothing left, and the status tells what happened."""
+        over = self.status is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
+        return over and GOOD_ENDS.get(fault, False) in (None, self.status == 0)
+
+
+def run(mpi: str, launch: bool, fault: str, timeout: float) -> Outcome:
+    """Start a job, break it, and watch how it ends."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        (folder / "bed").mkdir()
+        with Bed(folder / "bed") as bed:
+            job = Job(bed, folder, timeout)
+            broken: list[float] = []
+
+            def break_it() -> None:
+                deadline = time.monotonic() + START_SECONDS
+                while len(list(folder.glob("ready-*"))) < 4 and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                time.sleep(2)  # in the middle of its work
+                broken.append(time.monotonic())
+                FAULTS[fault](job)
+
+            breaker = threading.Thread(target=break_it)
+            breaker.start()
+            script = [str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
+            start = [*command(mpi, launch, bed), *(["--timeout", str(timeout)] if launch else [sys.executable])]
+            ended = bed.watch("h0", [*start, *script], START_SECONDS + timeout + MARGIN_SECONDS, CACHE)
+            breaker.join(60)
+            said = [line for line in ended.output.splitlines() if line.startswith("cpudist: ")]
+            return Outcome(ended.returncode, ended.at - broken[0], ended.left, said, ended.output)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mpi", default="intel-mpi,mpich,open-mpi")
+    parser.add_argument("--launch", action="store_true", help="start the jobs by `cpudist launch`")
+    parser.add_argument("--timeout", type=float, default=20.0)
+    parser.add_argument("--verbose", action="store_true", help="print all that the jobs have written")
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; all by default")
+    options = parser.parse_args()
+    if reason := missing():
+        sys.exit(reason)
+    print("| fault | MPI | over after | status | said |\n|---|---|---|---|---|")
+    bad = 0
+    for fault in options.faults or FAULTS:
+        for mpi in options.mpi.split(","):
+            outcome = run(mpi, options.launch, fault, options.timeout)
+            wrong = not outcome.is_right(fault, options.timeout)
+            bad += wrong
+            left = f" LEFT: {outcome.left}" if outcome.left else ""
+            said = " / ".join(line.removeprefix("cpudist: ") for line in outcome.said)
+            mark = " **wrong**" if wrong else ""
+            print(f"| {fault} | {mpi} | {outcome.seconds:.1f} s{mark} | {outcome.status} | {said}{left} |", flush=True)
+            if options.verbose or wrong:
+                print(outcome.output, file=sys.stderr, flush=True)
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""`cpudist launch` over two hosts, with each MPI: what it starts, what it finds before, and that nothing stays."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from bed import Bed
+from jobs import BIN
+
+from cpudist.backends.ccl.build import cache_folder
+from cpudist.launch.launchers import MPIS
+
+SCRIPT = Path(__file__).with_name("checks") / "greets.py"
+CACHE = {"CPUDIST_CACHE": str(cache_folder())}
+
+
+def launch(*words: str) -> list[str]:
+    return [str(BIN / "cpudist"), "launch", *words]
+
+
+def hostfile(folder: Path, text: str) -> str:
+    path = folder / "hosts"
+    path.write_text(text)
+    return str(path)
+
+
+def needs(mpi: str) -> None:
+    program = {"mpich": "mpirun.mpich", "openmpi": "mpirun.openmpi"}.get(mpi, sys.executable)
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+
+
+def seen(folder: Path) -> dict[str, str]:
+    """Who ran where: attempt and rank -> host."""
+    return {path.name: path.read_text() for path in sorted(folder.glob("[0-9]-*"))}
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_two_ranks_on_each_of_two_hosts(bed: Bed, tmp_path: Path, mpi: str) -> None:
+    needs(mpi)
+    hosts = hostfile(tmp_path, "h0:2  # first\nh1 slots=2\n")
+    command = launch("--hostfile", hosts, "--mpi", mpi, "--", "--backend", "ccl", str(SCRIPT), str(tmp_path))
+    result = bed.run("h0", command, timeout=120, env=CACHE)
+    assert result.returncode == 0, result.output
+    assert seen(tmp_path) == {"0-0": "h0", "0-1": "h0", "0-2": "h1", "0-3": "h1"}
+    assert result.stdout == "rank 0 of 4 on h0\n"
+    assert "cpudist" not in result.stderr
+
+
+def test_by_hand_with_mpirun(bed: Bed, tmp_path: Path) -> None:
+    """The documented command: no option of cpudist's, no variable."""
+    train = [str(BIN / "cpudist-train"), "--backend", "ccl", str(SCRIPT), str(tmp_path)]
+    result = bed.run("h0", ["mpirun", "-f", bed.hostfile(), "-n", "4", "-ppn", "2", *train], timeout=120, env=CACHE)
+    assert result.returncode == 0, result.output
+    assert seen(tmp_path) == {"0-0": "h0", "0-1": "h0", "0-2": "h1", "0-3": "h1"}
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_what_a_dry_run_prints_runs_by_hand(bed: Bed, tmp_path: Path, mpi: str) -> None:
+    needs(mpi)
+    hosts = hostfile(tmp_path, "h0:1\nh1:1\n")
+    words = ["--hostfile", hosts, "--mpi", mpi, "--dry-run", "--", str(SCRIPT), str(tmp_path)]
+    printed = bed.run("h0", launch(*words), timeout=60, env=CACHE)
+    assert printed.returncode == 0, printed.output
+    assert seen(tmp_path) == {}
+    result = bed.run("h0", ["sh", "-c", printed.stdout], timeout=120, env=CACHE, cwd=tmp_path)
+    assert seen(tmp_path) == {"0-0": "h0", "0-1": "h1"}, printed.stdout + result.output
+    assert result.stdout == "rank 0 of 2 on h0\n"
+
+
+def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path: Path) -> None:
+    address = bed.addresses["h1"][0]
+    hosts = hostfile(tmp_path, f"h0:2\nnosuchhost:2\nh1:2\n{address}:2\n10.77.0.99:2\n")
+    result = bed.run("h0", launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path)), timeout=60, env=CACHE)
+    assert result.returncode == 2, result.output
+    unknown, unreachable, twice = result.stderr.splitlines()
+    assert "hosts, line 2: nosuchhost ssh cannot reach it" in unknown
+    assert "/etc/hosts" in unknown
+    assert "hosts, line 5: 10.77.0.99 ssh cannot reach it" in unreachable
+    assert f"hosts, line 4: {address} is the same machine as h1; name it once" in twice
+    assert seen(tmp_path) == {}
+
+
+def test_a_host_that_does_not_let_us_in(own_bed: Bed, tmp_path: Path) -> None:
+    (Path(own_bed.hostfile()).parent / "ssh" / "authorized_keys").unlink()
+    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
+    result = own_bed.run("h0", launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path)), timeout=60, env=CACHE)
+    assert result.returncode == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert "line 2: h1 ssh cannot reach it" in line
+    assert "ssh-copy-id h1" in line
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_killed_rank_ends_the_job_and_is_named(bed: Bed, tmp_path: Path, mpi: str) -> None:
+    needs(mpi)
+    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
+    command = launch("--hostfile", hosts, "--mpi", mpi, "--", str(SCRIPT), str(tmp_path), "kill", "3")
+    result = bed.run("h0", command, timeout=120, env=CACHE)
+    assert result.returncode not in (0, 2), result.output
+    assert "rank 3 on h1 was killed by SIGKILL" in result.stderr, result.output
+
+
+def test_a_rank_that_raises_says_it_itself(bed: Bed, tmp_path: Path) -> None:
+    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
+    command = launch("--hostfile", hosts, "--max-restarts", "1", "--", str(SCRIPT), str(tmp_path), "raise", "2")
+    result = bed.run("h0", command, timeout=120, env=CACHE)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("rank 2 on h1 failed: ValueError: no such thing") == 2, "restarted once"
+    assert "starting again (1 of 1) with 4 ranks on h0, h1" in result.stderr
+    assert sorted(seen(tmp_path)) == [f"{attempt}-{rank}" for attempt in "01" for rank in "0123"]
+
+
+INTERRUPTED = """
+import signal, subprocess, sys, time
+from pathlib import Path
+process = subprocess.Popen(sys.argv[3:])
+while not (Path(sys.argv[2]) / "waiting").exists():
+    time.sleep(0.05)
+process.send_signal(int(sys.argv[1]))
+sys.exit(process.wait())
+"""
+
+
+@pytest.mark.parametrize(
+    ("mpi", "number", "status"),
+    [
+        ("intel", 2, 130),
+        ("intel", 15, 143),
+        ("intel", 9, -9),
+        ("mpich", 2, 130),
+        ("openmpi", 2, 130),
+        ("openmpi", 9, -9),
+    ],
+)
+def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int, status: int) -> None:
+    """Also SIGKILL, which nobody can handle: the guards notice. That no process is left, `bed.run` looks."""
+    needs(mpi)
+    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
+    command = launch(
+        "--hostfile", hosts, "--mpi", mpi, "--max-restarts", "3", "--", str(SCRIPT), str(tmp_path), "hang", "0"
+    )
+    wrapped = [sys.executable, "-c", INTERRUPTED, str(number), str(tmp_path), *command]
+    result = bed.run("h0", wrapped, timeout=120, env=CACHE)
+    assert result.returncode == status % 256, result.output
+    assert "starting again" not in result.stderr
+
+
+@pytest.mark.parametrize("how", ["kill", "disconnect"])
+def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
+    """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
+    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
+    words = [
+        "--hostfile",
+        hosts,
+        "--max-restarts",
+        "1",
+        "--min-nodes",
+        "1",
+        "--",
+        str(SCRIPT),
+        str(tmp_path),
+        "wait",
+        "0",
+    ]
+
+    def lose_h1() -> None:
+        while not (tmp_path / "waiting").exists():
+            time.sleep(0.05)
+        getattr(own_bed, how)("h1")
+
+    breaker = threading.Thread(target=lose_h1, daemon=True)
+    breaker.start()
+    result = own_bed.run("h0", launch(*words), timeout=200, env=CACHE)
+    breaker.join(10)
+    assert result.returncode == 0, result.output
+    assert "h1 does not answer any more" in result.stderr or "h1 cannot be reached" in result.stderr, result.output
+    assert "starting again (1 of 1) with 2 ranks on h0" in result.stderr
+    assert {name: host for name, host in seen(tmp_path).items() if name.startswith("1-")} == {"1-0": "h0", "1-1": "h0"}

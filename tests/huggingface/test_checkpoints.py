@@ -1,0 +1,144 @@
+"""Checkpoints of scripts that know nothing of cpudist: complete or not there, and good for any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import Result, mpirun, run, train
+from safetensors.torch import load_file
+from transformers.trainer_utils import get_last_checkpoint
+
+from cpudist.huggingface.checkpoint_files import checkpoints
+
+BOUND = 150.0
+SCRIPTS = Path(__file__).parent / "scripts"
+
+_WORDS = ["--do_train", "--report_to", "none", "--disable_tqdm", "true", "--no_cuda", "--seed", "3"]
+_WORDS += ["--logging_steps", "1", "--learning_rate", "1e-2", "--save_strategy", "steps"]
+
+
+def _start(ranks: int, output: Path, script: list[str], *words: str, options: tuple[str, ...] = ()) -> Result:
+    command = train("--backend", "ccl", "--record", str(output.with_suffix(".json")), *options)
+    command += [str(SCRIPTS / script[0]), *script[1:], "--output_dir", str(output), *_WORDS, *words]
+    return run(mpirun(ranks, *command), timeout=BOUND)
+
+
+def _train(ranks: int, output: Path, script: list[str], *words: str) -> dict[str, Any]:
+    """Run to the end and return what course.py found."""
+    result = _start(ranks, output, script, *words)
+    assert result.returncode == 0, result.output
+    return {**json.loads((output / "found.json").read_text()), "stderr": result.stderr}
+
+
+def _load(checkpoint: Path, ranks: int) -> None:
+    """Read all that a resumed training reads."""
+    assert load_file(checkpoint / "model.safetensors")
+    assert torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
+    for name in ("scheduler.pt", *(f"rng_state_{rank}.pth" for rank in range(ranks))):
+        torch.load(checkpoint / name, weights_only=False)
+    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] > 0
+
+
+def test_killed_while_saving_it_resumes_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """Killed while it writes, before it brings out what it wrote, while it deletes the one before; then to the end."""
+    words = ["--per_device_train_batch_size", "6", "--max_steps", "8", "--save_steps", "2", "--save_total_limit", "1"]
+    whole = _train(2, tmp_path / "whole", ["course.py", "--dropout"], *words)
+    output = tmp_path / "killed"
+    for event, part, newest in (
+        ("open", ".incomplete/checkpoint-4/trainer_state.json", 2),
+        ("os.rename", ".incomplete/checkpoint-4", 2),
+        ("shutil.rmtree", ".incomplete/old-checkpoint-2", 4),
+    ):
+        resume = ["--resume_from_checkpoint", str(get_last_checkpoint(output))] if output.exists() else []
+        result = _start(2, output, ["killed.py", event, part, "--dropout"], *words, *resume)
+        assert result.returncode != 0, result.output
+        assert (output / ".incomplete").is_dir(), "killed where it should be"
+        assert list(output.glob("checkpoint-*")) == [output / f"checkpoint-{newest}"], result.output
+        _load(output / f"checkpoint-{newest}", ranks=2)
+    last = ["--resume_from_checkpoint", str(get_last_checkpoint(output))]
+    resumed = _train(2, output, ["course.py", "--dropout"], *words, *last)
+    assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-5)
+    assert resumed["rates"] == whole["rates"]
+    assert resumed["parameters"] == pytest.approx(whole["parameters"], abs=1e-5)
+    assert [path.name for path in output.iterdir() if path.is_dir()] == ["checkpoint-8"], "nothing is left behind"
+
+
+def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -> None:
+    """The step is in the second of the epochs of 17 steps; on one rank, batches of 6 are accumulated."""
+    words = ["--per_device_train_batch_size", "6", "--max_steps", "40", "--save_steps", "20"]
+    whole = _train(2, tmp_path / "2", ["course.py"], *words)
+    words += ["--resume_from_checkpoint", str(tmp_path / "2" / "checkpoint-20")]
+    for ranks, change in (
+        (1, "--per_device_train_batch_size 6 --gradient_accumulation_steps 2"),
+        (3, "--per_device_train_batch_size 4 --gradient_accumulation_steps 1"),
+    ):
+        resumed = _train(ranks, tmp_path / str(ranks), ["course.py"], *words)
+        assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-4)
+        assert resumed["rates"] == whole["rates"]
+        assert resumed["stderr"].count(f"made by 2 ranks with 12 samples in a step; going on with as many at {ranks}")
+        assert resumed["stderr"].count(change) == 1
+
+    world = tmp_path / "2" / "checkpoint-20" / "world.json"
+    world.write_text('{"world_size": 5, "samples_per_step": 15}')
+    result = _start(2, tmp_path / "2", ["course.py"], *words)
+    assert result.returncode == 2, result.output
+    assert "15 samples in a step, of which 2 ranks cannot have equal shares; start 1\n" in result.stderr, result.output
+
+
+@pytest.mark.parametrize(("rank", "name", "status"), [("1", "SIGTERM", 143), ("0", "SIGINT", 130)])
+def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank: str, name: str, status: int) -> None:
+    output = tmp_path / "out"
+    words = ["--max_steps", "1000000", "--save_steps", "1000000"]
+    result = _start(2, output, ["signalled.py", rank, name], *words, options=("--checkpoint-on-signal",))
+    assert result.returncode == status, result.output
+    ((step, checkpoint),) = checkpoints(output).items()
+    assert step > 3
+    _load(checkpoint, ranks=2)
+    assert f"cpudist: {name}: saved {checkpoint}; ending the job\n" in result.stderr, result.output
+    record = json.loads(output.with_suffix(".json").read_text())
+    assert (record["exit"], record["steps"]) == ("interrupted", step)
+
+
+def test_without_the_option_a_signal_ends_the_job(tmp_path: Path) -> None:
+    words = ["--max_steps", "1000000", "--save_steps", "1000000"]
+    result = _start(2, tmp_path / "out", ["signalled.py", "1", "SIGTERM"], *words)
+    assert result.returncode != 0, result.output
+    assert not checkpoints(tmp_path / "out")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB: some checkpoints find room there."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_ends_the_job_and_earlier_checkpoints_stay_whole(tmp_path: Path, small_disk: Path) -> None:
+    output = small_disk / "out"
+    result = _start(2, output, ["course.py"], "--max_steps", "1000", "--save_steps", "1")
+    assert result.returncode == 2, result.output
+    lines = [line for line in result.stderr.splitlines() if "cpudist: " in line]
+    assert len(lines) == 1, result.output
+    whole = checkpoints(output)
+    assert 0 < len(whole) < 1000
+    assert f"cannot save checkpoint-{len(whole) + 1}: the disk at {small_disk} is full (" in lines[0], result.output
+    assert f"checkpoint-{len(whole)} is complete" in lines[0], result.output
+    for checkpoint in whole.values():
+        _load(checkpoint, ranks=2)
+    assert sorted(path.name for path in output.iterdir() if path.is_dir()) == sorted(
+        path.name for path in whole.values()
+    )

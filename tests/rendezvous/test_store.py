@@ -1,0 +1,218 @@
+"""The job's store: what it keeps, whom it lets in, and how it learns of a client's end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import PrefixStore
+
+from cpudist.errors import StartupTimeout, UserError
+from cpudist.rendezvous import wire
+from cpudist.rendezvous.connection import Address, Connection, StoreLost
+from cpudist.rendezvous.process import StoreProcess
+from cpudist.rendezvous.store import JobStore
+from cpudist.rendezvous.wire import Code
+
+TOKEN = b"the token"
+
+
+@pytest.fixture
+def server() -> Iterator[StoreProcess]:
+    process = StoreProcess(["127.0.0.1"], 0, TOKEN, silence=5)
+    yield process
+    process.close()
+
+
+def place(server: StoreProcess, token: bytes = TOKEN, job: str = "") -> Address:
+    return Address(("127.0.0.1",), server.port, token, 5, job)
+
+
+@pytest.fixture
+def client(server: StoreProcess) -> Connection:
+    return Connection(place(server), 5)
+
+
+def test_keys_and_values(client: Connection) -> None:
+    client.set({"a": b"\0\xff", "empty": b""})
+    assert client.get(["a", "empty"]) == [b"\0\xff", b""]
+    assert client.get(["a", "missing"]) is None
+    assert [client.add("n", 3), client.add("n", -5)] == [3, -2]
+    assert client.get(["n"]) == [b"-2"], "as torch's stores have it"
+    client.append("log", b"one ")
+    client.append("log", b"two")
+    assert client.get(["log"]) == [b"one two"]
+    assert client.compare_set("a", b"other", b"new") == b"\0\xff"
+    assert client.compare_set("a", b"\0\xff", b"new") == b"new"
+    assert client.compare_set("fresh", b"", b"made") == b"made"
+    assert client.compare_set("absent", b"expected", b"made") == b"expected", "as torch's TCPStore answers"
+    assert (client.check(["a", "n"]), client.check(["a", "missing"])) == (True, False)
+    assert (client.delete("a"), client.delete("a")) == (True, False)
+    assert client.count() == 4
+    big = bytes(range(256)) * 40000
+    client.set({"big": big})
+    assert client.get(["big"]) == [big]
+    fresh, missing = client.ages(["big", "missing"])
+    assert fresh is not None
+    assert fresh < 60
+    assert missing is None
+
+
+def test_waits_end_when_a_key_comes_or_the_time_is_over(server: StoreProcess, client: Connection) -> None:
+    other = Connection(place(server), 5)
+    assert not client.wait_any(["x", "y"], 0.05)
+    setter = threading.Timer(0.1, lambda: other.set({"x": b""}))
+    setter.start()
+    assert client.wait_any(["x", "y"], 20)
+    setter.join()
+    assert not client.wait_all(["x", "y"], 0.05)
+    other.set({"y": b""})
+    assert client.wait_all(["x", "y"], 20)
+
+
+def test_jobs_on_one_server_do_not_see_each_other(server: StoreProcess) -> None:
+    one, other = (Connection(place(server, job=name), 5) for name in ("1", "2"))
+    one.set({"key": b"value"})
+    assert not other.check(["key"])
+
+
+def test_a_broken_connection_leaves_its_will(server: StoreProcess, client: Connection) -> None:
+    lost, left, loser = (Connection(place(server), 5) for _ in range(3))
+    lost.will("lost", "1")
+    left.will("lost", "2")
+    client.withdraw("lost", "2")
+    left.interrupt()
+    loser.will("lost", "3")
+    lost.interrupt()
+    assert client.wait_all(["lost"], 20)
+    loser.interrupt()
+    deadline = time.monotonic() + 20
+    while client.get(["lost"]) != [b"1 closed\n3 closed\n"]:
+        assert time.monotonic() < deadline, client.get(["lost"])
+        time.sleep(0.01)
+
+
+def test_who_does_not_know_the_token_is_not_let_in(server: StoreProcess) -> None:
+    with pytest.raises(StartupTimeout, match="another job") as caught:
+        Connection(place(server, token=b"a guess"), 0.3)
+    assert "token" not in repr(place(server))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_listener_that_does_not_know_the_token_is_not_taken_for_rank_0() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pretend() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(wire.HELLO + bytes(wire.NONCE_BYTES))
+                connection.recv(wire.ANSWER_BYTES)
+                connection.sendall(bytes(wire.PROOF_BYTES))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(StartupTimeout, match="another job than this one answers"):
+            Connection(Address(("127.0.0.1",), listening.getsockname()[1], TOKEN, 5), 1)
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3,
+        b"\0" * 100,
+        b"",
+        wire.pack(Code.GET, b"/secret") * 10,
+    ],
+    ids=["http", "zeros", "nothing", "frames without a proof"],
+)
+def test_garbage_is_shown_out_and_learns_nothing(server: StoreProcess, client: Connection, words: bytes) -> None:
+    client.set({"secret": b"TOP SECRET"})
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as stranger:
+        stranger.sendall(words)
+        answer = b""
+        try:
+            while part := stranger.recv(4096):  # to the end of the connection, which the server makes
+                answer += part
+        except ConnectionResetError:
+            pass
+    assert len(answer) <= wire.GREETING_BYTES
+    assert client.get(["secret"]) == [b"TOP SECRET"]
+
+
+def test_a_flood_of_strangers_keeps_nobody_out(server: StoreProcess, client: Connection) -> None:
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(500)]
+    try:
+        newcomer = Connection(place(server), 20)
+        newcomer.set({"key": b"value"})
+        assert client.get(["key"]) == [b"value"]
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_member_that_talks_garbage_goes_alone(server: StoreProcess, client: Connection) -> None:
+    broken = Connection(place(server), 5)
+    broken._socket.sendall(b"\xff" * 50)
+    with pytest.raises(StoreLost):
+        broken.count()
+    assert client.count() == 0
+
+
+def test_a_port_that_is_taken_is_one_line(server: StoreProcess) -> None:
+    with pytest.raises(UserError, match="Address already in use") as caught:
+        StoreProcess(["127.0.0.1"], server.port, TOKEN, 5)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_server_ends_with_its_owner_and_says_so_to_nobody_else(server: StoreProcess, client: Connection) -> None:
+    client.interrupt()
+    server.close()
+    assert server._process.poll() == 0
+
+
+@given(fields=st.lists(st.binary(max_size=50), max_size=6), code=st.sampled_from(Code), cut=st.integers(1, 400))
+def test_frames_survive_the_wire_in_any_pieces(fields: list[bytes], code: Code, cut: int) -> None:
+    sent = wire.pack(code, *fields) + wire.pack(Code.COUNT)
+    buffer, got = bytearray(), []
+    for at in range(0, len(sent), cut):
+        buffer += sent[at : at + cut]
+        got += list(wire.frames(buffer))
+    assert got == [(code, fields), (Code.COUNT, [])]
+    assert not buffer
+
+
+@given(noise=st.binary(max_size=200))
+def test_noise_is_garbage_or_incomplete_never_an_accident(noise: bytes) -> None:
+    buffer = bytearray(noise)
+    try:
+        for _code, _fields in wire.frames(buffer):
+            pass
+    except wire.Garbage:
+        pass
+
+
+def test_torch_can_use_it(server: StoreProcess) -> None:
+    store = JobStore(place(server), timeout=5)
+    inner = PrefixStore("a", PrefixStore("b", store))
+    inner.set("key", "value")
+    assert inner.get("key") == b"value"
+    assert store.get("b/a/key") == b"value"
+    assert inner.add("n", 2) == 2
+    with pytest.raises(RuntimeError, match=r"wait timeout after 0\.1 s, keys: b/a/never"):
+        inner.wait(["never"], timedelta(seconds=0.1))
+
+
+def test_threads_do_not_hold_up_each_other(server: StoreProcess) -> None:
+    store = JobStore(place(server), timeout=20)
+    waiting = threading.Thread(target=lambda: store.wait(["key"]))
+    waiting.start()
+    store.set("key", "value")  # while the other thread waits
+    waiting.join(20)
+    assert not waiting.is_alive()

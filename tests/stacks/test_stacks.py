@@ -1,0 +1,136 @@
+"""`cpudist stacks` on a real job that hangs, and the signal; what it leaves, and whom it does not answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import BIN, mpirun, run, train
+
+from cpudist.stacks.address import SIGNAL, Address
+from cpudist.stacks.answer import Answers
+from cpudist.stacks.ask import ask_all
+from cpudist.waiting import poll
+
+SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
+SLEEPER = """
+import sys, time
+from cpudist.stacks.answer import Answers
+Answers("a job", 5, 8, "rank 5 on h1", lambda: "in the text")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_every_rank_is_shown_however_it_hangs(tmp_path: Path, backend: str) -> None:
+    over = tmp_path / "over"
+    command = mpirun(4, *train("--backend", backend, str(SCRIPT), str(over)))
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(run, command, 120)
+        try:
+            assert poll(lambda: ending.done() or len(list(tmp_path.glob("there-*"))) == 4, 90)
+            shown = subprocess.run([BIN / "cpudist", "stacks"], capture_output=True, text=True, timeout=60, check=False)
+            assert shown.returncode == 0, shown.stderr
+            process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown.stdout)
+            assert process, shown.stdout
+            os.kill(int(process[1]), SIGNAL)
+        finally:
+            over.touch()
+            result = ending.result()
+    # Other jobs of this user may run on this machine.
+    text = next(job for job in shown.stdout.split("job of ") if f"process {process[1]}" in job)
+    ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
+    assert [int(rank.split()[1]) for rank in ranks] == [0, 1, 2, 3], text
+    assert "four_ways.py:24" in ranks[0], ranks[0]
+    if backend == "ccl":  # gloo's calls are known once they last for a while
+        assert re.search(r"in all_reduce #2 \(4 MB, four_ways\.py:24\) for \d", ranks[0]), ranks[0]
+    assert re.search(r"MainThread.*line 28, in wait_for_the_end.*poll\(over\.exists", ranks[1], re.DOTALL), ranks[1]
+    assert "runs no Python just now" in ranks[2], ranks[2]
+    assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
+    assert re.search(r"is stopped; kill -CONT \d+", ranks[3]), ranks[3]
+    assert re.search(r"cpudist: rank 1 on .*in wait_for_the_end", result.stderr, re.DOTALL), result.output
+
+
+def sleeper() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def asked(pid: int) -> list[str]:
+    return [text for _, text in ask_all() if f"process {pid})" in text]
+
+
+def test_a_killed_rank_leaves_nothing() -> None:
+    with sleeper() as process:
+        (text,) = asked(process.pid)
+        assert text.startswith(f"rank 5 on h1 (process {process.pid}): in the text\n")
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert asked(process.pid) == []
+
+
+def test_the_signal_makes_a_rank_write_its_stacks_and_go_on() -> None:
+    with sleeper() as process:
+        process.send_signal(SIGNAL)
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        assert lines[0] == f"cpudist: rank 5 on h1 (process {process.pid}): in the text\n"
+        assert "most recent call first" in lines[1]
+        assert process.poll() is None
+        process.communicate("")
+    assert process.returncode == 0
+
+
+def test_after_stop_nobody_answers_and_files_are_closed() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):  # a process may join one job after the other
+        answers = Answers("again", 0, 1, "rank 0 on h0", lambda: "here")
+        assert len(asked(os.getpid())) == 1
+        answers.stop()
+        assert asked(os.getpid()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_failure_to_say_where_does_not_hide_the_stacks() -> None:
+    def where() -> str:
+        raise RuntimeError("no idea")
+
+    answers = Answers("again", 0, 1, "rank 0 on h0", where)
+    for _ in range(2):
+        (text,) = asked(os.getpid())
+        assert "no idea" in text
+        assert "MainThread" in text
+    answers.stop()
+
+
+@given(
+    st.builds(
+        Address,
+        st.text(st.characters(codec="ascii", exclude_characters="\n"), max_size=40),
+        *[st.integers(0, 10**6)] * 3,
+    )
+)
+def test_names_of_sockets_and_back(address: Address) -> None:
+    assert Address.of("@" + address.socket_name()[1:]) == address
+
+
+def test_other_sockets_are_not_taken_for_ranks() -> None:
+    assert Address.of("@/tmp/.X11-unix/X0") is None
+    assert Address.of("/run/cpudist/rank/1.2.3.a") is None
