@@ -30,6 +30,8 @@ examples:
     cpudist doctor
   compile the oneCCL backend now rather than when the first job starts:
     cpudist build
+  where every rank is of a job on this host that seems to hang:
+    cpudist stacks
   how fast are collectives here, on oneCCL and on gloo:
     mpirun -n 2 cpudist bench collectives
 """

@@ -163,9 +163,8 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(
-            environment, options.backend, options.timeout, _backend_options(options), options.interface, pinning
-        )
+        settings = _backend_options(options)
+        running = api.enter(environment, options.backend, options.timeout, settings, options.interface, pinning)
         return run_target(target, running, options.record, options.checkpoint_on_signal)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)

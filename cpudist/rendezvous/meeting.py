@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class _Offer:
 
     hosts: list[str]
     port: int
-    token: str
+    token: str = field(repr=False)
     free_port: int
 
 

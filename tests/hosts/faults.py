@@ -1,7 +1,8 @@
 """Breaks jobs of 2 hosts x 2 ranks in every way that we know, and prints how each one ended.
 
-    python faults.py [--mpi intel-mpi,mpich,open-mpi] [--timeout 20] [FAULT ...]
+    python faults.py [--mpi intel-mpi,mpich,open-mpi] [--launch] [--timeout 20] [FAULT ...]
 
+The jobs are started by the MPI's own mpirun, or with --launch by `cpudist launch`.
 Every job has a bed of hosts for itself. A row says how long after the fault the launcher had returned and no process of
 the job was left on any host, the exit status, and what the job said; "LEFT" names the processes that had to be killed.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +29,10 @@ import psutil  # noqa: E402
 from bed import Bed  # noqa: E402
 from bed.bed import missing  # noqa: E402
 
+from cpudist.backends.ccl.build import cache_folder  # noqa: E402
+
+# What is compiled here serves the other host too, whose ranks may have another home.
+CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0  # what a job may take beyond its timeout
 
@@ -51,7 +57,7 @@ class Job:
         for pid in self.bed.processes(host):
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
-                if "working.py" in " ".join(process.cmdline()[1:2]) and _rank_of(process) == number:
+                if "working.py" in " ".join(process.cmdline()) and _rank_of(process) == number:
                     return process
         raise LookupError(f"rank {number} is not on {host}: {self.bed.processes(host)}")
 
@@ -81,6 +87,13 @@ def stop(job: Job) -> None:
     job.rank(3).suspend()
 
 
+def freeze(job: Job) -> None:
+    """Every process of h1 stands still. Nothing on it can end before it goes on, which it does when the job is over."""
+    job.bed.freeze("h1")
+    time.sleep(job.timeout + MARGIN_SECONDS / 2)
+    job.bed.thaw("h1")
+
+
 def lose_ssh(job: Job) -> None:
     """End the connection by which the launcher has reached h1. Some need it only to start; the job then goes on."""
     for process in job.find("h0", "ssh"):
@@ -91,12 +104,11 @@ def lose_ssh(job: Job) -> None:
 
 
 def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
-    """As a terminal, or a scheduler, sends it: to the command that the user has started."""
+    """As a terminal, `timeout` or a scheduler sends it: to the command that the user has started, and its children."""
 
     def send(job: Job) -> None:
-        launchers = [one for one in job.find("h0", "mpirun") if "working.py" in " ".join(one.cmdline())]
-        first = min(launchers, key=lambda one: one.create_time())
-        for one in [first, *first.children()] if number == signal.SIGINT else [first]:
+        first = min(job.find("h0", "working.py"), key=lambda one: one.create_time())
+        for one in [first, *first.children()]:
             with suppress(psutil.Error):
                 one.send_signal(number)
 
@@ -104,21 +116,32 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
 
 
 def flood(job: Job) -> None:
-    """Strangers at the store's port: garbage, silence, and more connections than there may be."""
+    """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
     (server,) = job.find("h0", "cpudist.rendezvous.server")
-    port = next(one.laddr.port for one in server.net_connections() if one.status == psutil.CONN_LISTEN)
+    port = _listening_port(server.pid)
     code = (
-        "import socket, sys\n"
+        "import contextlib, socket, sys\n"
         "held = []\n"
         "for number in range(600):\n"
-        "    one = socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)\n"
-        "    if number % 3: one.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
-        "    held.append(one)\n"
+        "    with contextlib.suppress(OSError):  # shown out already\n"
+        "        held.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))\n"
+        "        if number % 3: held[-1].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
     )
     # In the network of h1, but no process of its: the job's are counted.
     namespace = job.rank(2).pid
-    os.system(f'nsenter --target {namespace} --net timeout 30 {sys.executable} -c "{code}" {port} 2>/dev/null')
+    command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
+    subprocess.run(command, timeout=60, check=False)
     job.order("end")
+
+
+def _listening_port(pid: int) -> int:
+    """The port at which a process listens, in its own network: see proc(5) on net/tcp."""
+    files = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    for line in Path(f"/proc/{pid}/net/tcp6").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
+            return int(fields[1].rpartition(":")[2], 16)
+    raise LookupError(f"process {pid} does not listen")
 
 
 # Name -> how.
@@ -131,7 +154,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "rank 3 stopped": stop,
     "link of h1 down": lambda job: job.bed.disconnect("h1"),
     "h1 loses its power": lambda job: job.bed.kill("h1"),
-    "h1 frozen": lambda job: job.bed.freeze("h1"),
+    "h1 frozen": freeze,
     "ssh to h1 lost": lose_ssh,
     "store killed": lambda job: job.find("h0", "cpudist.rendezvous.server")[0].kill(),
     "Ctrl-C": signal_launcher(signal.SIGINT),
@@ -143,8 +166,12 @@ FAULTS: dict[str, Callable[[Job], None]] = {
 GOOD_ENDS = {"none": True, "strangers flood the store": True, "ssh to h1 lost": None}  # None: either will do
 
 
-def command(mpi: str, bed: Bed) -> list[str]:
-    """How each MPI starts two ranks on either host."""
+def command(mpi: str, launch: bool, bed: Bed) -> list[str]:
+    """How each MPI, or `cpudist launch` with it, starts two ranks on either host."""
+    if launch:
+        name = mpi.replace("-mpi", "") if mpi != "open-mpi" else "openmpi"
+        program = Path(sys.executable).with_name("cpudist")
+        return [str(program), "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2", "--"]
     if mpi == "open-mpi":
         start = ["mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(2), "-n", "4"]
         return [*start, "-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE"]
@@ -168,8 +195,13 @@ class Outcome:
     said: list[str]
     output: str
 
+    def is_right(self, fault: str, timeout: float) -> bool:
+        """Whether all was over in time, with nothing left, and the status tells what happened."""
+        over = self.status is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
+        return over and GOOD_ENDS.get(fault, False) in (None, self.status == 0)
 
-def run(mpi: str, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
+
+def run(mpi: str, launch: bool, fault: str, timeout: float) -> Outcome:
     """Start a job, break it, and watch how it ends."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -188,8 +220,9 @@ def run(mpi: str, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
 
             breaker = threading.Thread(target=break_it)
             breaker.start()
-            script = [sys.executable, str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
-            ended = bed.watch("h0", [*command(mpi, bed), *script], START_SECONDS + timeout + MARGIN_SECONDS, env)
+            script = [str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
+            start = [*command(mpi, launch, bed), *(["--timeout", str(timeout)] if launch else [sys.executable])]
+            ended = bed.watch("h0", [*start, *script], START_SECONDS + timeout + MARGIN_SECONDS, CACHE)
             breaker.join(60)
             said = [line for line in ended.output.splitlines() if line.startswith("cpudist: ")]
             return Outcome(ended.returncode, ended.at - broken[0], ended.left, said, ended.output)
@@ -198,6 +231,7 @@ def run(mpi: str, fault: str, timeout: float, env: dict[str, str]) -> Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mpi", default="intel-mpi,mpich,open-mpi")
+    parser.add_argument("--launch", action="store_true", help="start the jobs by `cpudist launch`")
     parser.add_argument("--timeout", type=float, default=20.0)
     parser.add_argument("--verbose", action="store_true", help="print all that the jobs have written")
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; all by default")
@@ -208,13 +242,8 @@ def main() -> None:
     bad = 0
     for fault in options.faults or FAULTS:
         for mpi in options.mpi.split(","):
-            outcome = run(mpi, fault, options.timeout, {"CPUDIST_CACHE": os.environ.get("CPUDIST_CACHE", "")})
-            wrong = (
-                outcome.status is None
-                or bool(outcome.left)
-                or outcome.seconds > options.timeout + MARGIN_SECONDS
-                or GOOD_ENDS.get(fault, False) not in (None, outcome.status == 0)
-            )
+            outcome = run(mpi, options.launch, fault, options.timeout)
+            wrong = not outcome.is_right(fault, options.timeout)
             bad += wrong
             left = f" LEFT: {outcome.left}" if outcome.left else ""
             said = " / ".join(line.removeprefix("cpudist: ") for line in outcome.said)

@@ -20,6 +20,7 @@ _FIELDS = [
     "world_size",
     "backend",
     "transport",
+    "network",
     "dtype",
     "optimizations",
     "pinning",

@@ -60,6 +60,14 @@ def test_ddp_fsdp_dtensor_and_checkpoints(launch: list[str], tmp_path: Path) -> 
     assert "stack passed" in result.stdout, result.output
 
 
+@pytest.mark.parametrize("name", ["intel-mpi, 2 ranks", "intel-mpi, 3 ranks"])
+@pytest.mark.parametrize(("check", "said"), [("functional.py", "functional collectives"), ("sharded.py", "sharded")])
+def test_what_torch_builds_on_collectives(name: str, check: str, said: str) -> None:
+    result = run(JOBS[name], check)
+    assert result.returncode == 0, result.output
+    assert f"{said} passed" in result.stdout, result.output
+
+
 @pytest.mark.parametrize("leave", ["destroy", "just end"])
 @pytest.mark.parametrize("transport", ["shared_memory", "oneccl"])
 def test_init_process_group_without_cpudist(leave: str, transport: str) -> None:
