@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
@@ -191,3 +192,13 @@ def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path
     assert "h1 does not answer any more" in result.stderr or "h1 cannot be reached" in result.stderr, result.output
     assert "starting again (1 of 1) with 2 ranks on h0" in result.stderr
     assert {name: host for name, host in seen(tmp_path).items() if name.startswith("1-")} == {"1-0": "h0", "1-1": "h0"}
+
+
+def test_doctor_checks_the_hosts_of_a_file(bed: Bed, tmp_path: Path) -> None:
+    hosts = hostfile(tmp_path, "h0:2\nnosuchhost:2\nh1:2\n")
+    result = bed.run("h0", [str(BIN / "cpudist"), "doctor", "--hostfile", hosts, "--json"], timeout=60, env=CACHE)
+    assert result.returncode == 1, result.output
+    answer = json.loads(result.stdout)
+    assert not answer["ok"]
+    levels = {finding["about"].split()[0]: finding["level"] for finding in answer["findings"]}
+    assert levels == {"nosuchhost": "error", "h0": "ok", "h1": "ok"}
