@@ -12,7 +12,7 @@ from jobs import BIN
 
 from cpudist.cli.main import main
 from cpudist.launch import run as module
-from cpudist.launch.check import Checked, Facts
+from cpudist.launch.check import Checked, Facts, Trouble
 from cpudist.launch.hostfile import Host, parse
 from cpudist.launch.run import Wishes
 
@@ -75,6 +75,17 @@ def test_a_rank_for_each_part_of_each_host() -> None:
     with pytest.raises(module.UserError, match="line 3: h2 takes 1 ranks, and --ppn numa makes 2"):
         module._spread(Wishes(hosts, ["t.py"], per_host="numa"), hosts, checked)
     assert module._spread(Wishes(hosts, ["t.py"]), hosts, checked) == [Host("h0", 2), Host("h1", 8), Host("h2", 1)]
+
+
+def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
+    hosts = parse("h0:2\nh1:2\nh2:2\n")
+    wishes = Wishes(hosts, ["train.py"], ranks=4)
+    h0, h1, h2 = hosts
+    checked = Checked({}, [Trouble("error", h1, "does not answer", "see to it", reachable=False)])
+    assert module._spread(wishes, hosts) == [h0, h1]
+    assert module._answering(hosts, checked) == [h0, h2]
+    assert module._as_many_as_fit(wishes, [h0, h2], checked) == [h0, h2]
+    assert module._as_many_as_fit(wishes, [h2], checked) == [h2]
 
 
 def test_a_job_on_this_host(tmp_path: Path) -> None:
