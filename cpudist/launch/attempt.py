@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cpudist.launch.guards import Guards
 from cpudist.launch.hostfile import Host
@@ -38,13 +38,6 @@ class Outcome:
     status: int
     stopped: bool = False
     reason: str = ""
-
-
-@dataclass
-class _Stop:
-    """The signals that have come for us."""
-
-    numbers: list[int] = field(default_factory=list)
 
 
 def attempt(
@@ -86,8 +79,8 @@ def attempt(
             if process is not None:
                 _kill(process)
         killed = describe(launcher.deaths(tail.text()), guards.first_gone)
-    if stop.numbers:
-        return Outcome(128 + stop.numbers[0], stopped=True)
+    if stop:
+        return Outcome(128 + stop[0], stopped=True)
     if unreached and not reason:
         reason = f"{_names(unreached)} cannot be reached to see that nothing is left"
     if status is None:
@@ -95,7 +88,7 @@ def attempt(
     return Outcome(status if status >= 0 else 128 - status, reason=killed or reason)
 
 
-def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_seconds: float) -> str:
+def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], stop_seconds: float) -> str:
     """Until the launcher has ended, or has to be; returns why it has to, in words."""
     passed_on = 0
     deadline: float | None = None
@@ -104,8 +97,8 @@ def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_se
         time.sleep(_LOOK_SECONDS)
         guards.tick()
         now = time.monotonic()
-        if len(stop.numbers) > passed_on:
-            number = stop.numbers[passed_on]
+        if len(stop) > passed_on:
+            number = stop[passed_on]
             passed_on += 1
             # To the ranks, not through the launcher: Open MPI's makes SIGTERM of it, and SIGKILL a second later.
             if not guards.signal_ranks(number):
@@ -147,10 +140,10 @@ class _Tail:
 
 
 @contextmanager
-def _signals() -> Iterator[_Stop]:
+def _signals() -> Iterator[list[int]]:
     """Collect the signals that end a job. One that suspends is not taken: the guards would find us gone."""
-    stop = _Stop()
-    handlers = {number: signal.signal(number, lambda number, _: stop.numbers.append(number)) for number in _SIGNALS}
+    stop: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: stop.append(number)) for number in _SIGNALS}
     handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield stop

@@ -81,7 +81,7 @@ def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
     hosts = parse("h0:2\nh1:2\nh2:2\n")
     wishes = Wishes(hosts, ["train.py"], ranks=4)
     h0, h1, h2 = hosts
-    checked = Checked({}, [Trouble("error", h1, "does not answer", "see to it", reachable=False)])
+    checked = Checked({}, [Trouble("error", h1, "does not answer", "see to it")])
     assert module._spread(wishes, hosts) == [h0, h1]
     assert module._answering(hosts, checked) == [h0, h2]
     assert module._as_many_as_fit(wishes, [h0, h2], checked) == [h0, h2]
