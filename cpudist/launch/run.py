@@ -67,10 +67,12 @@ def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
     least = len(placed) if wishes.min_nodes is None else wishes.min_nodes
     while True:
         outcome = _attempt(launcher, wishes, placed, restarts, variables)
+        if outcome.reason and outcome.status:
+            say(f"the job failed: {outcome.reason} (exit status {outcome.status})")
+        elif outcome.reason:
+            say(f"warning: {outcome.reason}")
         if outcome.status == 0 or outcome.stopped:
             return outcome.status
-        if outcome.reason:
-            say(f"the job failed: {outcome.reason} (exit status {outcome.status})")
         mistake = outcome.status == USER_ERROR and not outcome.reason
         if mistake or restarts == wishes.max_restarts:
             return outcome.status
