@@ -26,6 +26,7 @@ from contextlib import suppress
 SILENCE_SECONDS = 25.0
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 5.0
+_CONNECTIONS = ("sshd", "sshd-session")
 
 
 def main(job: str, rank_variable: str) -> None:
@@ -49,6 +50,8 @@ def main(job: str, rank_variable: str) -> None:
         if not words or b"end" in lines:
             break
         heard = time.monotonic()
+    else:
+        guard.hang_up()
     say(f"left {guard.end()}")
 
 
@@ -89,6 +92,14 @@ class _Guard:
         for descriptor in self._ranks:
             with suppress(OSError):
                 signal.pidfd_send_signal(descriptor, signal.Signals(number))
+
+    def hang_up(self) -> None:
+        """End the connections of a host that has been cut off: sshd would wait for the other end for hours."""
+        helpers = [process for process in self._find() if _parent(process) not in self._known]
+        for process in {_parent(os.getpid()), *map(_parent, helpers)}:
+            if _name(process) in _CONNECTIONS:
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
 
     def end(self) -> int:
         """Kill until nobody is left; returns how many are."""
@@ -157,6 +168,14 @@ def _fields(process: int) -> list[str]:
 def _parent(process: int) -> int:
     fields = _fields(process)
     return int(fields[1]) if fields else 0
+
+
+def _name(process: int) -> str:
+    try:
+        with open(f"/proc/{process}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _start_time(process: int) -> int | None:

@@ -165,19 +165,8 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
 def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
     """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
     hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
-    words = [
-        "--hostfile",
-        hosts,
-        "--max-restarts",
-        "1",
-        "--min-nodes",
-        "1",
-        "--",
-        str(SCRIPT),
-        str(tmp_path),
-        "wait",
-        "0",
-    ]
+    words = ["--hostfile", hosts, "--max-restarts", "1", "--min-nodes", "1"]
+    words += ["--", str(SCRIPT), str(tmp_path), "wait", "0"]
 
     def lose_h1() -> None:
         while not (tmp_path / "waiting").exists():
