@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
@@ -110,6 +111,7 @@ def test_a_rank_that_is_blocked_in_c() -> None:
 def test_a_rank_that_has_been_stopped() -> None:
     with rank_that("waits") as process:
         process.send_signal(signal.SIGSTOP)
+        assert poll(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 20)
         assert asked(process.pid) == [
             f"rank 5 (process {process.pid}) is stopped; kill -CONT {process.pid} lets it go on\n"
         ]
