@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from checks_run import JOBS, run
 
+from cpudist import waiting
+
 KILLS = int(os.environ.get("CPUDIST_TEST_KILLS", "4"))
 RANKS = {name: int(name.split(", ")[1].split()[0]) for name in JOBS}
 SHARED = Path("/dev/shm")
@@ -38,4 +40,5 @@ def test_a_killed_rank_leaves_nothing(number: int) -> None:
     before = orphans()
     result = run(JOBS[name], "forever.py", str(victim), str(moment), timeout=100)  # fails where a process stays
     assert result.returncode != 0, result.output
-    assert not orphans() - before, result.output
+    # Other jobs of this machine come and go: what nobody uses for a moment may be theirs.
+    assert waiting.poll(lambda: not orphans() - before, 5), result.output

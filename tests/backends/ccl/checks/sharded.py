@@ -18,14 +18,14 @@ ROWS = 12  # of the global batch: divides among 2 and 3 ranks
 
 
 class Net(torch.nn.Module):
-    """Sizes that divide among neither 2 nor 3 ranks, and one matrix in two places."""
+    """Sizes that divide among 2 and 3 ranks and sizes that do not, and one matrix in two places."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.words = torch.nn.Embedding(13, 7)
-        self.up = torch.nn.Linear(7, 11)
-        self.down = torch.nn.Linear(11, 7)
+        self.up = torch.nn.Linear(7, 12)
+        self.down = torch.nn.Linear(12, 7)
         self.norm = torch.nn.LayerNorm(7)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
