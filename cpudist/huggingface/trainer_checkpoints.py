@@ -71,9 +71,10 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = trainer_module.get_last_checkpoint(self.args.output_dir)
-        if checkpoint:
-            _keep_samples_per_step(self, Path(checkpoint))
-        return train(self, resume_from_checkpoint, *args, **kwargs)
+        if not checkpoint or not _keep_samples_per_step(self, Path(checkpoint)):
+            return train(self, resume_from_checkpoint, *args, **kwargs)
+        with _states_name(trainer_module.TrainerState, self._train_batch_size):
+            return train(self, resume_from_checkpoint, *args, **kwargs)
 
     job.changes.attribute(cls, "_save_checkpoint", save_checkpoint)
     job.changes.attribute(cls, "train", train_on)
@@ -158,21 +159,22 @@ def _world(trainer: Any) -> dict[str, int]:
     return {"world_size": args.world_size, "samples_per_step": samples}
 
 
-def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> None:
+def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> bool:
     """Choose batch size and accumulation so that a step has as many samples as in `checkpoint`, and say so.
 
     The steps of the checkpoint then mean the same samples, and what is left of an epoch and of the schedule is right.
+    Returns whether anything had to be changed.
 
     Raises:
         UserError: the ranks cannot have equal shares of that many samples.
     """
     if not (checkpoint / _WORLD).is_file():  # saved without cpudist
-        return
+        return False
     args, now = trainer.args, _world(trainer)
     then = json.loads((checkpoint / _WORLD).read_text(encoding="utf-8"))
     samples, ranks = then["samples_per_step"], now["world_size"]
     if then["world_size"] == ranks:
-        return
+        return False
     made = f"{checkpoint} was made by {then['world_size']} ranks with {samples} samples in a step"
     if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
         raise UserError(f"{made}; grouped by length, the samples come in another order on {ranks}: start as many ranks")
@@ -182,7 +184,7 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> None:
             f"{made}, of which {ranks} ranks cannot have equal shares; the next smaller number is {fitting}"
         )
     if samples == now["samples_per_step"]:
-        return
+        return False
     share = samples // ranks
     accumulation = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= trainer._train_batch_size)
     trainer._train_batch_size = args.per_device_train_batch_size = share // accumulation
@@ -192,3 +194,21 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> None:
             f"{made}; going on with as many at {ranks}: --per_device_train_batch_size {share // accumulation} "
             f"--gradient_accumulation_steps {accumulation}"
         )
+    return True
+
+
+@contextmanager
+def _states_name(cls: Any, batch_size: int) -> Iterator[None]:
+    """States that are read name `batch_size`: transformers 4 takes the saved one, whatever the arguments say."""
+    load = vars(cls)["load_from_json"]
+
+    def load_from_json(cls: Any, json_path: str) -> Any:
+        state = load.__func__(cls, json_path)
+        state.train_batch_size = batch_size
+        return state
+
+    cls.load_from_json = classmethod(load_from_json)
+    try:
+        yield
+    finally:
+        cls.load_from_json = load
