@@ -137,6 +137,25 @@ def assign_nodes(members: Sequence[Member], launcher: str) -> list[World]:
     return [places[rank] for rank in range(len(members))]
 
 
+def elsewhere(members: Sequence[Member], world: World, nodes_asked_for: int | None) -> str:
+    """In what the ranks run elsewhere than their launcher promises, and what to do; empty where they do not.
+
+    Args:
+        members: what all ranks say of themselves, in rank order.
+        world: any rank's, as `assign_nodes` made it of that.
+        nodes_asked_for: on how many nodes the user wanted them, where that is known.
+    """
+    remedy = "look at the hostfile, which cpudist doctor --hostfile checks"
+    machines = {member.node: member.host for member in members}
+    where = ", ".join(machines.values())
+    numbered = members[0].placement.node_rank is not None  # whoever numbers nodes may mean several on one machine
+    if len(machines) < world.node_count and not numbered:
+        return f"{world.launcher} takes {where} for {world.node_count} hosts, so ranks share cores; {remedy}"
+    if nodes_asked_for is not None and len(machines) < nodes_asked_for:
+        return f"{world.launcher} was asked for {nodes_asked_for} hosts, but all ranks run on {where}; {remedy}"
+    return ""
+
+
 def _check_whole(node: _Node, launcher: str) -> None:
     if node.local_size is not None and node.local_size != len(node.ranks):
         raise UserError(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from cpudist.backends.calls import Call, Calls
 from cpudist.backends.process_group import Members, ProcessGroupBackend, groups
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from cpudist.world import World
 
 
 class GlooBackend(ProcessGroupBackend):
@@ -22,8 +27,13 @@ class GlooBackend(ProcessGroupBackend):
     name = "gloo"
 
     def __init__(self) -> None:
-        self._status: dict[str, Any] = {}  # the flight recorder's summary at the last look, and when and what it had
-        self._under_way: tuple[float, tuple[Call, ...]] | None = None
+        self._summary: dict[str, Any] = {}  # the flight recorder's at the last look; since when it lasts, and with what
+        self._lasting: tuple[float, Calls] | None = None
+
+    def start(self, world: World, store: Store, timeout: float) -> None:
+        # A dump of the 2 000 calls that torch keeps by itself takes a third of a second.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")
+        super().start(world, store, timeout)
 
     def unavailable(self) -> str | None:
         if dist.is_available() and dist.is_gloo_available():
@@ -36,32 +46,21 @@ class GlooBackend(ProcessGroupBackend):
     def calls(self) -> Calls | None:
         """What torch's flight recorder has seen, which gloo writes to from torch 2.9 on: collectives only.
 
-        A full dump of it takes a third of a second, its summary less than a millisecond. So a call under way is looked
-        up once, and only when the summary is the same as at the last look: then it lasts.
+        A dump takes long, its summary less than a millisecond. So it is made once, and only when the summary is the
+        same as at the last look: then what is under way lasts.
         """
-        known = groups()
-        status = {name: state for name, state in _recorded(calls=False)["pg_status"].items() if name in known}
-        if not status:
+        summary = _recorded(calls=False).get("pg_status")
+        if not summary:
             return None
-        if status != self._status:
-            self._status, self._under_way = status, None
-            under_way: tuple[Call, ...] = ()
-        elif all(state["last_enqueued_collective"] == state["last_completed_collective"] for state in status.values()):
-            under_way = ()
-        else:
-            if self._under_way is None:
-                self._under_way = time.monotonic(), _calls_under_way(known)
-            then, calls = self._under_way
-            under_way = tuple(replace(call, seconds=call.seconds + time.monotonic() - then) for call in calls)
-        finished = {name: int(state["last_completed_collective"]) for name, state in status.items()}
-        return Calls(
-            under_way,
-            tuple(
-                Call("collective", known[name].name, known[name].ranks, sequence)
-                for name, sequence in finished.items()
-                if sequence > 0
-            ),
-        )
+        if summary != self._summary:
+            self._summary, self._lasting = summary, None
+            return Calls()
+        found = self._lasting  # another thread may ask as well
+        if found is None:
+            found = self._lasting = time.monotonic(), _calls()
+        then, calls = found
+        waited = time.monotonic() - then
+        return replace(calls, under_way=tuple(replace(call, seconds=call.seconds + waited) for call in calls.under_way))
 
 
 def _recorded(*, calls: bool) -> dict[str, Any]:
@@ -70,10 +69,19 @@ def _recorded(*, calls: bool) -> dict[str, Any]:
     return dump
 
 
-def _calls_under_way(known: Mapping[str, Members]) -> tuple[Call, ...]:
-    entries = [entry for entry in _recorded(calls=True).get("entries", ()) if not (entry["retired"] or entry["is_p2p"])]
-    named = [(entry, known.get(entry["process_group"][0])) for entry in entries]
-    return tuple(_call(entry, group) for entry, group in named if group is not None)
+def _calls() -> Calls:
+    known = groups()
+    under_way: list[Call] = []
+    finished: dict[str, Call] = {}
+    for entry in _recorded(calls=True).get("entries", ()):
+        name = entry["process_group"][0]
+        if name not in known or entry["is_p2p"]:
+            continue
+        if entry["retired"]:
+            finished[name] = _call(entry, known[name])
+        else:
+            under_way.append(_call(entry, known[name]))
+    return Calls(tuple(under_way), tuple(finished.values()))
 
 
 def _call(entry: dict[str, Any], group: Members) -> Call:

@@ -7,13 +7,17 @@ import json
 import shutil
 import textwrap
 from dataclasses import asdict
+from pathlib import Path
 
 from cpudist.cli.parser import Parser
 from cpudist.doctor.finding import Finding
 from cpudist.environments import Environment
+from cpudist.launch.check import check
+from cpudist.launch.hostfile import read
 
 _DESCRIPTION = """\
-Check this host and this environment for what makes jobs fail or slow. Nothing is changed.
+Check this host and this environment for what makes jobs fail or slow, and with --hostfile the hosts of a job for what
+keeps them from working together. Nothing is changed.
 The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 """
 
@@ -27,6 +31,12 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="check these hosts instead, over ssh and all at once: reachable, the same environment, sane",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(action=_doctor, every_rank=False)
 
@@ -37,7 +47,7 @@ def _doctor(options: argparse.Namespace, environment: Environment) -> None:
     # Late: the checks look at packages, which takes time that --help need not wait for.
     from cpudist.doctor import examine
 
-    findings = examine()
+    findings = _hosts(options.hostfile) if options.hostfile else examine()
     failing = any(finding.level == "error" for finding in findings)
     if options.json:
         print(json.dumps({"ok": not failing, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -46,6 +56,22 @@ def _doctor(options: argparse.Namespace, environment: Environment) -> None:
         print("\n".join(line for finding in findings for line in _lines(finding, width)))
     if failing:
         raise SystemExit(1)
+
+
+def _hosts(path: Path) -> list[Finding]:
+    """What `cpudist launch` would find on the hosts of a file."""
+    hosts = read(path)
+    checked = check(hosts)
+    findings = [
+        Finding(trouble.level, f"{trouble.host.name} ({trouble.host.where})", trouble.message, trouble.remedy)
+        for trouble in checked.troubles
+    ]
+    in_trouble = {trouble.host for trouble in checked.troubles}
+    return findings + [
+        Finding("ok", f"{host.name} ({host.where})", f"torch {facts.torch}, {facts.memory >> 20} MiB of memory free")
+        for host, facts in checked.facts.items()
+        if host not in in_trouble
+    ]
 
 
 def _lines(finding: Finding, width: int) -> list[str]:

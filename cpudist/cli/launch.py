@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
@@ -137,4 +138,8 @@ def _launch(options: argparse.Namespace, environment: Environment) -> None:
     if options.dry_run:
         print(show(wishes))
         return
-    raise SystemExit(run(wishes))
+    try:
+        status = run(wishes)
+    except KeyboardInterrupt:  # while hosts were checked
+        status = 128 + signal.SIGINT
+    raise SystemExit(status)

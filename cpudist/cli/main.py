@@ -30,6 +30,8 @@ examples:
     cpudist doctor
   compile the oneCCL backend now rather than when the first job starts:
     cpudist build
+  where every rank is of a job on this host that seems to hang:
+    cpudist stacks
   how fast are collectives here, on oneCCL and on gloo:
     mpirun -n 2 cpudist bench collectives
 """
@@ -86,5 +88,6 @@ def _run_rank(options: argparse.Namespace, environment: Environment) -> int:
 
 def _report(error: UserError, environment: Environment) -> int:
     if environment.speaks:
-        say(str(error))
+        for line in str(error).splitlines():  # several where several hosts are to be mended
+            say(line)
     return USER_ERROR

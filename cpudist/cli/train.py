@@ -7,6 +7,7 @@ run record, in failure everywhere at once.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -46,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit status, or ends the process when the job fails."""
     words = sys.argv[1:] if argv is None else list(argv)
     environment = environments.detect()
-    if environment.rank and os.environ.get("CPUDIST_OUTPUT") == "rank0":  # from cpudist launch
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _arrange_output(environment)
     try:
         options = _parse(words)
         if options.help or not words:
@@ -66,6 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Not where another program calls this: the process is not ours then.
     pinning = pin(environment, options.args) if argv is None and not options.no_pin else None
     return _run(options, target, environment, pinning)
+
+
+def _arrange_output(environment: Environment) -> None:
+    """As `cpudist launch` wants it: rank 0's standard output alone, or everybody's in whole lines, to be marked."""
+    wanted = os.environ.get("CPUDIST_OUTPUT")
+    if wanted == "rank0" and environment.rank:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def _parser() -> Parser:
@@ -154,9 +163,8 @@ def _run(options: argparse.Namespace, target: Target, environment: Environment, 
     from cpudist.training.run import run_target
 
     try:
-        running = api.enter(
-            environment, options.backend, options.timeout, _backend_options(options), options.interface, pinning
-        )
+        settings = _backend_options(options)
+        running = api.enter(environment, options.backend, options.timeout, settings, options.interface, pinning)
         return run_target(target, running, options.record, options.checkpoint_on_signal)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
         job.fail(error, _show, environment.rank)

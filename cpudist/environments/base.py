@@ -118,6 +118,11 @@ class Environment(ABC):
         return self.optional_integer("CPUDIST_RESTART_COUNT") or 0
 
     @property
+    def nodes_asked_for(self) -> int | None:
+        """Over how many nodes the user has asked the launcher to spread the ranks; None where that is not known."""
+        return None
+
+    @property
     def rank(self) -> int | None:
         """This process's rank; None where the variables make no sense."""
         try:

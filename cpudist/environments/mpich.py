@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cpudist.environments.base import Environment, OverMpi, Placement
 from cpudist.errors import UserError
+
+_LAUNCHER_PROGRAMS = {"mpiexec.hydra", "mpiexec", "mpirun", "mpirun.mpich", "mpiexec.mpich"}
+_OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per node"}
 
 
 class Mpich(Environment):
@@ -37,6 +42,17 @@ class Mpich(Environment):
         self._check_launcher()
         return OverMpi()
 
+    @property
+    def nodes_asked_for(self) -> int | None:
+        """From mpiexec's own command line, seen from ranks on its host: nothing that Hydra hands over tells."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):  # another user's process, or gone
+            for process in psutil.Process().parents():
+                if process.name() in _LAUNCHER_PROGRAMS:
+                    return nodes_asked_for(process.cmdline())
+        return None
+
     def _check_launcher(self) -> None:
         # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH; with MPICH's, MPI_Init aborts.
         if "I_MPI_MPIRUN" in self._variables:
@@ -44,3 +60,17 @@ class Mpich(Environment):
                 "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "
                 f"activate the environment, or: export PATH={sys.prefix}/bin:$PATH"
             )
+
+
+def nodes_asked_for(words: Sequence[str]) -> int | None:
+    """What `mpirun … -n 4 -ppn 2 …` asks for: ranks by ranks on a node; None where it does not say both.
+
+    Hydra itself puts ranks elsewhere in silence, where its hostfile has a line that it does not understand or names
+    too few hosts.
+    """
+    asked: dict[str, int] = {}
+    for option, value in itertools.pairwise(words):
+        name = _OPTIONS.get(option)
+        if name is not None and name not in asked and value.isdecimal() and int(value) > 0:
+            asked[name] = int(value)
+    return -(-asked["ranks"] // asked["per node"]) if len(asked) == 2 else None

@@ -93,7 +93,7 @@ def _save_as_a_whole(trainer: Any, run_dir: Path, local_rank: int, save: Callabl
         if saves:
             (written / _WORLD).write_text(json.dumps(_world(trainer)) + "\n", encoding="utf-8")
     wait()  # every rank has written its part
-    if local_rank == 0:  # what a host wrote, only that host can send to the disk
+    if local_rank == 0 and written.is_dir():  # what a host wrote, only that host can send to the disk
         checkpoint_files.sync(written)
     wait()
     if saves:
@@ -177,9 +177,9 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> None:
     if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
         raise UserError(f"{made}; grouped by length, the samples come in another order on {ranks}: start as many ranks")
     if samples % ranks:
-        fitting = [str(number) for number in range(1, ranks) if samples % number == 0]
+        fitting = max(number for number in range(1, ranks) if samples % number == 0)
         raise UserError(
-            f"{made}, of which {ranks} ranks cannot have equal shares; start {' or '.join(fitting[-2:])} ranks"
+            f"{made}, of which {ranks} ranks cannot have equal shares; the next smaller number is {fitting}"
         )
     if samples == now["samples_per_step"]:
         return

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import failure, pinned
 from cpudist.job.interface import interface_variables
@@ -26,7 +27,7 @@ from cpudist.machine.cpus import allowed_cpus
 from cpudist.machine.identity import interface_of, node_identity
 from cpudist.rendezvous import exchange, meet
 from cpudist.stacks.answer import Answers
-from cpudist.world import Member, World, assign_nodes
+from cpudist.world import Member, World, assign_nodes, elsewhere
 
 if TYPE_CHECKING:
     from cpudist.environments import Environment
@@ -150,7 +151,10 @@ class Job:
             node_identity(), socket.gethostname(), self._placement, tuple(allowed_cpus()), torch.get_num_threads()
         )
         members = [Member.from_json(text) for text in self._ask_everyone("member", own.to_json())]
-        return assign_nodes(members, self.environment.name)[self._placement.rank], members
+        world = assign_nodes(members, self.environment.name)[self._placement.rank]
+        if world.rank == 0 and (warning := elsewhere(members, world, self.environment.nodes_asked_for)):
+            say(f"warning: {warning}")
+        return world, members
 
     def _watch_the_others(self, hosts: Sequence[str]) -> None:
         if failure.is_interactive():

@@ -36,7 +36,8 @@ class PinningCheck:
             return
         self._looked = True
         world, store, plan = self._job.world, self._job.meeting.store, self._pinning.plan
-        limit_inter_op(plan)  # not before: the script's own number, if it has one, comes first
+        if self._job.held:  # by cpudist-train, whose process this is: torch never gives the number back
+            limit_inter_op(plan)  # and not before: the script's own number, if it has one, comes first
         seen = observe()
         found = {"communication_cpus": list(plan.communication_cpus), "bound": self._pinning.bound, **seen.as_dict()}
         store.set(_KEY.format(rank=world.rank), json.dumps(found))

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cpudist.launch.guards import Guards
 from cpudist.launch.hostfile import Host
@@ -38,13 +38,6 @@ class Outcome:
     status: int
     stopped: bool = False
     reason: str = ""
-
-
-@dataclass
-class _Stop:
-    """The signals that have come for us."""
-
-    numbers: list[int] = field(default_factory=list)
 
 
 def attempt(
@@ -85,17 +78,17 @@ def attempt(
             unreached = guards.end()
             if process is not None:
                 _kill(process)
-        guards_say = describe(launcher.deaths(tail.text()), guards.first_gone)
-    if stop.numbers:
-        return Outcome(128 + stop.numbers[0], stopped=True)
+        killed = describe(launcher.deaths(tail.text()), guards.first_gone)
+    if stop:
+        return Outcome(128 + stop[0], stopped=True)
     if unreached and not reason:
         reason = f"{_names(unreached)} cannot be reached to see that nothing is left"
     if status is None:
         return Outcome(_LOST, reason=reason)
-    return Outcome(status if status >= 0 else 128 - status, reason=guards_say or reason)
+    return Outcome(status if status >= 0 else 128 - status, reason=killed or reason)
 
 
-def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_seconds: float) -> str:
+def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], stop_seconds: float) -> str:
     """Until the launcher has ended, or has to be; returns why it has to, in words."""
     passed_on = 0
     deadline: float | None = None
@@ -104,11 +97,12 @@ def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: _Stop, stop_se
         time.sleep(_LOOK_SECONDS)
         guards.tick()
         now = time.monotonic()
-        if len(stop.numbers) > passed_on:
-            number = stop.numbers[passed_on]
+        if len(stop) > passed_on:
+            number = stop[passed_on]
             passed_on += 1
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            # To the ranks, not through the launcher: Open MPI's makes SIGTERM of it, and SIGKILL a second later.
+            if not guards.signal_ranks(number):
+                _signal_group(process, number)
             deadline = now + stop_seconds if deadline is None else now  # a second one is meant
         if deadline is not None:
             if now > deadline:
@@ -146,10 +140,10 @@ class _Tail:
 
 
 @contextmanager
-def _signals() -> Iterator[_Stop]:
+def _signals() -> Iterator[list[int]]:
     """Collect the signals that end a job. One that suspends is not taken: the guards would find us gone."""
-    stop = _Stop()
-    handlers = {number: signal.signal(number, lambda number, _: stop.numbers.append(number)) for number in _SIGNALS}
+    stop: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: stop.append(number)) for number in _SIGNALS}
     handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield stop
@@ -160,9 +154,13 @@ def _signals() -> Iterator[_Stop]:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """The launcher itself; the guard of this host has killed the rest."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal_group(process, signal.SIGKILL)
     process.wait()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _names(hosts: Sequence[Host]) -> str:

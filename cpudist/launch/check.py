@@ -60,14 +60,12 @@ class Trouble:
         level: "error": a job would fail there; "warning": it would run, slower or not in every way.
         host: which one.
         message, remedy: what is wrong and what to do.
-        reachable: whether it has answered at all.
     """
 
     level: Literal["error", "warning"]
     host: Host
     message: str
     remedy: str
-    reachable: bool = True
 
     def __str__(self) -> str:
         return f"{self.host.where}: {self.host.name} {self.message}; {self.remedy}"
@@ -108,7 +106,7 @@ def _ask(host: Host) -> Facts | Trouble:
     answer = run_on(host, [sys.executable, "-"], program, _ANSWER_SECONDS)
     after = time.time()
     if answer.failure:
-        return Trouble("error", host, answer.failure, answer.remedy, answer.reachable)
+        return Trouble("error", host, answer.failure, answer.remedy)
     fields: dict[str, Any] = json.loads(answer.output.strip().splitlines()[-1])  # shells may greet before
     said = fields.pop("seconds")
     return Facts(skew=min(said - before, 0.0) or max(said - after, 0.0), **fields)

@@ -4,8 +4,9 @@
 
 JOB is what the job's processes carry as CPUDIST_JOB_ID in their environment, by which alone they are found. `cpudist
 launch` starts one guard on every host, before the job, and keeps talking to it over standard input: any line says that
-it is still there, `end` that the job is over. A guard that hears nothing for a while, or whose input has ended, is on
-a host that has been cut off, or its `cpudist launch` has been killed: then it ends the job's processes too.
+it is still there, `signal N` passes a signal on to the ranks, `end` says that the job is over. A guard that hears
+nothing for a while, or whose input has ended, is on a host that has been cut off, or its `cpudist launch` has been
+killed: then it ends the job's processes too.
 
 It writes one line for each thing that it sees, and one in every second: `ranks N`, how many ranks live here;
 `gone RANK`, a rank has ended; `left N`, its last: how many processes could not be ended.
@@ -25,6 +26,7 @@ from contextlib import suppress
 SILENCE_SECONDS = 25.0
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 5.0
+_CONNECTIONS = ("sshd", "sshd-session")
 
 
 def main(job: str, rank_variable: str) -> None:
@@ -33,16 +35,23 @@ def main(job: str, rank_variable: str) -> None:
         signal.signal(ignored, signal.SIG_IGN)  # the terminal's are for `cpudist launch`, which tells us
     os.set_blocking(0, False)
     guard = _Guard(job, rank_variable)
-    heard = time.monotonic()
+    heard, text = time.monotonic(), b""
     while time.monotonic() - heard < SILENCE_SECONDS:
         guard.look()
-        if guard.wait_for_words(_LOOK_SECONDS):
-            words = b""
-            with suppress(BlockingIOError):
-                words = os.read(0, 65536)
-            if not words or b"end" in words:
-                break
-            heard = time.monotonic()
+        if not guard.wait_for_words(_LOOK_SECONDS):
+            continue
+        words = b""
+        with suppress(BlockingIOError):
+            words = os.read(0, 65536)
+        *lines, text = (text + words).split(b"\n")
+        for line in lines:
+            if line.startswith(b"signal "):
+                guard.signal(int(line.split()[1]))
+        if not words or b"end" in lines:
+            break
+        heard = time.monotonic()
+    else:
+        guard.hang_up()
     say(f"left {guard.end()}")
 
 
@@ -77,6 +86,20 @@ class _Guard:
             if 0 in ready:
                 return True
         return False
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all ranks of this host."""
+        for descriptor in self._ranks:
+            with suppress(OSError):
+                signal.pidfd_send_signal(descriptor, signal.Signals(number))
+
+    def hang_up(self) -> None:
+        """End the connections of a host that has been cut off: sshd would wait for the other end for hours."""
+        helpers = [process for process in self._find() if _parent(process) not in self._known]
+        for process in {_parent(os.getpid()), *map(_parent, helpers)}:
+            if _name(process) in _CONNECTIONS:
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
 
     def end(self) -> int:
         """Kill until nobody is left; returns how many are."""
@@ -145,6 +168,14 @@ def _fields(process: int) -> list[str]:
 def _parent(process: int) -> int:
     fields = _fields(process)
     return int(fields[1]) if fields else 0
+
+
+def _name(process: int) -> str:
+    try:
+        with open(f"/proc/{process}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _start_time(process: int) -> int | None:

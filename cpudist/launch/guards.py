@@ -34,7 +34,7 @@ class Guards:
     """
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
-        self.first_gone: tuple[int, str] | None = None  # the rank that ended first, and its host
+        self.first_gone: dict[str, int] = {}  # for each host the rank that ended first there
         self._guards = [_Guard(host, job, rank_variable) for host in hosts]
         if not any(one.is_here for one in self._guards):
             self._guards.append(_Guard(Host("localhost"), job, rank_variable))
@@ -63,6 +63,12 @@ class Guards:
         for one in self._guards:
             one.talk()
 
+    def signal_ranks(self, number: int) -> bool:
+        """Send a signal to all ranks; returns whether there are any."""
+        for one in self._guards:
+            one.tell(f"signal {number}")
+        return any(one.ranks for one in self._guards)
+
     def end(self) -> list[Host]:
         """Let them end all that is left of the job, in a bounded time; returns the hosts that did not answer."""
         for one in self._guards:
@@ -75,8 +81,7 @@ class Guards:
     def _hear(self) -> bool:
         for one in self._guards:
             for rank in one.hear():
-                if self.first_gone is None:
-                    self.first_gone = rank, one.host.name
+                self.first_gone.setdefault(one.host.name, rank)
         return False
 
 

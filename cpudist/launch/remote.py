@@ -36,7 +36,6 @@ class Answer:
     output: str = ""
     failure: str = ""
     remedy: str = ""
-    reachable: bool = True
 
 
 def is_here(name: str) -> bool:
@@ -64,7 +63,7 @@ def run_on(host: Host, words: Sequence[str], text: str, timeout: float) -> Answe
         )
     except subprocess.TimeoutExpired:
         remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
-        return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy, reachable=False)
+        return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)
     except OSError as error:
         return Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
     if done.returncode == 0:
@@ -72,7 +71,7 @@ def run_on(host: Host, words: Sequence[str], text: str, timeout: float) -> Answe
     said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     if command[0] == "ssh" and done.returncode == _SSH_FAILED:
         remedy = next((text for words, text in _REMEDIES.items() if words in done.stderr), "try: ssh {host} true")
-        return Answer(failure=f"ssh cannot reach it: {said}", remedy=remedy.format(host=host.name), reachable=False)
+        return Answer(failure=f"ssh cannot reach it: {said}", remedy=remedy.format(host=host.name))
     if done.returncode in (126, 127):
         remedy = "the environment must lie at the same path on every host: copy it there, or share its folder"
         return Answer(failure=f"has no {words[0]}", remedy=remedy)

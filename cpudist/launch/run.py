@@ -67,21 +67,24 @@ def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
     least = len(placed) if wishes.min_nodes is None else wishes.min_nodes
     while True:
         outcome = _attempt(launcher, wishes, placed, restarts, variables)
+        if outcome.reason and outcome.status:
+            say(f"the job failed: {outcome.reason} (exit status {outcome.status})")
+        elif outcome.reason:
+            say(f"warning: {outcome.reason}")
         if outcome.status == 0 or outcome.stopped:
             return outcome.status
-        if outcome.reason:
-            say(f"the job failed: {outcome.reason} (exit status {outcome.status})")
-        if outcome.status == USER_ERROR or restarts == wishes.max_restarts:
+        mistake = outcome.status == USER_ERROR and not outcome.reason
+        if mistake or restarts == wishes.max_restarts:
             return outcome.status
         restarts += 1
-        answering = _answering(hosts)
+        checked = check(hosts)
+        answering = _answering(hosts, checked)
         if len(answering) < least:
             say(
-                f"not starting again: {len(answering)} of {len(hosts)} hosts answer, and it takes {least} (--min-nodes)"
+                f"not starting again: {len(answering)} of {len(hosts)} hosts are left, fewer than {least} (--min-nodes)"
             )
             return outcome.status
-        room = _room(wishes, answering)
-        placed = _place(replace(wishes, ranks=min(room, wishes.ranks) if wishes.ranks else None), answering)
+        placed = _as_many_as_fit(wishes, answering, checked)
         say(f"starting again ({restarts} of {wishes.max_restarts}) with {_ranks(placed)} ranks on {_names(placed)}")
 
 
@@ -124,9 +127,7 @@ def _place(wishes: Wishes, hosts: Sequence[Host]) -> list[Host]:
         placed = _spread(wishes, hosts)  # hosts that get no ranks may be in any state
         require_all(check(placed))
         return placed
-    checked = check(hosts)
-    require_all(checked)
-    return _spread(wishes, hosts, checked)
+    return _spread(wishes, hosts)
 
 
 def _spread(wishes: Wishes, hosts: Sequence[Host], checked: Checked | None = None) -> list[Host]:
@@ -136,8 +137,9 @@ def _spread(wishes: Wishes, hosts: Sequence[Host], checked: Checked | None = Non
         return [replace(hosts[0], slots=wishes.ranks)]
     if wishes.per_host is None and all(host.slots for host in hosts):
         return spread(hosts, wishes.ranks)
-    checked = checked or check(hosts)
-    require_all(checked)
+    if checked is None:
+        checked = check(hosts)
+        require_all(checked)
     return spread([_with_slots(host, checked, wishes.per_host) for host in hosts], wishes.ranks)
 
 
@@ -154,16 +156,19 @@ def _with_slots(host: Host, checked: Checked, part: Part | int | None) -> Host:
     return replace(host, slots=ranks)
 
 
-def _room(wishes: Wishes, hosts: Sequence[Host]) -> int:
-    return _ranks(_spread(replace(wishes, ranks=None), hosts)) if wishes.hosts is not None else wishes.ranks or 1
-
-
-def _answering(hosts: Sequence[Host]) -> list[Host]:
-    troubles = check(hosts).errors
-    for trouble in troubles:
+def _answering(hosts: Sequence[Host], checked: Checked) -> list[Host]:
+    for trouble in checked.errors:
         say(f"warning: going on without {trouble}")
-    failing = {trouble.host for trouble in troubles}
+    failing = {trouble.host for trouble in checked.errors}
     return [host for host in hosts if host not in failing]
+
+
+def _as_many_as_fit(wishes: Wishes, hosts: Sequence[Host], checked: Checked) -> list[Host]:
+    """Of the ranks that were wished for, those for which there is room."""
+    if wishes.hosts is None:
+        return _spread(wishes, hosts, checked)
+    room = _ranks(_spread(replace(wishes, ranks=None), hosts, checked))
+    return _spread(replace(wishes, ranks=min(wishes.ranks or room, room)), hosts, checked)
 
 
 def _attempt(
@@ -176,7 +181,7 @@ def _attempt(
 
 
 def _own_variables(wishes: Wishes) -> dict[str, str]:
-    return {} if wishes.all_output else {OUTPUT: "rank0"}
+    return {OUTPUT: "all" if wishes.all_output else "rank0"}
 
 
 def _start(wishes: Wishes, placed: Sequence[Host], file: str | None, variables: Mapping[str, str]) -> Start:

@@ -25,7 +25,7 @@ class Limits:
         quota: CPU time, in seconds for each second: 1.5 is one and a half CPUs' worth, on whichever CPUs.
         counted: how many CPUs (hardware threads) Slurm has given to this job step on this node.
         memory: bytes, for all ranks of the node together.
-        origins: what limits, for people, such as "cgroup cpuset 0-3".
+        origins: what limits, for people, such as "a CPU quota of 1.5".
     """
 
     cpus: frozenset[int] | None = None
@@ -87,5 +87,5 @@ def _origins(cgroup: Cgroup, counted: int | None) -> list[str]:
     if cgroup.quota is not None:
         origins.append(f"a CPU quota of {cgroup.quota:g}")
     if counted is not None:
-        origins.append(f"Slurm's {counted} CPUs")
+        origins.append(f"Slurm's count of {counted} CPU{'' if counted == 1 else 's'}")
     return origins

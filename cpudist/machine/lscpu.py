@@ -21,9 +21,9 @@ def parse_topology(text: str) -> Topology:
     Raises:
         UserError: the text is not such output.
     """
-    rows = [row for row in _rows(text) if row.get("online", "y").lower() in ("y", "yes", "")]
+    rows = [row for row in _rows(text) if row.get("core") and row.get("online", "y").lower() in ("y", "yes", "")]
     try:
-        cpus = [_cpu(row) for row in rows if row.get("core")]
+        cpus = [_cpu(row) for row in rows]
     except (KeyError, ValueError):
         raise UserError("this is not the output of `lscpu -p`: expected numbers, separated by commas") from None
     if not cpus:

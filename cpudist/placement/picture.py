@@ -97,6 +97,8 @@ def _legend(machine: Machine, plan: Plan, width: int) -> Iterator[str]:
     if any(rank.data_cpus for rank in plan.ranks):
         parts.append("0d loads its data")
     cells = set(_cells(machine.topology, machine.usable, plan).values())
+    if any("+" in cell for cell in cells):
+        parts.append("0+1 for both in turn")
     if _IDLE in cells:
         parts.append(f"{_IDLE} idle")
     if _FORBIDDEN in cells:

@@ -179,8 +179,9 @@ def _warnings(
     if len(cores) < len(allowed.cores):
         limits = " and ".join(machine.limits.origins)
         lines.append(
-            f"{limits} of {_count(len(allowed.cores), 'core')}: threads are counted by it, but not pinned, since others"
-            " may use the same cores; ask for whole cores (a cpuset) to be pinned"
+            f"{len(cores)} of {_count(len(allowed.cores), 'core')} may be used at a time, because of {limits}: threads"
+            " are counted by that, but not pinned, since others may use the same cores; ask for whole cores (a cpuset)"
+            " to be pinned"
         )
     if len(computing) < len(cores):
         slow = _count(len(cores) - len(computing), "efficiency core")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from cpudist.stacks.address import SIGNAL, Address
 
 _CLIENT_SECONDS = 5.0  # for whoever asks to take the answer
-_QUIET_SECONDS = 0.1  # without a further byte: the stacks are complete
+_PAUSE_SECONDS = 0.1  # without a further byte: the stacks are complete
 _PIPE_BYTES = 1 << 20  # holds what faulthandler writes at most (100 threads of 100 frames), so that it never waits
 
 
@@ -86,7 +86,7 @@ class Answers:
 
     def _show(self) -> None:
         """Put what the signal's handler has written on standard error, in one piece and with a heading."""
-        text = read_all(self._reader, _QUIET_SECONDS).decode(errors="replace")
+        text = read_all(self._reader, wait=0).decode(errors="replace")
         sys.stderr.write(f"cpudist: {self._heading()}{text}")
         sys.stderr.flush()
 
@@ -98,12 +98,12 @@ class Answers:
         return f"{self._who}: {where}\n"
 
 
-def read_all(pipe: int, quiet: float) -> bytes:
-    """What can be read from `pipe`, which does not block, until nothing more has come for `quiet` seconds."""
-    parts = []
+def read_all(pipe: int, wait: float) -> bytes:
+    """What can be read from `pipe`, which does not block: it gets `wait` seconds to begin, and ends with a pause."""
+    parts: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while selector.select(quiet):
+        while selector.select(_PAUSE_SECONDS if parts else wait):
             try:
                 part = os.read(pipe, 1 << 16)
             except BlockingIOError:  # somebody else has read it

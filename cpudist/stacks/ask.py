@@ -58,8 +58,9 @@ def _without_its_thread(address: Address, pid: int) -> str:
             return f"{who} does not answer\n"
         pipe = os.open(f"/proc/{pid}/fd/{address.pipe}", os.O_RDONLY | os.O_NONBLOCK)
         try:
+            read_all(pipe, wait=0)  # what an earlier signal has left there
             os.kill(pid, SIGNAL)
-            text = read_all(pipe, _SIGNAL_SECONDS).decode(errors="replace")
+            text = read_all(pipe, wait=_SIGNAL_SECONDS).decode(errors="replace")
         finally:
             os.close(pipe)
     except (OSError, KeyError, ValueError) as error:

@@ -108,11 +108,11 @@ class Interruption:
 
     def _look(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone: the job's watch says so
-            while not self._stop.wait(max(_LOOK_SECONDS, self._size / _LOOKS_PER_SECOND)):
+            # Once it knows, it has counted itself: a later training must not do so again.
+            while self.signal is None and not self._stop.wait(max(_LOOK_SECONDS, self._size / _LOOKS_PER_SECOND)):
                 if self._received is not None:
                     self._store.set(_SIGNAL, str(self._received))
                 if self._store.check([_SIGNAL]):
                     number = int(self._store.get(_SIGNAL))
                     self._store.add(_KNOW, 1)
                     self.signal = number
-                    return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpudist.environments import Alone, AtAddress, OverMpi, Rendezvous, detect
+from cpudist.environments.mpich import nodes_asked_for
 from cpudist.errors import UserError
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -161,3 +162,17 @@ def test_half_set_and_contradicting_variables_are_one_clear_line(env: dict[str, 
         detect(env).placement()
     assert variable in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes"),
+    [
+        ("mpiexec.hydra -f hosts -n 4 -ppn 2 cpudist-train train.py", 2),
+        ("mpirun -np 5 -perhost 2 train", 3),
+        ("mpirun -ppn 2 -n 2 train -n 8", 1),
+        ("mpirun -n 4 train", None),
+        ("mpirun -ppn 2 train", None),
+    ],
+)
+def test_on_how_many_nodes_hydra_was_asked_to_start_ranks(line: str, nodes: int | None) -> None:
+    assert nodes_asked_for(line.split()) == nodes

@@ -10,6 +10,7 @@ the job was left on any host, the exit status, and what the job said; "LEFT" nam
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -117,20 +118,30 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
 def flood(job: Job) -> None:
     """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
     (server,) = job.find("h0", "cpudist.rendezvous.server")
-    port = next(one.laddr.port for one in server.net_connections() if one.status == psutil.CONN_LISTEN)
+    port = _listening_port(server.pid)
     code = (
-        "import socket, sys\n"
+        "import contextlib, socket, sys\n"
         "held = []\n"
         "for number in range(600):\n"
-        "    one = socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)\n"
-        "    if number % 3: one.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
-        "    held.append(one)\n"
+        "    with contextlib.suppress(OSError):  # shown out already\n"
+        "        held.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))\n"
+        "        if number % 3: held[-1].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
     )
     # In the network of h1, but no process of its: the job's are counted.
     namespace = job.rank(2).pid
     command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
     subprocess.run(command, timeout=60, check=False)
     job.order("end")
+
+
+def _listening_port(pid: int) -> int:
+    """The port at which a process listens, in its own network: see proc(5) on net/tcp."""
+    files = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    for line in Path(f"/proc/{pid}/net/tcp6").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in files:
+            return int(fields[1].rpartition(":")[2], 16)
+    raise LookupError(f"process {pid} does not listen")
 
 
 # Name -> how.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -27,7 +29,7 @@ from safetensors.torch import load_file
 
 RANKS = 2
 _START_SECONDS = 120.0
-_SAVINGS_SECONDS = 1.5  # of a job that saves all the time; the moment lies somewhere in them
+_SAVING_SECONDS = 0.2  # the moment lies in the first so many of a saving
 _MODEL = ["--config_overrides", "n_layer=2,n_embd=256,n_head=4", "--vocab_size", "1024", "--block_size", "16"]
 _OPTIONS = ["--do_train", "--max_steps", "100000", "--per_device_train_batch_size", "1", "--save_steps", "1"]
 _OPTIONS += ["--save_total_limit", "2", "--logging_steps", "1000", "--disable_tqdm", "true"]
@@ -45,7 +47,7 @@ def main() -> int:
         output, newest = Path(folder) / "out", 0
         for moment in range(options.moments):
             victims = chance.choice(["rank 0", "rank 1", "all"])
-            was, problem, newest = _kill_once(output, moment, victims, chance.random() * _SAVINGS_SECONDS, newest)
+            was, problem, newest = _kill_once(output, moment, victims, chance.random() * _SAVING_SECONDS, newest)
             print(
                 f"{moment + 1:3}  {victims:7} killed, {was:44} {problem or f'checkpoint-{newest} is whole'}", flush=True
             )
@@ -57,7 +59,7 @@ def main() -> int:
 
 
 def _kill_once(output: Path, restart: int, victims: str, delay: float, newest: int) -> tuple[str, str, int]:
-    """One job, killed `delay` seconds after it has saved for the first time.
+    """One job, killed `delay` seconds after it has begun to save for the second time.
 
     Returns what it was doing, what is wrong, if anything is, and the step of the newest checkpoint.
     """
@@ -69,29 +71,31 @@ def _kill_once(output: Path, restart: int, victims: str, delay: float, newest: i
         job = subprocess.Popen(
             [*command, *_MODEL, *_OPTIONS], stdout=file, stderr=file, env=environment, start_new_session=True
         )
-    processes: dict[int, int] = {}
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not (output / f"checkpoint-{newest + 1}").is_dir():
             if job.poll() is not None or time.monotonic() > deadline:
                 return "", f"did not go on from checkpoint-{newest}: {log.read_text()[-2000:]}", newest
             time.sleep(0.005)
-        processes = _ranks()
+        chosen = [pid for pid, rank in _ranks().items() if victims in ("all", f"rank {rank}")]
+        while not (output / ".incomplete").is_dir() and job.poll() is None:
+            time.sleep(0.001)
         time.sleep(delay)
-        chosen = [pid for pid, rank in processes.items() if victims in ("all", f"rank {rank}")]
-        for pid in chosen:
-            os.kill(pid, signal.SIGKILL)
+        _kill(chosen)
         was = _doing(output / ".incomplete")
         job.wait(_START_SECONDS)
     finally:
-        for pid in processes:
-            if Path(f"/proc/{pid}").exists():
-                os.kill(pid, signal.SIGKILL)
-        job.kill()
+        _kill(_ranks())
         job.wait()
     if newest and f"going on from {output}/checkpoint-{newest}\n" not in log.read_text():
         return was, f"went on from elsewhere than checkpoint-{newest}", newest
     return was, *_look_at(output)
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _look_at(output: Path) -> tuple[str, int]:
@@ -138,5 +142,6 @@ def _ranks() -> dict[int, int]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the job must not outlive this
     os.environ["CPUDIST_KILLED_JOB"] = str(os.getpid())
     sys.exit(main())

@@ -80,7 +80,7 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
         (3, "--per_device_train_batch_size 4 --gradient_accumulation_steps 1"),
     ):
         resumed = _train(ranks, tmp_path / str(ranks), ["course.py"], *words)
-        assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-4)
+        assert resumed["losses"] == pytest.approx(whole["losses"], abs=2e-4), "transformers 4 rounds them to 1e-4"
         assert resumed["rates"] == whole["rates"]
         assert resumed["stderr"].count(f"made by 2 ranks with 12 samples in a step; going on with as many at {ranks}")
         assert resumed["stderr"].count(change) == 1
@@ -89,7 +89,10 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
     world.write_text('{"world_size": 5, "samples_per_step": 15}')
     result = _start(2, tmp_path / "2", ["course.py"], *words)
     assert result.returncode == 2, result.output
-    assert "15 samples in a step, of which 2 ranks cannot have equal shares; start 1\n" in result.stderr, result.output
+    assert (
+        "15 samples in a step, of which 2 ranks cannot have equal shares; the next smaller number is 1\n"
+        in result.stderr
+    ), result.output
 
 
 @pytest.mark.parametrize(("rank", "name", "status"), [("1", "SIGTERM", 143), ("0", "SIGINT", 130)])

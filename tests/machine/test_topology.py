@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -106,6 +107,31 @@ def test_this_machine_as_lscpu_and_hwloc_see_it() -> None:
     theirs = hwloc.parse_machine(lstopo("--whole-system")).topology
     assert where(theirs) == where(ours)
     assert [node.memory for node in theirs.numa_nodes] == [node.memory for node in ours.numa_nodes]
+
+
+def in_pyhwloc(topology: Any) -> list[tuple[tuple[int, ...], int, int]]:
+    """Each core's CPUs, socket and NUMA node, as hwloc's own bindings have them."""
+    nodes = [(node.os_index, set(node.cpuset)) for node in topology.iter_numa_nodes()]
+    found = []
+    for core in topology.iter_cores():
+        cpus, package = tuple(sorted(core.cpuset)), core.parent
+        while not package.is_package():
+            package = package.parent
+        found.append((cpus, package.os_index, min(number for number, near in nodes if near >= set(cpus))))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", [None, *(name for name in LAYOUTS if name.endswith("hwloc2.xml"))])
+def test_pyhwloc_says_the_same(name: str | None) -> None:
+    """Of this machine, and of files that hwloc has written."""
+    Topology = pytest.importorskip("pyhwloc", reason="it needs Python 3.12").topology.Topology  # noqa: N806
+    if name is None:
+        ours = this_machine().usable
+        with Topology.from_this_system(load=True) as theirs:
+            assert in_pyhwloc(theirs) == where(ours)
+    else:
+        with Topology.from_xml_file(FOLDER / name, load=True) as theirs:
+            assert in_pyhwloc(theirs) == where(machine_from(FOLDER / name).usable)
 
 
 def test_a_copy_may_be_rooted_anywhere(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def state() -> dict[str, object]:
         "omp_threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "policy": memory_policy(),
+        "inter_op": torch.get_num_interop_threads(),
     }
 
 
@@ -55,7 +56,6 @@ def main() -> None:
     cpudist.shutdown()
     done.set()
     found = {"rank": world.rank, "before": before, "during": during, "after": state()}
-    found["inter_op"] = torch.get_num_interop_threads()
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -49,7 +49,7 @@ def check(found: list[dict[str, Any]], shares: tuple[RankPlan, ...]) -> None:
         assert {cpu for mask in rank["during"]["masks"] for cpu in mask} <= set(share.mask), rank
         assert rank["during"]["omp_threads"] == share.omp_threads
         assert rank["after"]["masks"][0] == rank["before"]["masks"][0]
-        for name in ("omp_threads", "OMP_NUM_THREADS", "policy"):
+        for name in ("omp_threads", "OMP_NUM_THREADS", "policy", "inter_op"):
             assert rank["after"][name] == rank["before"][name], name
 
 
@@ -63,7 +63,6 @@ def test_every_thread_moves_and_goes_back(
     check(found, shares)
     for rank in found:
         assert rank["before"]["masks"][0] == rank["after"]["masks"][-1] == CPUS
-        assert rank["inter_op"] == 1
 
 
 def test_srun(tmp_path: Path, shares: tuple[RankPlan, ...]) -> None:
@@ -85,6 +84,20 @@ def test_what_the_script_or_the_user_has_chosen_stays(shares: tuple[RankPlan, ..
     assert [rank["during"]["omp_threads"] for rank in chosen] == [3, 3]
     bound = ranks(TORCHRUN, {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"})
     assert all(mask in rank["during"]["masks"] for rank in bound for mask in rank["before"]["masks"])
+
+
+@pytest.mark.parametrize(("before", "expected"), [("", "1"), ("torch.set_num_interop_threads(3)", "3")])
+def test_one_inter_op_thread_unless_the_script_has_chosen(before: str, expected: str) -> None:
+    program = f"""if True:
+        import torch
+        from cpudist.job.pinned import limit_inter_op
+        from cpudist.placement.plan import RankPlan
+        {before}
+        limit_inter_op(RankPlan(0, (0,), 1))
+        print(torch.get_num_interop_threads())
+    """
+    done = jobs.run([sys.executable, "-c", program], timeout=60)
+    assert done.stdout.strip() == expected, done.output
 
 
 def test_pin_false_leaves_all_alone(shares: tuple[RankPlan, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -71,26 +71,29 @@ class Launcher(ABC):
         """The ranks that signals have ended, from what the launcher wrote. It kills ranks itself, too."""
 
 
-def describe(deaths: Sequence[Death], first: tuple[int, str] | None) -> str | None:
-    """Which rank died, in words; None where no signal was involved.
+def describe(deaths: Sequence[Death], first_gone: Mapping[str, int]) -> str:
+    """Which rank a signal has ended, in words; empty where there was none.
+
+    A launcher ends the others with SIGKILL and may report these deaths like the first, so another signal tells more.
+    Of several ranks that have died of SIGKILL on several hosts none is named here: the survivors say who it was.
 
     Args:
         deaths: what the launcher says.
-        first: rank and host of the process that was gone first, if that was seen.
+        first_gone: for each host the rank that ended first there.
     """
-    named = [death for death in deaths if death.rank is not None]
-    if first is not None:
-        death = next((death for death in named if death.rank == first[0]), None)
-        if death is None and len(deaths) == 1 and not named:
-            death = Death(deaths[0].number)
-        if death is not None:
-            return _sentence(*first, death.number)
-    # The launcher ends the others with SIGKILL, so another signal tells more.
     telling = [death for death in deaths if death.number != signal.SIGKILL] or list(deaths)
-    return _sentence(telling[0].rank, telling[0].host, telling[0].number) if len(telling) == 1 else None
-
-
-def _sentence(rank: int | None, host: str | None, number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    hint = " (dmesg there tells whether memory ran out)" if number == signal.SIGKILL else ""
-    return f"{'a rank' if rank is None else f'rank {rank}'} on {host or 'some host'} was killed by {name}{hint}"
+    if not telling:
+        return ""
+    first = telling[0]
+    ranks = {death.rank for death in telling} & {*first_gone.values(), None}
+    hosts = {death.host for death in telling}
+    if len(telling) > 1 and len(hosts) == 1 and len(ranks) == 1:
+        first = next(death for death in telling if death.rank in ranks)
+    elif len(telling) > 1:
+        first = Death(first.number)
+    rank = first_gone.get(first.host or "") if first.rank is None else first.rank
+    who = "a rank" if rank is None else f"rank {rank}"
+    where = f" on {first.host}" if first.host else ""
+    name = signal.Signals(first.number).name if first.number in set(signal.Signals) else f"signal {first.number}"
+    hint = " (dmesg there tells whether memory ran out)" if first.number == signal.SIGKILL else ""
+    return f"{who}{where} was killed by {name}{hint}"

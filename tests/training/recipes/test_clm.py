@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ def corpus() -> list[str]:
     return [str(library / name) for name in ("textwrap.py", "shlex.py", "heapq.py", "bisect.py")]
 
 
-def _clm(ranks: int, output: Path, *words: str, backend: str = "gloo") -> Result:
+def _clm(ranks: int, output: Path, *words: str, backend: str = "gloo", restart: int = 0) -> Result:
     words = ("clm", "--output_dir", str(output), *_TINY, *_QUIET, *words)
-    return run(mpirun(ranks, *train("--backend", backend, *words)), timeout=BOUND)
+    env = {"CPUDIST_RESTART_COUNT": str(restart)}
+    return run(mpirun(ranks, *train("--backend", backend, *words)), timeout=BOUND, env=env)
 
 
 def _json(path: Path) -> Any:
@@ -72,19 +74,30 @@ def test_evaluates_alike_on_any_number_of_ranks(tmp_path: Path, corpus: list[str
 
 
 def test_resumes_where_it_stopped(tmp_path: Path, corpus: list[str]) -> None:
+    """By --resume_from_checkpoint last, and by itself after a restart with fewer ranks: as if it had not stopped."""
     words = ["--train_file", *corpus, "--do_train", "--save_steps", "6", "--per_device_train_batch_size", "4"]
-    whole = _clm(2, tmp_path / "whole", *words, "--max_steps", "12", "--lr_scheduler_type", "constant")
-    half = _clm(2, tmp_path / "half", *words, "--max_steps", "6", "--lr_scheduler_type", "constant")
-    assert (whole.returncode, half.returncode) == (0, 0), whole.output + half.output
+    words += ["--logging_steps", "1", "--num_train_epochs", "0.1"]
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    result = _clm(2, whole, *words)
+    assert result.returncode == 0, result.output
+    (half / "again").mkdir(parents=True)
+    for folder in (half, half / "again"):
+        shutil.copytree(whole / "checkpoint-6", folder / "checkpoint-6")
 
-    words += ["--max_steps", "12", "--lr_scheduler_type", "constant", "--resume_from_checkpoint", "last"]
-    resumed = _clm(2, tmp_path / "half", *words)
+    resumed = _clm(2, half, *words, "--resume_from_checkpoint", "last")
     assert resumed.returncode == 0, resumed.output
-    first, second = (
-        _json(tmp_path / name / "checkpoint-12" / "trainer_state.json")["log_history"][-2]["loss"]
-        for name in ("whole", "half")
-    )
-    assert second == pytest.approx(first, rel=1e-3)
+    restarted = _clm(1, half / "again", *words, restart=1)
+    assert restarted.returncode == 0, restarted.output
+    assert f"cpudist: restart 1: going on from {half}/again/checkpoint-6\n" in restarted.stderr
+    assert _json(half / "again" / "cpudist.json")["restarts"] == 1
+    for folder, difference in ((half, 1e-5), (half / "again", 1e-4)):  # one rank adds in another order
+        for name in ("loss", "learning_rate"):
+            expected, found = (
+                [entry[name] for entry in _json(output / "trainer_state.json")["log_history"] if name in entry]
+                for output in (whole, folder)
+            )
+            assert len(expected) > 6
+            assert found == pytest.approx(expected, abs=difference)
 
 
 def test_bf16_from_a_file_of_options(tmp_path: Path, corpus: list[str]) -> None:

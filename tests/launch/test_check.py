@@ -1,0 +1,45 @@
+"""Checking hosts: this one for real, under a wrong name, and what would be wrong with others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpudist.launch import check as module
+from cpudist.launch.check import Facts, check
+from cpudist.launch.hostfile import Host
+
+FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket": 1, "numa": 2, "l3": 4})
+
+
+def test_this_host_is_all_right() -> None:
+    checked = check([Host("localhost", 1)])
+    assert checked.errors == []
+    (facts,) = checked.facts.values()
+    assert facts.skew == 0
+    assert set(facts.ranks) == {"socket", "numa", "l3"}
+
+
+def test_one_machine_under_two_names() -> None:
+    (trouble,) = check([Host("localhost", 1, "f, line 1"), Host("127.0.0.1", 1, "f, line 2")]).errors
+    assert str(trouble).startswith("f, line 2: 127.0.0.1 is the same machine as localhost; ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"torch": "2.8.0"}, "error has torch 2.8.0, this host 2.13.0"),
+        ({"torch": None}, "error has torch None"),
+        ({"cpudist": "0.0.9"}, "error has cpudist 0.0.9"),
+        ({"folder": False}, "error has no folder"),
+        ({"memory": 100 << 20}, "error has 100 MiB of free memory, and 4 ranks need 1600"),
+        ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
+        ({"ccl": "there is no C++ compiler"}, "warning cannot use the backend ccl"),
+        ({}, ""),
+    ],
+)
+def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> None:
+    found = module._judge(Host("h1", 4), replace(FACTS, **changes), FACTS)
+    assert " ".join(f"{one.level} {one.message}" for one in found).startswith(words)
+    assert len(found) == bool(words)

@@ -1,0 +1,114 @@
+"""`cpudist launch` on this host: what it shows, what it refuses, and one real job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+from jobs import BIN
+
+from cpudist.cli.main import main
+from cpudist.launch import run as module
+from cpudist.launch.check import Checked, Facts, Trouble
+from cpudist.launch.hostfile import Host, parse
+from cpudist.launch.run import Wishes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no TARGET"),
+        (["--ppn", "0", "--", "t.py"], "neither a number of ranks from 1 on nor socket, numa or l3"),
+        (["--nproc", "two", "--", "t.py"], "'two' is not a number from 1 on"),
+        (["--min-nodes", "2", "--", "t.py"], "--max-restarts"),
+        (["--mpi", "lam", "--", "t.py"], "invalid choice: 'lam'"),
+        (["--hostfile", "/no/such/file", "--", "t.py"], "cannot read the hostfile /no/such/file"),
+    ],
+)
+def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("", ["--ppn", "2"], "names no host"),
+        ("h0:2\nh1:2\n", ["--nproc", "5"], "5 ranks do not fit on 2 hosts with room for 4"),
+        ("h0:2\nh1:2\n", ["--ppn", "4"], "line 1: h0 takes 2 ranks, and --ppn asks for 4"),
+        ("h0:2\nh0:4\n", [], "line 2: h0 stands in line 1 already"),
+        ("h0:abc\n", [], "line 1: 'abc' is not a number of ranks"),
+    ],
+)
+def test_a_wrong_hostfile(
+    text: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found without asking any host: these have no address."""
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert main(["launch", "--hostfile", str(path), *words, "--", "train.py"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_inside_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["launch", "--", "train.py"]) == 2
+    assert "a rank of mpich already" in capsys.readouterr().err
+
+
+def test_a_rank_for_each_part_of_each_host() -> None:
+    """Hosts may differ; what the file says bounds them."""
+    hosts = parse("h0\nh1:8\nh2:1\n")
+    facts = {
+        host: Facts(host.name, "3", "0", "2", "", 0.0, 1 << 40, True, {"socket": sockets, "numa": 2 * sockets, "l3": 8})
+        for host, sockets in zip(hosts, (1, 4, 1), strict=True)
+    }
+    checked = Checked(facts, [])
+    placed = module._spread(Wishes(hosts[:2], ["t.py"], per_host="numa"), hosts[:2], checked)
+    assert placed == [Host("h0", 2), Host("h1", 8)]
+    with pytest.raises(module.UserError, match="line 3: h2 takes 1 ranks, and --ppn numa makes 2"):
+        module._spread(Wishes(hosts, ["t.py"], per_host="numa"), hosts, checked)
+    assert module._spread(Wishes(hosts, ["t.py"]), hosts, checked) == [Host("h0", 2), Host("h1", 8), Host("h2", 1)]
+
+
+def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
+    hosts = parse("h0:2\nh1:2\nh2:2\n")
+    wishes = Wishes(hosts, ["train.py"], ranks=4)
+    h0, h1, h2 = hosts
+    checked = Checked({}, [Trouble("error", h1, "does not answer", "see to it")])
+    assert module._spread(wishes, hosts) == [h0, h1]
+    assert module._answering(hosts, checked) == [h0, h2]
+    assert module._as_many_as_fit(wishes, [h0, h2], checked) == [h0, h2]
+    assert module._as_many_as_fit(wishes, [h2], checked) == [h2]
+
+
+def test_a_job_on_this_host(tmp_path: Path) -> None:
+    script = tmp_path / "says.py"
+    script.write_text("import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n")
+    command = [str(BIN / "cpudist"), "launch", "--nproc", "2", "--", "--backend", "gloo", str(script)]
+    done = jobs.run([*command, "0", "--all_output"], timeout=90)
+    assert done.returncode == 0, done.output
+    assert done.stdout == "rank 0 ['0', '--all_output']\n"
+
+
+def test_output_of_all_ranks_is_marked(tmp_path: Path) -> None:
+    script = tmp_path / "says.py"
+    script.write_text("import os\nfor part in ('I', 'am', os.environ['RANK']):\n    print(part, end=' ')\nprint()\n")
+    command = [str(BIN / "cpudist"), "launch", "--nproc", "2", "--all-output", "--", "--backend", "gloo", str(script)]
+    done = jobs.run(command, timeout=90)
+    assert sorted(line.strip() for line in done.stdout.splitlines()) == ["[0] I am 0", "[1] I am 1"], done.output
+
+
+def test_help_has_no_wall(capsys: pytest.CaptureFixture[str]) -> None:
+    """It needs no torch, so it is there at once."""
+    ask = "import sys; from cpudist.cli.main import main\n"
+    ask += "try: main(['launch', '--help'])\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("False\n")
+    assert "cpudist launch --hostfile hosts --ppn 2 --mpi openmpi --dry-run -- train.py" in done.stdout
