@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import IO
 
 from cpudist.launch.guards import Guards
 from cpudist.launch.hostfile import Host
@@ -68,17 +69,21 @@ def attempt(
                 env=variables,
                 # A terminal belongs to our session; reading from it in another one fails.
                 stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-            tail = _Tail(process)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            # Hydra writes that a rank was killed to standard output, Open MPI to standard error.
+            tails = [_Tail(process.stdout, sys.stdout.buffer), _Tail(process.stderr, sys.stderr.buffer)]
             reason = _wait(process, guards, stop, stop_seconds)
             status = process.poll()
         finally:
             unreached = guards.end()
             if process is not None:
                 _kill(process)
-        killed = describe(launcher.deaths(tail.text()), guards.first_gone)
+        killed = describe(launcher.deaths("\n".join(tail.text() for tail in tails)), guards.first_gone)
     if stop:
         return Outcome(128 + stop[0], stopped=True)
     if unreached and not reason:
@@ -117,11 +122,11 @@ def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], sto
 
 
 class _Tail:
-    """Passes a process's standard error on, as it comes, and keeps the end of it."""
+    """Passes a process's output on, as it comes, and keeps the end of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None
-        self._stream = process.stderr
+    def __init__(self, stream: IO[bytes], to: IO[bytes]) -> None:
+        self._stream = stream
+        self._to = to
         self._kept = b""
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()
@@ -135,8 +140,8 @@ class _Tail:
         while piece := os.read(self._stream.fileno(), 65536):
             self._kept = (self._kept + piece)[-_TAIL_BYTES:]
             with suppress(OSError):
-                sys.stderr.buffer.write(piece)
-                sys.stderr.buffer.flush()
+                self._to.write(piece)
+                self._to.flush()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ nothing for a while, or whose input has ended, is on a host that has been cut of
 killed: then it ends the job's processes too.
 
 It writes one line for each thing that it sees, and one in every second: `ranks N`, how many ranks live here;
-`gone RANK`, a rank has ended; `left N`, its last: how many processes could not be ended.
+`gone RANK`, a rank has ended; `went RANK`, at once with others; `left N`, its last: how many could not be ended.
 
 It runs before anything of cpudist is known to work on that host, so it imports nothing of it.
 """
@@ -79,9 +79,10 @@ class _Guard:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             ready, _, _ = select.select([0, *self._ranks], [], [], left)
+            word = "gone" if len(ready) == 1 else "went"  # of several nobody knows which was first
             for descriptor in ready:
                 if descriptor in self._ranks:
-                    say(f"gone {self._ranks.pop(descriptor)[1].decode(errors='replace')}")
+                    say(f"{word} {self._ranks.pop(descriptor)[1].decode(errors='replace')}")
                     os.close(descriptor)
             if 0 in ready:
                 return True

@@ -34,7 +34,7 @@ class Guards:
     """
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
-        self.first_gone: dict[str, int] = {}  # for each host the rank that ended first there
+        self.first_gone: dict[str, int | None] = {}  # for each host the rank that ended first, if one did
         self._guards = [_Guard(host, job, rank_variable) for host in hosts]
         if not any(one.is_here for one in self._guards):
             self._guards.append(_Guard(Host("localhost"), job, rank_variable))
@@ -117,7 +117,7 @@ class _Guard:
         """Whether nothing has come from it for so long."""
         return time.monotonic() - self._heard > seconds
 
-    def hear(self) -> list[int]:
+    def hear(self) -> list[int | None]:
         """Take in what it has said; returns the ranks that have ended."""
         with suppress(BlockingIOError):
             said = os.read(self._output, 65536)
@@ -125,18 +125,18 @@ class _Guard:
             self._text += said
             self._heard = time.monotonic()
         *lines, self._text = self._text.split(b"\n")
-        gone = []
+        gone: list[int | None] = []
         for line in lines:
             word, _, number = line.decode(errors="replace").partition(" ")
-            if word not in ("ranks", "gone", "left") or not number.isdecimal():
+            if word not in ("ranks", "gone", "went", "left") or not number.isdecimal():
                 continue  # a shell's greeting
             self.answered = True
             if word == "ranks":
                 self.ranks = int(number)
                 self.had_ranks = self.had_ranks or self.ranks > 0
-            elif word == "gone":
+            elif word in ("gone", "went"):
                 self.ranks -= 1
-                gone.append(int(number))
+                gone.append(int(number) if word == "gone" else None)
             else:
                 self.left = int(number)
         return gone

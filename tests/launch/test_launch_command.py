@@ -112,3 +112,16 @@ def test_help_has_no_wall(capsys: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.endswith("False\n")
     assert "cpudist launch --hostfile hosts --ppn 2 --mpi openmpi --dry-run -- train.py" in done.stdout
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    """By the survivors, who see it go, or by us, where the launcher has ended them before they could."""
+    script = tmp_path / "dies.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(60)\n")
+    done = jobs.run(
+        [str(BIN / "cpudist"), "launch", "--nproc", "2", "--", "--backend", "gloo", str(script)], timeout=90
+    )
+    assert done.returncode not in (0, 2), done.output
+    assert "cpudist: " in done.stderr
+    assert "rank 1 on " in done.stderr or "a rank was killed by SIGKILL" in done.stderr, done.output
+    assert "rank 0 on " not in done.stderr, done.output

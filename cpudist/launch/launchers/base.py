@@ -71,7 +71,7 @@ class Launcher(ABC):
         """The ranks that signals have ended, from what the launcher wrote. It kills ranks itself, too."""
 
 
-def describe(deaths: Sequence[Death], first_gone: Mapping[str, int]) -> str:
+def describe(deaths: Sequence[Death], first_gone: Mapping[str, int | None]) -> str:
     """Which rank a signal has ended, in words; empty where there was none.
 
     A launcher ends the others with SIGKILL and may report these deaths like the first, so another signal tells more.
@@ -85,7 +85,7 @@ def describe(deaths: Sequence[Death], first_gone: Mapping[str, int]) -> str:
     if not telling:
         return ""
     first = telling[0]
-    ranks = {death.rank for death in telling} & {*first_gone.values(), None}
+    ranks = {death.rank for death in telling} & set(first_gone.values())
     hosts = {death.host for death in telling}
     if len(telling) > 1 and len(hosts) == 1 and len(ranks) == 1:
         first = next(death for death in telling if death.rank in ranks)
