@@ -1,4 +1,4 @@
-"""kill -9 of any rank at any moment, start-up included: no process stays, nothing in /dev/shm.
+"""kill -9 of any rank at any moment, start-up included: no process stays, nothing of ours in /dev/shm.
 
 Four times here; scripts/kill_ranks.sh does it as often as one likes.
 """
@@ -20,8 +20,11 @@ SHARED = Path("/dev/shm")
 
 
 def orphans() -> set[str]:
-    """Files in /dev/shm that no process has mapped or open."""
-    names = {path.name for path in SHARED.iterdir()}
+    """Files in /dev/shm that no process has mapped or open.
+
+    Without Intel MPI's: its library leaves one of 192 bytes behind where a rank dies while MPI starts.
+    """
+    names = {path.name for path in SHARED.iterdir() if not path.name.startswith("Intel_MPI_")}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             used = (process / "maps").read_text()
