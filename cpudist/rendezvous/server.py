@@ -9,7 +9,6 @@ latest a few seconds later. It needs nothing but Python, and no signal that is m
 
 from __future__ import annotations
 
-import heapq
 import json
 import resource
 import secrets
@@ -18,12 +17,14 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from cpudist.rendezvous import wire
+from cpudist.rendezvous.values import Values, Wait
 from cpudist.rendezvous.wire import Code
 
 _HANDSHAKE_SECONDS = 5.0
@@ -31,6 +32,7 @@ _STRANGERS = 128  # who may be at the handshake at a time; of more, the oldest o
 _LINGER_SECONDS = 5.0  # for the others, after rank 0's process has ended
 _BACKLOG = 4096
 _CHUNK_BYTES = 1 << 16
+_PAUSE_SECONDS = 1.0  # at most, for there may be a stranger to show out
 
 
 @dataclass(eq=False)
@@ -42,13 +44,7 @@ class _Peer:
     received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
     wills: list[tuple[bytes, bytes]] = field(default_factory=list)
-    waiting: _Wait | None = None
-
-
-@dataclass(eq=False)
-class _Wait:
-    code: Code
-    keys: list[bytes]
+    waiting: Wait | None = None
 
 
 class Server:
@@ -63,16 +59,15 @@ class Server:
     def __init__(self, token: bytes, listening: list[socket.socket], silence: float) -> None:
         self._token = token
         self._silence = silence
-        self._values: dict[bytes, bytes] = {}
-        self._since: dict[bytes, float] = {}  # when each was set last
+        self._values = Values()
         self._peers: set[_Peer] = set()
         self._strangers: dict[_Peer, None] = {}  # of them, who are still at the handshake; the oldest first
-        self._waiting: defaultdict[bytes, set[_Peer]] = defaultdict(set)
-        self._deadlines: list[tuple[float, int, _Peer, _Wait]] = []
+        self._owned = True
+        self._end = 0.0  # when to stop waiting for the peers, once the owner has gone
         self._selector = selectors.DefaultSelector()
         for one in listening:
             one.setblocking(False)
-            self._selector.register(one, selectors.EVENT_READ, self._accept)
+            self._selector.register(one, selectors.EVENT_READ, partial(self._accept, one))
         self._answers: dict[Code, Callable[[_Peer, list[bytes]], bytes | None]] = {
             Code.SET: self._set,
             Code.GET: self._get,
@@ -80,31 +75,31 @@ class Server:
             Code.APPEND: self._append,
             Code.COMPARE_SET: self._compare_set,
             Code.DELETE: self._delete,
-            Code.COUNT: lambda _peer, _fields: wire.pack(Code.COUNT, wire.number(len(self._values))),
+            Code.COUNT: self._count,
+            Code.CHECK: self._check,
             Code.AGES: self._ages,
-            Code.CHECK: lambda _peer, keys: wire.pack(Code.CHECK, wire.number(all(k in self._values for k in keys))),
-            Code.WAIT_ALL: lambda peer, fields: self._wait(peer, Code.WAIT_ALL, fields),
-            Code.WAIT_ANY: lambda peer, fields: self._wait(peer, Code.WAIT_ANY, fields),
+            Code.WAIT_ALL: self._wait_all,
+            Code.WAIT_ANY: self._wait_any,
             Code.WILL: self._will,
             Code.WITHDRAW: self._withdraw,
         }
 
     def run(self, owner: int) -> None:
         """Serve until `owner`, a file descriptor, has come to its end, and those who are connected have gone."""
-        ends: list[float] = []
-        self._selector.register(owner, selectors.EVENT_READ, lambda _file: ends.append(time.monotonic()))
-        while not ends or (self._peers and time.monotonic() < ends[0] + _LINGER_SECONDS):
-            for key, events in self._selector.select(self._pause()):
-                key.data(key.fileobj) if not isinstance(key.data, _Peer) else self._serve(key.data, events)
-            if ends:
-                with suppress(KeyError):
-                    self._selector.unregister(owner)
-            self._end_waits()
+        self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._lose_owner(owner))
+        while self._owned or (self._peers and time.monotonic() < self._end):
+            for key, events in self._selector.select(min(self._values.expire() or _PAUSE_SECONDS, _PAUSE_SECONDS)):
+                key.data(events)
             self._show_out()
+
+    def _lose_owner(self, owner: int) -> None:
+        self._selector.unregister(owner)
+        self._owned = False
+        self._end = time.monotonic() + _LINGER_SECONDS
 
     # Coming and going
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket, _events: int) -> None:
         try:
             connection, address = listening.accept()
         except OSError:  # it has gone again, or there are no more descriptors: then the oldest stranger goes
@@ -115,7 +110,7 @@ class Server:
         peer = _Peer(connection, str(address[0]), time.monotonic(), secrets.token_bytes(wire.NONCE_BYTES))
         self._peers.add(peer)
         self._strangers[peer] = None
-        self._selector.register(connection, selectors.EVENT_READ, peer)
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._serve, peer))
         self._send(peer, wire.HELLO + peer.nonce)
 
     def _show_out(self, most: int = _STRANGERS) -> None:
@@ -134,9 +129,10 @@ class Server:
         self._strangers.pop(peer, None)
         self._selector.unregister(peer.connection)
         peer.connection.close()
-        self._forget_wait(peer)
+        if peer.waiting is not None:
+            self._values.forget(peer.waiting)
         for key, value in peer.wills:
-            self._append(peer, [key, value + f" {how}\n".encode()])
+            self._values.append(key, value + f" {how}\n".encode())
 
     # Bytes
 
@@ -191,54 +187,58 @@ class Server:
             self._drop(peer, "silent" if isinstance(error, TimeoutError) else "closed")
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-        if self._selector.get_key(peer.connection).events != events:
-            self._selector.modify(peer.connection, events, peer)
+        registered = self._selector.get_key(peer.connection)
+        if registered.events != events:
+            self._selector.modify(peer.connection, events, registered.data)
 
-    # Keys and values
+    # What peers ask for
 
     def _set(self, _peer: _Peer, fields: list[bytes]) -> bytes:
         for key, value in zip(fields[::2], fields[1::2], strict=True):
-            self._put(key, value)
+            self._values.set(key, value)
         return wire.pack(Code.SET)
 
     def _get(self, _peer: _Peer, keys: list[bytes]) -> bytes:
-        if any(key not in self._values for key in keys):
-            return wire.pack(Code.MISSING)
-        return wire.pack(Code.GET, *(self._values[key] for key in keys))
+        values = self._values.get(keys)
+        return wire.pack(Code.MISSING) if values is None else wire.pack(Code.GET, *values)
 
     def _add(self, _peer: _Peer, fields: list[bytes]) -> bytes:
         key, amount = fields
-        total = int(self._values.get(key, b"0")) + wire.to_number(amount)
-        self._put(key, str(total).encode())  # as text, which `get` returns, as torch's stores have it
-        return wire.pack(Code.ADD, wire.number(total))
+        return wire.pack(Code.ADD, wire.number(self._values.add(key, wire.to_number(amount))))
 
     def _append(self, _peer: _Peer, fields: list[bytes]) -> bytes:
         key, value = fields
-        self._put(key, self._values.get(key, b"") + value)
+        self._values.append(key, value)
         return wire.pack(Code.APPEND)
 
     def _compare_set(self, _peer: _Peer, fields: list[bytes]) -> bytes:
-        """As `torch.distributed.Store.compare_set`: a key that is missing is set if `expected` is empty."""
         key, expected, desired = fields
-        if self._values.get(key, b"") == expected:
-            self._put(key, desired)
-        return wire.pack(Code.COMPARE_SET, self._values.get(key, expected))
+        return wire.pack(Code.COMPARE_SET, self._values.compare_set(key, expected, desired))
 
     def _delete(self, _peer: _Peer, fields: list[bytes]) -> bytes:
         (key,) = fields
-        return wire.pack(Code.DELETE, wire.number(self._values.pop(key, None) is not None))
+        return wire.pack(Code.DELETE, wire.number(self._values.delete(key)))
+
+    def _count(self, _peer: _Peer, _fields: list[bytes]) -> bytes:
+        return wire.pack(Code.COUNT, wire.number(len(self._values)))
+
+    def _check(self, _peer: _Peer, keys: list[bytes]) -> bytes:
+        return wire.pack(Code.CHECK, wire.number(self._values.has_all(keys)))
 
     def _ages(self, _peer: _Peer, keys: list[bytes]) -> bytes:
-        now = time.monotonic()
-        ages = (round(1000 * (now - self._since[key])) if key in self._values else -1 for key in keys)
-        return wire.pack(Code.AGES, *map(wire.number, ages))
+        ages = map(self._values.age, keys)
+        return wire.pack(Code.AGES, *(wire.number(-1 if age is None else round(1000 * age)) for age in ages))
 
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._values[key] = value
-        self._since[key] = time.monotonic()
-        for peer in list(self._waiting.get(key, ())):
-            if peer.waiting is not None and self._is_over(peer.waiting):
-                self._answer_wait(peer, True)
+    def _wait_all(self, peer: _Peer, fields: list[bytes]) -> None:
+        self._wait(peer, Code.WAIT_ALL, all, fields)
+
+    def _wait_any(self, peer: _Peer, fields: list[bytes]) -> None:
+        self._wait(peer, Code.WAIT_ANY, any, fields)
+
+    def _wait(self, peer: _Peer, code: Code, enough: Callable[[Iterable[bool]], bool], fields: list[bytes]) -> None:
+        milliseconds, *keys = fields
+        peer.waiting = Wait(keys, enough, lambda there: self._send(peer, wire.pack(code, wire.number(there))))
+        self._values.wait(peer.waiting, wire.to_number(milliseconds) / 1000)
 
     def _will(self, peer: _Peer, fields: list[bytes]) -> bytes:
         key, value = fields
@@ -251,53 +251,6 @@ class Server:
             with suppress(ValueError):
                 peer.wills.remove((key, value))
         return wire.pack(Code.WITHDRAW)
-
-    # Waiting
-
-    def _wait(self, peer: _Peer, code: Code, fields: list[bytes]) -> bytes | None:
-        milliseconds, *keys = fields
-        wait = _Wait(code, keys)
-        if self._is_over(wait):
-            return wire.pack(code, wire.number(1))
-        peer.waiting = wait
-        for key in keys:
-            self._waiting[key].add(peer)
-        deadline = time.monotonic() + wire.to_number(milliseconds) / 1000
-        heapq.heappush(self._deadlines, (deadline, id(wait), peer, wait))
-        return None
-
-    def _is_over(self, wait: _Wait) -> bool:
-        enough = all if wait.code == Code.WAIT_ALL else any
-        return enough(key in self._values for key in wait.keys)
-
-    def _answer_wait(self, peer: _Peer, there: bool) -> None:
-        assert peer.waiting is not None
-        reply = wire.pack(peer.waiting.code, wire.number(there))
-        self._forget_wait(peer)
-        self._send(peer, reply)
-
-    def _forget_wait(self, peer: _Peer) -> None:
-        if peer.waiting is not None:
-            for key in peer.waiting.keys:
-                self._waiting[key].discard(peer)
-                if not self._waiting[key]:
-                    del self._waiting[key]
-            peer.waiting = None
-
-    def _end_waits(self) -> None:
-        now = time.monotonic()
-        while self._deadlines:
-            deadline, _, peer, wait = self._deadlines[0]
-            if peer.waiting is wait and deadline > now:
-                return
-            heapq.heappop(self._deadlines)
-            if peer.waiting is wait:
-                self._answer_wait(peer, False)
-
-    def _pause(self) -> float:
-        """Seconds until there is something to do although nobody says anything."""
-        until = self._deadlines[0][0] - time.monotonic() if self._deadlines else 1.0
-        return min(max(until, 0.0), 1.0)
 
 
 def main() -> None:
