@@ -21,6 +21,7 @@ _LOOK_SECONDS = 0.1
 _ALONE_SECONDS = 5.0  # what a launcher gets to end when all ranks that can be reached have ended
 _STOP_SECONDS = 3.5  # what ranks get to end after the user's signal
 _TAIL_BYTES = 1 << 16
+_REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
 _LOST = 1  # exit status of a job that lost a host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -76,14 +77,15 @@ def attempt(
             assert process.stdout is not None
             assert process.stderr is not None
             # Hydra writes that a rank was killed to standard output, Open MPI to standard error.
-            tails = [_Tail(process.stdout, sys.stdout.buffer), _Tail(process.stderr, sys.stderr.buffer)]
-            reason = _wait(process, guards, stop, stop_seconds)
+            tails = [_Tail(process.stdout, sys.stdout), _Tail(process.stderr, sys.stderr)]
+            reason = _wait(process, guards, tails, stop, stop_seconds)
             status = process.poll()
         finally:
             unreached = guards.end()
             if process is not None:
                 _kill(process)
-        killed = describe(launcher.deaths("\n".join(tail.text() for tail in tails)), guards.first_gone)
+        said = "\n".join(tail.text(stop) for tail in tails)
+        killed = describe(launcher.deaths(said), guards.first_gone)
     if stop:
         return Outcome(128 + stop[0], stopped=True)
     if unreached and not reason:
@@ -93,7 +95,9 @@ def attempt(
     return Outcome(status if status >= 0 else 128 - status, reason=killed or reason)
 
 
-def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], stop_seconds: float) -> str:
+def _wait(
+    process: subprocess.Popen[bytes], guards: Guards, tails: Sequence[_Tail], stop: list[int], stop_seconds: float
+) -> str:
     """Until the launcher has ended, or has to be; returns why it has to, in words."""
     passed_on = 0
     deadline: float | None = None
@@ -115,33 +119,45 @@ def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], sto
             continue
         if guards.lost:
             return f"{_names(guards.lost)} does not answer any more"
-        alone_since = (alone_since or now) if guards.ranks_ended else None
+        unread = any(tail.writing for tail in tails)  # the launcher cannot end before it has passed all on
+        alone_since = (alone_since or now) if guards.ranks_ended and not unread else None
         if alone_since is not None and now - alone_since > _ALONE_SECONDS:
             return "all ranks that can be reached have ended, and the launcher has not"
     return ""
 
 
 class _Tail:
-    """Passes a process's output on, as it comes, and keeps the end of it."""
+    """Passes a process's output on, as it comes, and keeps the end of it.
 
-    def __init__(self, stream: IO[bytes], to: IO[bytes]) -> None:
+    `writing` says whether it waits for whoever reads, such as `less`.
+    """
+
+    def __init__(self, stream: IO[bytes], to: IO[str]) -> None:
+        self.writing = False
         self._stream = stream
-        self._to = to
+        self._to = to.fileno()  # Python's own lock on it would be in the way when we exit in the midst of a write
         self._kept = b""
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()
 
-    def text(self) -> str:
-        """What has come last; waits for the rest, but not for processes that have escaped with the other end."""
-        self._thread.join(2.0)
+    def text(self, stop: list[int]) -> str:
+        """What has come last; waits for the rest, but not for processes that have escaped with the other end.
+
+        A reader gets the time that it takes, until there is something in `stop`.
+        """
+        self._thread.join(_REST_SECONDS)
+        while self.writing and not stop:
+            self._thread.join(_REST_SECONDS)
         return self._kept.decode(errors="replace")
 
     def _pass_on(self) -> None:
         while piece := os.read(self._stream.fileno(), 65536):
             self._kept = (self._kept + piece)[-_TAIL_BYTES:]
+            self.writing = True
             with suppress(OSError):
-                self._to.write(piece)
-                self._to.flush()
+                while piece:
+                    piece = piece[os.write(self._to, piece) :]
+            self.writing = False
 
 
 @contextmanager
