@@ -20,11 +20,13 @@ from cpudist.launch.launchers.base import Launcher, describe
 _LOOK_SECONDS = 0.1
 _ALONE_SECONDS = 5.0  # what a launcher gets to end when all ranks that can be reached have ended
 _STOP_SECONDS = 3.5  # what ranks get to end after the user's signal
+_CHECKPOINT_SECONDS = 60.0  # and where they save a checkpoint first; a second Ctrl-C cuts it short
 _TAIL_BYTES = 1 << 16
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
 _LOST = 1  # exit status of a job that lost a host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm's, a while before the time is over: --signal=B:USR1@60
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def attempt(
     command: Sequence[str],
     variables: Mapping[str, str],
     hosts: Sequence[Host],
-    stop_seconds: float = _STOP_SECONDS,
+    saves: bool = False,
 ) -> Outcome:
     """Run `command` to its end and return how it ended; no process of it lives then on any host that answers.
 
@@ -56,12 +58,12 @@ def attempt(
         command: the command line.
         variables: the environment; CPUDIST_JOB_ID in it marks this attempt, and no other.
         hosts: where ranks run.
-        stop_seconds: what ranks get to end by themselves after a signal to us.
+        saves: whether ranks save a checkpoint on a signal: they get longer, and SIGUSR1 is such a signal too.
 
     Raises:
         UserError: a host refuses what watches over the job there.
     """
-    with _signals() as stop:
+    with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * saves]) as stop:
         guards = Guards(hosts, variables["CPUDIST_JOB_ID"], launcher.rank_variable)
         process: subprocess.Popen[bytes] | None = None
         try:
@@ -78,7 +80,7 @@ def attempt(
             assert process.stderr is not None
             # Hydra writes that a rank was killed to standard output, Open MPI to standard error.
             tails = [_Tail(process.stdout, sys.stdout), _Tail(process.stderr, sys.stderr)]
-            reason = _wait(process, guards, tails, stop, stop_seconds)
+            reason = _wait(process, guards, tails, stop, _CHECKPOINT_SECONDS if saves else _STOP_SECONDS)
             status = process.poll()
         finally:
             unreached = guards.end()
@@ -107,7 +109,8 @@ def _wait(
         guards.tick()
         now = time.monotonic()
         if len(stop) > passed_on:
-            number = stop[passed_on]
+            # A terminal that has gone is no concern of the ranks, which would die of that at once.
+            number = signal.SIGTERM if stop[passed_on] == signal.SIGHUP else stop[passed_on]
             passed_on += 1
             # To the ranks, not through the launcher: Open MPI's makes SIGTERM of it, and SIGKILL a second later.
             if not guards.signal_ranks(number):
@@ -161,10 +164,17 @@ class _Tail:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect the signals that end a job. One that suspends is not taken: the guards would find us gone."""
+def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
+    """Collect the signals that end a job. One that suspends is not taken: the guards would find us gone.
+
+    Where SIGHUP is ignored already (nohup), it stays so.
+    """
     stop: list[int] = []
-    handlers = {number: signal.signal(number, lambda number, _: stop.append(number)) for number in _SIGNALS}
+    handlers = {
+        number: signal.signal(number, lambda number, _: stop.append(number))
+        for number in numbers
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    }
     handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield stop
