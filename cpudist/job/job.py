@@ -173,7 +173,11 @@ class Job:
             return summary(here(self.world, getattr(self, "backend", None)))
 
         job = f"{self.world.hosts[0]}:{self.meeting.port}"
-        self._answers = Answers(job, self.world.rank, self.world.size, name_of(self.world), where)
+        try:
+            self._answers = Answers(job, self.world.rank, self.world.size, name_of(self.world), where)
+        except OSError as error:
+            say(f"warning: cpudist stacks will not find {name_of(self.world)}: {error.strerror}")
+            return
         self.changes.then(self._answers.stop)
 
     def disown_child(self) -> None:

@@ -29,6 +29,9 @@ class Answers:
         rank, size: this rank's place in the job.
         who: how a heading names it: "rank 3 on h1".
         where: says in a few words where the rank is; called by the thread.
+
+    Raises:
+        OSError: there is no such socket to be had, such as for a name that another user of this machine has taken.
     """
 
     def __init__(self, job: str, rank: int, size: int, who: str, where: Callable[[], str]) -> None:
@@ -39,21 +42,34 @@ class Answers:
         with contextlib.suppress(OSError):  # a user's pipes are limited; 64 KB are enough for most
             fcntl.fcntl(self._writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(Address(job, rank, size, self._reader).socket_name())
-        self._socket.listen()
         self._stopping, self._stop = socket.socketpair()
+        self._closed = False
+        try:
+            self._socket.bind(Address(job, rank, size, self._reader).socket_name())
+            self._socket.listen()
+        except OSError:
+            self.close()
+            raise
         faulthandler.register(SIGNAL, file=self._writer, all_threads=True)
         self._thread = threading.Thread(target=self._run, name="cpudist-stacks", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop answering; the signal does nothing afterwards."""
+        faulthandler.unregister(SIGNAL)
         self._stop.close()
-        self._thread.join()
-        self.close()
+        self._thread.join(2 * _CLIENT_SECONDS)
+        if not self._thread.is_alive():  # otherwise it is stuck in an answer, and what it holds stays open
+            self.close()
 
     def close(self) -> None:
-        """Let go of everything; in a forked child, which has no such thread and is no rank, this is all there is."""
+        """Let go of everything; in a forked child, which has no such thread and is no rank, this is all there is.
+
+        A second time it does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
         faulthandler.unregister(SIGNAL)
         self._socket.close()
         self._stop.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
@@ -38,6 +40,36 @@ if sys.argv[1] == "blocks":
     block()
 print("ready", flush=True)
 sys.stdin.read()
+"""
+
+TAKEN = """
+import socket
+import cpudist
+from cpudist.stacks.address import Address
+
+Address.socket_name = lambda self: "\\0cpudist-test-taken-too"
+taken = socket.socket(socket.AF_UNIX)
+taken.bind(Address.socket_name(None))
+cpudist.init("gloo")
+print("started")
+cpudist.shutdown()
+"""
+FORKED = """
+import os, sys
+from cpudist.stacks.answer import Answers
+
+answers = Answers("forked", 0, 1, "rank 0 on h0", lambda: "here")
+child = os.fork()
+if child == 0:
+    answers.close()
+    files = [open(sys.argv[1], "w") for _ in range(8)]
+    answers.stop()
+    for file in files:
+        file.write("still open")
+        file.flush()
+    os._exit(0)
+answers.stop()
+sys.exit(os.waitpid(child, 0)[1] != 0)
 """
 
 
@@ -141,6 +173,31 @@ def test_after_stop_nobody_answers_and_files_are_closed() -> None:
         answers.stop()
         assert asked(os.getpid()) == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_name_that_is_taken_leaves_no_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Address, "socket_name", lambda self: "\0cpudist-test-taken")
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind("\0cpudist-test-taken")
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="Address already in use"):
+            Answers("again", 0, 1, "rank 0 on h0", lambda: "here")
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_job_starts_also_where_its_name_is_taken() -> None:
+    done = run([sys.executable, "-c", TAKEN], 60)
+    assert done.stdout == "started\n", done.output
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"cpudist: warning: cpudist stacks will not find rank 0 on .*: Address already in use\n", done.stderr
+    )
+
+
+def test_a_forked_child_lets_go_once(tmp_path: Path) -> None:
+    """What it opens afterwards may have the same numbers."""
+    done = run([sys.executable, "-c", FORKED, str(tmp_path / "file")], 60)
+    assert done.returncode == 0, done.output
 
 
 def test_a_failure_to_say_where_does_not_hide_the_stacks() -> None:
