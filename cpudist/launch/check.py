@@ -107,7 +107,17 @@ def _ask(host: Host) -> Facts | Trouble:
     after = time.time()
     if answer.failure:
         return Trouble("error", host, answer.failure, answer.remedy)
-    fields: dict[str, Any] = json.loads(answer.output.strip().splitlines()[-1])  # shells may greet before
+    last = "".join(answer.output.strip().splitlines()[-1:])  # shells may greet before
+    try:
+        return _facts(json.loads(last), before, after)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Trouble(
+            "error", host, f"gives no facts that are understood: {last[:80]!r}", "install the same cpudist on all hosts"
+        )
+
+
+def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
+    """What a host has written between two moments of ours."""
     said = fields.pop("seconds")
     return Facts(skew=min(said - before, 0.0) or max(said - after, 0.0), **fields)
 

@@ -27,6 +27,27 @@ def test_one_machine_under_two_names() -> None:
 
 
 @pytest.mark.parametrize(
+    "says",
+    [
+        "",
+        "welcome to h1",
+        "null",
+        "[1]",
+        "{}",
+        '{"seconds": null}',
+        '{"seconds": 0.0, "cpudist": "0.0.9", "of": "another version"}',
+    ],
+)
+def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of another version of cpudist."""
+    monkeypatch.setattr(module, "_PROGRAM", f"print({says!r})".replace("{", "{{").replace("}", "}}"))
+    trouble = module._ask(Host("localhost", 1, "f, line 1"))
+    assert str(trouble) == (
+        f"f, line 1: localhost gives no facts that are understood: {says!r}; install the same cpudist on all hosts"
+    )
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"torch": "2.8.0"}, "error has torch 2.8.0, this host 2.13.0"),
