@@ -29,6 +29,9 @@ class GlooBackend(ProcessGroupBackend):
     def __init__(self) -> None:
         self._summary: dict[str, Any] = {}  # the flight recorder's at the last look; since when it lasts, and with what
         self._lasting: tuple[float, Calls] | None = None
+        # How far the clock, by which the recorder goes and which may be set, is ahead of the one that is never set: at
+        # the last look, and when what is under way was called.
+        self._ahead = self._ahead_then = time.time() - time.monotonic()
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         # A dump of the 2 000 calls that torch keeps by itself takes a third of a second.
@@ -52,12 +55,13 @@ class GlooBackend(ProcessGroupBackend):
         summary = _recorded(calls=False).get("pg_status")
         if not summary:
             return None
+        before, self._ahead = self._ahead, time.time() - time.monotonic()
         if summary != self._summary:
-            self._summary, self._lasting = summary, None
+            self._summary, self._lasting, self._ahead_then = summary, None, min(before, self._ahead)
             return Calls()
         found = self._lasting  # another thread may ask as well
         if found is None:
-            found = self._lasting = time.monotonic(), _calls()
+            found = self._lasting = time.monotonic(), _calls(self._ahead_then)
         then, calls = found
         waited = time.monotonic() - then
         return replace(calls, under_way=tuple(replace(call, seconds=call.seconds + waited) for call in calls.under_way))
@@ -69,7 +73,7 @@ def _recorded(*, calls: bool) -> dict[str, Any]:
     return dump
 
 
-def _calls() -> Calls:
+def _calls(ahead: float) -> Calls:
     known = groups()
     under_way: list[Call] = []
     finished: dict[str, Call] = {}
@@ -78,14 +82,17 @@ def _calls() -> Calls:
         if name not in known or entry["is_p2p"]:
             continue
         if entry["retired"]:
-            finished[name] = _call(entry, known[name])
+            finished[name] = _call(entry, known[name], ahead)
         else:
-            under_way.append(_call(entry, known[name]))
+            under_way.append(_call(entry, known[name], ahead))
     return Calls(tuple(under_way), tuple(finished.values()))
 
 
-def _call(entry: dict[str, Any], group: Members) -> Call:
-    """An entry of the flight recorder, as torch's tools/flight_recorder describes them."""
+def _call(entry: dict[str, Any], group: Members, ahead: float) -> Call:
+    """An entry of the flight recorder, as torch's tools/flight_recorder describes them.
+
+    Its time is by a clock that was `ahead` of the monotonic one then, so many seconds.
+    """
     # "Float" and "BFloat16", which torch also knows as torch.float and torch.bfloat16.
     dtypes = [getattr(torch, name.lower(), None) for name in entry["output_dtypes"]]
     known = [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
@@ -99,5 +106,5 @@ def _call(entry: dict[str, Any], group: Members) -> Call:
         bytes=sum(n * dtype.itemsize for n, dtype in zip(counts, known, strict=True)) if known == dtypes else None,
         dtype=str(known[0]).removeprefix("torch.") if known else "",
         shape=tuple(sizes[0]) if sizes else (),
-        seconds=max(time.time() - entry["time_created_ns"] * 1e-9, 0.0),
+        seconds=max(time.monotonic() + ahead - entry["time_created_ns"] * 1e-9, 0.0),
     )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from jobs import mpirun, run
+
+from cpudist.backends import gloo
+from cpudist.backends.calls import Calls
+from cpudist.backends.process_group import Members
 
 CHECK = Path(__file__).parent / "checks" / "calls.py"
 _GLOO_RECORDS = (2, 9)  # torch from then on
@@ -19,3 +24,26 @@ def test_another_thread_sees_what_a_rank_waits_in(backend: str) -> None:
         pytest.skip("gloo of this torch records nothing")
     result = run(mpirun(3, sys.executable, str(CHECK), backend), timeout=90)
     assert result.returncode == 0, result.output
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+@pytest.mark.parametrize("when", ["before the look", "after the look"])
+def test_a_clock_that_is_set_makes_no_call_last_for_an_hour(
+    step: float, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gloo's, whose recorder goes by that clock."""
+    entry = {"process_group": ["0", "default"], "is_p2p": False, "retired": False, "output_dtypes": []}
+    entry |= {"output_sizes": [], "profiling_name": "gloo:all_reduce", "collective_seq_id": 1}
+    entry["time_created_ns"] = time.time_ns()
+    dump = {"pg_status": {"0": 1}, "entries": [entry]}
+    monkeypatch.setattr(gloo, "_recorded", lambda calls: dump)
+    monkeypatch.setattr(gloo, "groups", lambda: {"0": Members("", None)})
+    backend, real = gloo.GlooBackend(), time.time
+    if when == "after the look":
+        assert backend.calls() == Calls()
+    monkeypatch.setattr(time, "time", lambda: real() + step)
+    if when == "before the look":
+        assert backend.calls() == Calls()
+    found = backend.calls()
+    assert found is not None
+    assert found.under_way[0].seconds < 60
