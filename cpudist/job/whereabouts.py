@@ -34,6 +34,7 @@ class Whereabouts:
         under_way: of the calls that are not complete, each group's oldest and newest, oldest first.
         finished: the collective that was completed last in each group.
         at_end: whether the rank has come to its end and waits for the others there.
+        calls_known: whether the backend could say which calls there are.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Whereabouts:
     under_way: tuple[Call, ...] = ()
     finished: tuple[Call, ...] = ()
     at_end: bool = False
+    calls_known: bool = True
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -77,6 +79,7 @@ def here(world: World, backend: Backend | None, *, at_end: bool = False) -> Wher
         _ends_of_each_group(calls.under_way) if calls else (),
         calls.finished if calls else (),
         at_end,
+        backend is None or calls is not None,
     )
 
 
