@@ -151,6 +151,47 @@ def test_a_good_end_is_silent_even_if_a_rank_is_late(tmp_path: Path, backend: st
     assert _record(tmp_path) == "completed"
 
 
+def test_a_rank_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import time, torch.distributed as dist\nif dist.get_rank() == 1:\n    time.sleep(300)\n")
+    record = tmp_path / "record.json"
+    words = ["--backend", "gloo", "--timeout", "6", "--record", str(record), str(path)]
+    result = run(mpirun(2, *train(*words)), timeout=BOUND)
+    assert result.returncode == 1, result.output
+    assert "after 6 s at the end still waiting for rank 1" in result.stderr
+    assert "last in script.py:3" in result.stderr
+    assert _record(tmp_path) == "failed"
+
+
+def test_a_job_ends_also_where_nothing_can_be_written(tmp_path: Path) -> None:
+    script = _script(tmp_path, "print('x', flush=False); raise ValueError('the reason')", _SLEEP)
+    command = shlex.join(mpirun(2, "sh", "-c", shlex.join(train("--backend", "gloo", script)) + " >/dev/full 2>&1"))
+    result = run(["bash", "-c", command], timeout=BOUND)
+    assert result.returncode != 0, result.output
+
+
+def test_a_folder_that_goes_while_the_job_runs_costs_no_rank_its_watch(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, tempfile, time, torch.distributed as dist\n"
+        "folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)\n"
+        "time.sleep(3)\n"
+        "if dist.get_rank() == 1:\n    raise ValueError('the reason')\n"
+        "time.sleep(300)\n"
+    )
+    port = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+    start = f"""
+        export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$({sys.executable} -c "{port}")
+        rank() {{ RANK=$1 LOCAL_RANK=$1 {shlex.join(train("--backend", "gloo", "script.py"))}; }}
+        rank 0 & other=$!
+        rank 1; one=$?
+        wait $other; echo $one $?
+    """
+    result = run(["bash", "-c", start], timeout=BOUND, cwd=tmp_path)
+    assert result.stdout.splitlines()[-1] == "1 1", result.output
+    assert "cannot say where it is" not in result.stderr, result.output
+
+
 def test_user_errors_before_the_start_are_one_line_of_one_rank(tmp_path: Path) -> None:
     for words in (
         ["--no-such-option"],
