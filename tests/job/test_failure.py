@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from jobs import Result, mpirun, run, torchrun, train
 
+from cpudist.machine.identity import free_port
+
 BACKENDS = ["gloo", "ccl"]
 
 # From its start to its end, when a rank fails at once: mostly `import torch`, on busy cores.
@@ -141,6 +143,27 @@ def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) 
     # What comes before it is torch 2.8's gloo saying that it is connected.
     assert result.stdout.splitlines()[-1] == "1 1", result.output
     assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+
+
+def test_ranks_of_two_torchrun_agents_meet_again_after_a_restart(tmp_path: Path) -> None:
+    """The agent whose rank has failed counts the restart, the other one does not."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, sys, torch, torch.distributed as dist\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "if dist.get_rank() == 3 and not os.path.exists(sys.argv[1]):\n"
+        "    open(sys.argv[1], 'w').close()\n    raise ValueError('once')\n"
+        "for _ in range(10):\n    dist.all_reduce(torch.ones(1))\n"
+        "print('came to the end', flush=True)\n"
+    )
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
+    agent = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "2", *rendezvous, "--no-python"]
+    script = train("--backend", "gloo", str(path), str(tmp_path / "failed"))
+    both = f"{shlex.join([*agent, *script])} & one=$!; {shlex.join([*agent, *script])}; two=$?; wait $one; echo $? $two"
+    result = run(["bash", "-c", both], timeout=2 * BOUND)
+    assert result.stdout.splitlines()[-1] == "0 0", result.output
+    assert result.stdout.count("came to the end") == 4, result.output
+    assert result.stderr.count("\nValueError: once\n") == 1, result.output
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
