@@ -119,8 +119,7 @@ def _is_users(frame: FrameType) -> bool:
     if name.startswith("<"):  # generated code, but for `python -c` and notebooks
         return frame.f_globals.get("__name__") == "__main__"
     recipes, others = _folders()
-    path = os.path.abspath(name)
-    return path.startswith(recipes) or not path.startswith(others)
+    return name.startswith(recipes) or not name.startswith(others)  # relative: the user's script
 
 
 @cache
