@@ -163,7 +163,7 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> bool:
     """Choose batch size and accumulation so that a step has as many samples as in `checkpoint`, and say so.
 
     The steps of the checkpoint then mean the same samples, and what is left of an epoch and of the schedule is right.
-    Returns whether anything had to be changed.
+    Returns whether the checkpoint's own batch size does not count, since other ranks go on from it.
 
     Raises:
         UserError: the ranks cannot have equal shares of that many samples.
@@ -184,7 +184,7 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> bool:
             f"{made}, of which {ranks} ranks cannot have equal shares; the next smaller number is {fitting}"
         )
     if samples == now["samples_per_step"]:
-        return False
+        return True
     share = samples // ranks
     accumulation = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= trainer._train_batch_size)
     trainer._train_batch_size = args.per_device_train_batch_size = share // accumulation

@@ -84,6 +84,9 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
         assert resumed["rates"] == whole["rates"]
         assert resumed["stderr"].count(f"made by 2 ranks with 12 samples in a step; going on with as many at {ranks}")
         assert resumed["stderr"].count(change) == 1
+    asked = _train(1, tmp_path / "asked", ["course.py"], *words, "--per_device_train_batch_size", "12")
+    assert asked["losses"] == pytest.approx(whole["losses"], abs=2e-4), "not with the 6 of the checkpoint"
+    assert "going on with as many" not in asked["stderr"]
 
     world = tmp_path / "2" / "checkpoint-20" / "world.json"
     world.write_text('{"world_size": 5, "samples_per_step": 15}')
