@@ -9,6 +9,9 @@ begins a step, every rank finds there when it ends that step. So:
 3. When all have, rank 0 announces the step after the one that it has just ended: that is the last.
 
 While there is no signal, steps cost nothing.
+
+Launchers (Hydra, torchrun) send a signal to a rank's whole process group. A worker that loads data and dies of it would
+fail the rank before its last step: so children hear only what their parent sends.
 """
 
 from __future__ import annotations
@@ -64,7 +67,6 @@ class Interruption:
         self._threads_store.set_timeout(timedelta(seconds=_STORE_SECONDS))
         self._received: int | None = None
         self._at = 0.0
-        self._pid = os.getpid()
         self._before: dict[int, Any] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -77,6 +79,7 @@ class Interruption:
     def begin(self) -> None:
         """From now on signals are taken down instead of ending the process; in the main thread."""
         if self._thread is None:
+            _shielding.set()
             self._before = {number: signal.signal(number, self._take_down) for number in SIGNALS}
             self._stop.clear()
             self._looks = True
@@ -107,10 +110,7 @@ class Interruption:
         return self._last_step is not None and self._steps >= self._last_step
 
     def _take_down(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a child, such as a worker that loads data: it ends as it would have
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif not self._looks:
+        if not self._looks:
             self._give_back()
             os.kill(os.getpid(), number)
         elif self._received is None:
@@ -119,6 +119,7 @@ class Interruption:
             raise KeyboardInterrupt
 
     def _give_back(self) -> None:
+        _shielding.clear()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -137,3 +138,26 @@ class Interruption:
             self._looks = False
             if self._received is not None:  # it came in vain: once more, to the handler before this one's
                 os.kill(os.getpid(), self._received)
+
+
+_shielding = threading.Event()  # set while this process takes signals down
+
+
+def _after_fork_in_child() -> None:
+    if _shielding.is_set():
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        threading.Thread(target=_obey, args=(os.getppid(),), name="cpudist-signals", daemon=True).start()
+
+
+def _obey(parent: int) -> None:
+    """Let a signal do what it does if `parent` has sent it, as whoever ends a pool of processes does."""
+    while True:
+        sent = signal.sigwaitinfo(SIGNALS)
+        if sent.si_pid == parent:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [sent.si_signo])
+            os.kill(os.getpid(), sent.si_signo)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

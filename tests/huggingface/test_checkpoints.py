@@ -98,10 +98,15 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
     ), result.output
 
 
-@pytest.mark.parametrize(("rank", "name", "status"), [("1", "SIGTERM", 143), ("0", "SIGINT", 130)])
-def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank: str, name: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "name", "status", "workers"), [("1", "SIGTERM", 143, 1), ("0", "SIGINT", 130, 1), ("0", "SIGUSR1", 138, 0)]
+)
+def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(
+    tmp_path: Path, rank: str, name: str, status: int, workers: int
+) -> None:
+    """And the callbacks of the script see it, although the job's own stand before them."""
     output = tmp_path / "out"
-    words = ["--max_steps", "1000000", "--save_steps", "1000000"]
+    words = ["--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", str(workers)]
     result = _start(2, output, ["signalled.py", rank, name], *words, options=("--checkpoint-on-signal",))
     assert result.returncode == status, result.output
     ((step, checkpoint),) = checkpoints(output).items()
@@ -110,6 +115,8 @@ def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank:
     assert f"cpudist: {name}: saved {checkpoint}; ending the job\n" in result.stderr, result.output
     record = json.loads(output.with_suffix(".json").read_text())
     assert (record["exit"], record["steps"]) == ("interrupted", step)
+    for event in ("saved", "ended"):
+        assert result.stdout.count(f"the script's callback: {event}\n") == 1, result.output
 
 
 def test_without_the_option_a_signal_ends_the_job(tmp_path: Path) -> None:

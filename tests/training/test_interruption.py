@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -57,3 +60,25 @@ def test_a_signal_does_what_it_did_before_where_the_store_is_lost(capfd: pytest.
     finally:
         interruption.end()
         signal.signal(signal.SIGUSR1, before)
+
+
+def _end_soon(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_children_hear_only_their_parent() -> None:
+    """A launcher's signal to the whole group must not end a worker; the end of a pool must."""
+    interruption = Interruption(0, 1, HashStore())
+    interruption.begin()
+    try:
+        child = multiprocessing.get_context("fork").Process(target=_end_soon, args=(60,))
+        child.start()
+        for name in ("TERM", "INT", "USR1"):
+            subprocess.run(["kill", "-s", name, str(child.pid)], check=True)
+        child.join(0.5)
+        assert child.is_alive()
+        child.terminate()
+        child.join(20)
+        assert child.exitcode == -signal.SIGTERM
+    finally:
+        interruption.end()
