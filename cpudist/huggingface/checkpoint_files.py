@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
+import tempfile
 from pathlib import Path
 
 INCOMPLETE = ".incomplete"
@@ -17,6 +19,7 @@ _STATE = "trainer_state.json"  # what a Trainer that nobody has patched writes l
 _SENTINEL = "checkpoint-is-incomplete.txt"  # what transformers 5 leaves while it saves on SIGTERM
 _PROBE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what some file systems say of a folder
 
 
 def checkpoints(folder: str | Path) -> dict[int, Path]:
@@ -35,25 +38,54 @@ def sync(folder: Path) -> None:
         _sync(path)
 
 
+def adopt(folder: Path, written: Path) -> None:
+    """Move into `written` what has been saved past it into `folder`, the place where it will be brought out.
+
+    Classes derived from Trainer do so. If `folder` has a state, it is a checkpoint of an earlier run, and left alone.
+    """
+    if folder.is_dir() and not (folder / _STATE).exists():
+        for path in folder.iterdir():
+            if not (written / path.name).exists():
+                with contextlib.suppress(FileNotFoundError):  # another rank has
+                    path.rename(written / path.name)
+
+
 def publish(written: Path, folder: Path) -> Path:
-    """Bring the checkpoint `written`, which is on the disk, out into `folder`; returns where it is then."""
-    target = folder / written.name
-    if target.exists():  # of an earlier run, which went on from an older checkpoint or was begun anew
-        _move_aside(target)
-    written.rename(target)
+    """Bring the checkpoint `written`, which is on the disk, out into `folder`; returns where it is then.
+
+    Where several ranks do, such as one of every host on a disk that they share, the first one has done it for all.
+    """
+    target, own = folder / written.name, written.with_name(f"{written.name}.{secrets.token_hex(8)}")
+    try:
+        written.rename(own)
+    except FileNotFoundError:
+        return target
+    # There may be one of an earlier run, which went on from an older checkpoint or was begun anew.
+    aside = _move_aside(target) if target.exists() else None
+    own.rename(target)
     _sync(folder)
-    _tidy(folder)
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)
+    _tidy(written.parent)
     return target
 
 
 def delete(folder: str | Path, ignore_errors: bool = False) -> None:
     """In the place of `shutil.rmtree`: a folder that is killed while it is deleted is no checkpoint any more."""
-    shutil.rmtree(_move_aside(Path(folder)), ignore_errors=ignore_errors)
-    _tidy(Path(folder).parent)
+    incomplete = Path(folder).parent / INCOMPLETE
+    try:
+        aside = _move_aside(Path(folder))
+    except OSError:
+        _tidy(incomplete)
+        if ignore_errors:
+            return
+        raise
+    shutil.rmtree(aside, ignore_errors=ignore_errors)
+    _tidy(incomplete)
 
 
 def clear(folder: Path) -> None:
-    """Remove what was being written to or deleted from `folder` when its job was killed."""
+    """Remove what was being written to or deleted from `folder` when earlier jobs were killed."""
     shutil.rmtree(folder / INCOMPLETE, ignore_errors=True)
 
 
@@ -87,21 +119,31 @@ def _describe(folder: Path) -> str:
 
 
 def _move_aside(folder: Path) -> Path:
-    aside = folder.parent / INCOMPLETE / f"old-{folder.name}"
-    aside.parent.mkdir(exist_ok=True)
-    if aside.exists():
-        shutil.rmtree(aside)
-    return folder.rename(aside)
+    """Rename `folder` away; returns the folder that it is in then, alone."""
+    (folder.parent / INCOMPLETE).mkdir(exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix="old-", dir=folder.parent / INCOMPLETE))
+    try:
+        folder.rename(aside / folder.name)
+    except OSError:
+        aside.rmdir()
+        raise
+    return aside
 
 
 def _tidy(folder: Path) -> None:
+    """Remove `folder`, which is `.incomplete` or in it, and the former, if they are empty."""
     with contextlib.suppress(OSError):  # there is more in it
-        (folder / INCOMPLETE).rmdir()
+        folder.rmdir()
+        if folder.name != INCOMPLETE:
+            folder.parent.rmdir()
 
 
 def _sync(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC or not path.is_dir():
+            raise
     finally:
         os.close(file)

@@ -14,6 +14,7 @@ import functools
 import inspect
 import json
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -52,15 +53,15 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
         and all(getattr(module, "shutil", None) is shutil for module in deleting)
     )
     check_known(trainer_module, known, TRANSFORMERS)
+    begun: set[Path] = set()  # what jobs that were killed have left in these folders is gone
 
     @functools.wraps(save)
     def save_checkpoint(self: Any, model: Any, trial: Any) -> None:
         run_dir = Path(self._get_output_dir(trial=trial))
-        try:
-            complete = _save_as_a_whole(self, run_dir, job.world.local_rank, lambda: save(self, model, trial))
-        except Exception as error:
-            _refuse_full_disk(self, run_dir, job, error)
-            raise
+        if self.args.should_save and run_dir not in begun:
+            checkpoint_files.clear(run_dir)
+        begun.add(run_dir)
+        complete = _save_as_a_whole(self, run_dir, job, lambda: save(self, model, trial))
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(complete))
         if self.args.should_save:
@@ -82,25 +83,35 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
         job.changes.attribute(module, "shutil", _SHUTIL)
 
 
-def _save_as_a_whole(trainer: Any, run_dir: Path, local_rank: int, save: Callable[[], None]) -> Path:
+def _save_as_a_whole(trainer: Any, run_dir: Path, job: Job, save: Callable[[], None]) -> Path:
     """Have `save` write a checkpoint aside on every rank, and bring it out once all of it is on the disk."""
     saves, wait = trainer.args.should_save, trainer.accelerator.wait_for_everyone
-    if saves:
-        checkpoint_files.clear(run_dir)
     wait()  # nobody writes what would be cleared
-    with _writing_to(trainer, run_dir / checkpoint_files.INCOMPLETE) as written:
+    with (
+        _refusing_full_disk(trainer, run_dir, job),
+        _writing_to(trainer, run_dir / checkpoint_files.INCOMPLETE / _name_of(job)) as written,
+    ):
         save()
         _name_the_best(trainer, run_dir, written)
         if saves:
             (written / _WORLD).write_text(json.dumps(_world(trainer)) + "\n", encoding="utf-8")
     wait()  # every rank has written its part
-    if local_rank == 0 and written.is_dir():  # what a host wrote, only that host can send to the disk
-        checkpoint_files.sync(written)
+    with _refusing_full_disk(trainer, run_dir, job):
+        if saves:
+            checkpoint_files.adopt(run_dir / written.name, written)
+        if job.world.local_rank == 0 and written.is_dir():  # what a host wrote, only that host can send to the disk
+            checkpoint_files.sync(written)
     wait()
     if saves:
-        checkpoint_files.publish(written, run_dir)
+        with _refusing_full_disk(trainer, run_dir, job):
+            checkpoint_files.publish(written, run_dir)
     wait()  # no rank goes on, and perhaps ends, before the checkpoint is there
     return run_dir / written.name
+
+
+def _name_of(job: Job) -> str:
+    """A name that no other job has, nor an earlier attempt at this one, of which a frozen host may wake up late."""
+    return bytes(job.meeting.store.compare_set("cpudist/checkpoints", "", secrets.token_hex(8))).decode()
 
 
 @contextmanager
@@ -139,18 +150,29 @@ def _rotate(trainer: Any, trainer_module: ModuleType, run_dir: str) -> None:
         trainer._rotate_checkpoints(use_mtime=True, output_dir=run_dir)
 
 
-def _refuse_full_disk(trainer: Any, run_dir: Path, job: Job, error: Exception) -> None:
-    """Raise `UserError` if a checkpoint could not be saved for want of space."""
-    full = checkpoint_files.why_full(error, run_dir)
-    if full is None:
-        return
+@contextmanager
+def _refusing_full_disk(trainer: Any, run_dir: Path, job: Job) -> Iterator[None]:
+    """Raise `UserError` where a part of a checkpoint cannot be saved for want of space.
+
+    Not around the waiting for other ranks: where a file system hangs, it must not be asked whether it is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        full = checkpoint_files.why_full(error, run_dir)
+        if full is None:
+            raise
+        raise _no_space(trainer, run_dir, job, full) from error
+
+
+def _no_space(trainer: Any, run_dir: Path, job: Job, full: str) -> UserError:
     checkpoint_files.clear(run_dir)  # so that there is space for the record
     host, complete = job.world.hosts[job.world.node_rank], list(checkpoint_files.checkpoints(run_dir).values())
     kept = f"{complete[-1]} is complete" if complete else "there is no earlier one"
-    raise UserError(
+    return UserError(
         f"rank {job.world.rank} on {host} cannot save checkpoint-{trainer.state.global_step}: {full}; {kept}; "
         f"make room, or give --save_total_limit or another --output_dir"
-    ) from error
+    )
 
 
 def _world(trainer: Any) -> dict[str, int]:
@@ -163,7 +185,7 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> bool:
     """Choose batch size and accumulation so that a step has as many samples as in `checkpoint`, and say so.
 
     The steps of the checkpoint then mean the same samples, and what is left of an epoch and of the schedule is right.
-    Returns whether anything had to be changed.
+    Returns whether the checkpoint's own batch size does not count, since other ranks go on from it.
 
     Raises:
         UserError: the ranks cannot have equal shares of that many samples.
@@ -184,7 +206,7 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> bool:
             f"{made}, of which {ranks} ranks cannot have equal shares; the next smaller number is {fitting}"
         )
     if samples == now["samples_per_step"]:
-        return False
+        return True
     share = samples // ranks
     accumulation = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= trainer._train_batch_size)
     trainer._train_batch_size = args.per_device_train_batch_size = share // accumulation

@@ -60,10 +60,12 @@ def _time_steps(trainer_module: ModuleType, job: Job, check: PinningCheck | None
 
 
 def _stop_on_signal(trainer_module: ModuleType, job: Job) -> None:
-    from cpudist.training.checkpoint_on_signal import CheckpointOnSignal
+    from cpudist.training.checkpoint_on_signal import CheckpointOnSignal, ending
 
     interruption = Interruption(job.world.rank, job.world.size, job.meeting.store)
     job.changes.then(interruption.end)
     callback = CheckpointOnSignal(interruption)
     trainer_module.DEFAULT_CALLBACKS.append(callback)
     job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(callback))
+    trainer = trainer_module.Trainer
+    job.changes.attribute(trainer, "train", ending(trainer.train, callback))

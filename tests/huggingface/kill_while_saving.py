@@ -118,9 +118,9 @@ def _doing(incomplete: Path) -> str:
     left = sorted(path.name for path in incomplete.iterdir()) if incomplete.is_dir() else []
     deleting = [name for name in left if name.startswith("old-")]
     if deleting:
-        return f"deleting {deleting[0].removeprefix('old-')}"
+        return "deleting"
     if left:
-        return f"writing: {sum(1 for _ in (incomplete / left[0]).iterdir())} files"
+        return f"writing: {sum(1 for _ in (incomplete / left[0]).glob('*/*'))} files"
     return "between two savings" if not incomplete.is_dir() else "about to write, or just brought out"
 
 

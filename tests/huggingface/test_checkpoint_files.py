@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
 from cpudist.huggingface import checkpoint_files
-from cpudist.huggingface.checkpoint_files import INCOMPLETE, checkpoints, clear, delete, publish, sync, why_full
+from cpudist.huggingface.checkpoint_files import INCOMPLETE, adopt, checkpoints, delete, publish, sync, why_full
 
 
 def _write(folder: Path, text: str = "{}") -> Path:
@@ -32,11 +34,11 @@ def test_only_what_was_saved_to_its_end_counts(tmp_path: Path) -> None:
 
 def test_one_is_brought_out_in_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     _write(tmp_path / "checkpoint-5", "old")
-    written = _write(tmp_path / INCOMPLETE / "checkpoint-5", "new")
+    written = _write(tmp_path / INCOMPLETE / "job" / "checkpoint-5", "new")
     sync(written)
-    assert publish(written, tmp_path) == tmp_path / "checkpoint-5"
-    assert (tmp_path / "checkpoint-5" / "trainer_state.json").read_text() == "new"
-    clear(tmp_path)
+    for _ in range(2):  # ranks of two hosts that share the disk
+        assert publish(written, tmp_path) == tmp_path / "checkpoint-5"
+        assert (tmp_path / "checkpoint-5" / "trainer_state.json").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
 
 
@@ -46,12 +48,44 @@ def test_one_that_is_being_deleted_is_none_any_more(tmp_path: Path, monkeypatch:
 
     def watched(folder: Path, ignore_errors: bool) -> None:
         assert not checkpoint.exists()
-        assert (folder / "trainer_state.json").exists()
+        assert (folder / "checkpoint-5" / "trainer_state.json").exists()
         rmtree(folder, ignore_errors)
 
     monkeypatch.setattr(checkpoint_files.shutil, "rmtree", watched)
     delete(str(checkpoint), ignore_errors=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_there_cannot_be_deleted(tmp_path: Path) -> None:
+    delete(tmp_path / "checkpoint-5", ignore_errors=True)
+    delete(tmp_path / "missing" / "checkpoint-5", ignore_errors=True)
+    with pytest.raises(FileNotFoundError):
+        delete(tmp_path / "checkpoint-5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_derived_trainer_has_saved_by_itself_is_kept(tmp_path: Path) -> None:
+    folder, written = tmp_path / "checkpoint-5", _write(tmp_path / INCOMPLETE / "job" / "checkpoint-5")
+    folder.mkdir()
+    (folder / "adapter.bin").write_text("own")
+    adopt(folder, written)
+    publish(written, tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter.bin", "trainer_state.json"]
+
+    adopt(folder, _write(tmp_path / INCOMPLETE / "job" / "checkpoint-5"))  # that one is complete: of an earlier run
+    assert (folder / "adapter.bin").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_syncs_no_folders_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sync(_write(tmp_path / "checkpoint-5"))
 
 
 def test_a_full_disk_is_recognised_by_its_error_and_no_other(tmp_path: Path) -> None:

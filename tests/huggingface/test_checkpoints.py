@@ -52,9 +52,9 @@ def test_killed_while_saving_it_resumes_as_if_nothing_had_been(tmp_path: Path) -
     whole = _train(2, tmp_path / "whole", ["course.py", "--dropout"], *words)
     output = tmp_path / "killed"
     for event, part, newest in (
-        ("open", ".incomplete/checkpoint-4/trainer_state.json", 2),
-        ("os.rename", ".incomplete/checkpoint-4", 2),
-        ("shutil.rmtree", ".incomplete/old-checkpoint-2", 4),
+        ("open", "/checkpoint-4/trainer_state.json", 2),
+        ("os.rename", "/checkpoint-4", 2),
+        ("shutil.rmtree", ".incomplete/old-", 4),
     ):
         resume = ["--resume_from_checkpoint", str(get_last_checkpoint(output))] if output.exists() else []
         result = _start(2, output, ["killed.py", event, part, "--dropout"], *words, *resume)
@@ -84,6 +84,9 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
         assert resumed["rates"] == whole["rates"]
         assert resumed["stderr"].count(f"made by 2 ranks with 12 samples in a step; going on with as many at {ranks}")
         assert resumed["stderr"].count(change) == 1
+    asked = _train(1, tmp_path / "asked", ["course.py"], *words, "--per_device_train_batch_size", "12")
+    assert asked["losses"] == pytest.approx(whole["losses"], abs=2e-4), "not with the 6 of the checkpoint"
+    assert "going on with as many" not in asked["stderr"]
 
     world = tmp_path / "2" / "checkpoint-20" / "world.json"
     world.write_text('{"world_size": 5, "samples_per_step": 15}')
@@ -95,10 +98,15 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
     ), result.output
 
 
-@pytest.mark.parametrize(("rank", "name", "status"), [("1", "SIGTERM", 143), ("0", "SIGINT", 130)])
-def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank: str, name: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "name", "status", "workers"), [("1", "SIGTERM", 143, 1), ("0", "SIGINT", 130, 1), ("0", "SIGUSR1", 138, 0)]
+)
+def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(
+    tmp_path: Path, rank: str, name: str, status: int, workers: int
+) -> None:
+    """And the callbacks of the script see it, although the job's own stand before them."""
     output = tmp_path / "out"
-    words = ["--max_steps", "1000000", "--save_steps", "1000000"]
+    words = ["--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", str(workers)]
     result = _start(2, output, ["signalled.py", rank, name], *words, options=("--checkpoint-on-signal",))
     assert result.returncode == status, result.output
     ((step, checkpoint),) = checkpoints(output).items()
@@ -107,6 +115,8 @@ def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank:
     assert f"cpudist: {name}: saved {checkpoint}; ending the job\n" in result.stderr, result.output
     record = json.loads(output.with_suffix(".json").read_text())
     assert (record["exit"], record["steps"]) == ("interrupted", step)
+    for event in ("saved", "ended"):
+        assert result.stdout.count(f"the script's callback: {event}\n") == 1, result.output
 
 
 def test_without_the_option_a_signal_ends_the_job(tmp_path: Path) -> None:

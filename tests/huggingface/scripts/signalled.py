@@ -1,8 +1,12 @@
-"""Runs course.py with a rank that gets a signal at the end of its third step: RANK SIGNAL."""
+"""Runs course.py with a rank that gets a signal at the end of its third step: RANK SIGNAL.
 
+From another process, and so do the workers that load its data, as if a launcher sent it to their group.
+"""
+
+import multiprocessing
 import os
 import runpy
-import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +19,15 @@ del sys.argv[1:3]
 class Signalled(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 3:
-            os.kill(os.getpid(), signal.Signals[name])
+            processes = [*(child.pid for child in multiprocessing.active_children()), os.getpid()]
+            assert len(processes) == 1 + args.dataloader_num_workers
+            subprocess.run(["kill", "-s", name.removeprefix("SIG"), *map(str, processes)], check=True)
+
+    def on_save(self, args, state, control, **kwargs):
+        print("the script's callback: saved", flush=True)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        print("the script's callback: ended", flush=True)
 
 
 if os.environ["RANK"] == rank:
