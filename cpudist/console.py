@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
 def say(line: str, program: str = "cpudist") -> None:
-    """Write one line in one piece, so that the lines of several ranks do not mix."""
-    sys.stderr.write(f"{program}: {line}\n")
-    sys.stderr.flush()
+    """Write one line in one piece, so that the lines of several ranks do not mix.
+
+    Where standard error is closed or full, nobody reads it, and that is no reason for anything else to fail.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{program}: {line}\n")
+        sys.stderr.flush()
 
 
 def one_line(text: str) -> str:

@@ -1,14 +1,13 @@
-"""Waiting with a bound: nothing in cpudist waits for another process in any other way."""
+"""Waiting with a bound: nothing in cpudist waits for another process in any other way, but MPI_Finalize at the end."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cpudist.console import say
+from cpudist.ending import end_now
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 
@@ -41,8 +40,7 @@ def bounded(what: str, timeout: float) -> Iterator[None]:
     """End this process, with a line, when the block, which cannot be interrupted, takes over `timeout` seconds."""
 
     def end() -> None:
-        say(f"{what} did not finish within {timeout:g} s: a rank is gone or cannot be reached; ending")
-        os._exit(1)
+        end_now(1, f"{what} did not finish within {timeout:g} s: a rank is gone or cannot be reached; ending")
 
     timer = threading.Timer(timeout, end)
     timer.daemon = True

@@ -63,6 +63,7 @@ class Member:
         placement: what the launcher says.
         cpus: the logical CPUs that it may use.
         threads: how many threads of it compute.
+        interactive: whether it is a notebook or the like, which an exception does not end.
     """
 
     node: str
@@ -70,6 +71,7 @@ class Member:
     placement: Placement
     cpus: tuple[int, ...] = ()
     threads: int = 1
+    interactive: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

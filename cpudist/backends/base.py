@@ -116,7 +116,8 @@ class Backend(ABC):
     def calls(self) -> Calls | None:
         """What this rank is doing in communication just now; None where that is not known.
 
-        Any thread may ask at any time, also while another one is blocked in a call. It takes milliseconds at most.
+        Any thread may ask at any time, also while another one is blocked in a call. It takes milliseconds; up to a
+        fifth of a second, and then None, while a call blocks inside a transport, such as the making of a group.
         """
         return None
 

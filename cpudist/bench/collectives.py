@@ -116,14 +116,13 @@ class CollectiveTimes:
 
     def table(self) -> str:
         """Two blocks of lines per operation and type: times, and their ratios."""
-        note = "beside other work on every core; a round counts by its mean\n\n" if self.beside_others else ""
-        return note + "\n\n".join(
+        return "\n\n".join(
             f"{operation}, {dtype}\n{_times(group)}\n\n{_ratios(group)}"
             for (operation, dtype), group in _by_operation(self.comparisons)
         )
 
     def as_list(self) -> list[dict[str, Any]]:
-        return [comparison.as_dict() for comparison in self.comparisons]
+        return [{**comparison.as_dict(), "beside_other_work": self.beside_others} for comparison in self.comparisons]
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False, beside_others: bool = False) -> CollectiveTimes:

@@ -55,17 +55,20 @@ def environment(job: Job) -> dict[str, Any]:
     }
 
 
-def headline(environment: Mapping[str, Any]) -> str:
-    """What a reader of the table must know."""
+def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
+    """What a reader of the table must know; `busy`: other work ran meanwhile, and a round counts by its mean."""
     hosts, threads = len(environment["hosts"]), environment["threads"]
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
     carried = f" by {', '.join(carriers)}" if carriers else ""
+    times = "median of all calls (range of the rounds' medians)"
+    if busy:
+        times = "beside other work on every core; median of the rounds' means (their range)"
     return (
         f"{environment['world_size']} ranks on {hosts} host{'s' if hosts > 1 else ''}, "
         f"{environment['launcher']}, ccl{carried} (oneCCL over {environment['transport']})\n"
         f"rank 0: cpus {environment['cpus']}, {threads} thread{'s' if threads > 1 else ''}, "
         f"{environment['cpu_model']}\n"
-        "times: median of all calls (range of the rounds' medians)"
+        f"times: {times}"
     )
 
 

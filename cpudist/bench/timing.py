@@ -20,7 +20,7 @@ Contender = Callable[[int], list[float]]
 class Turns:
     """How contenders take turns. Warm-up calls are not counted: the caches are full of others' data.
 
-    `means`: only the mean of each round's calls is kept, where a few calls take most of the time and matter.
+    `means`: a round counts by the mean of its calls, where a few of them take most of the time and matter.
     """
 
     rounds: int
@@ -31,30 +31,34 @@ class Turns:
 
 @dataclass(frozen=True)
 class Timings:
-    """The seconds of one contender's calls, round by round."""
+    """The seconds of one contender's calls, round by round; `means`: a round counts by its mean, not by its median."""
 
     rounds: tuple[tuple[float, ...], ...]
+    means: bool = False
 
     @property
     def median(self) -> float:
-        """Over all calls."""
+        """Over all calls; over the rounds' means where these count."""
+        if self.means:
+            return statistics.median(self.by_round)
         return statistics.median(seconds for calls in self.rounds for seconds in calls)
 
     @property
-    def medians(self) -> list[float]:
-        """Of each round."""
-        return [statistics.median(calls) for calls in self.rounds]
+    def by_round(self) -> list[float]:
+        """What each round counts by."""
+        center = statistics.fmean if self.means else statistics.median
+        return [center(calls) for calls in self.rounds]
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The fastest and the slowest round's median."""
-        return min(self.medians), max(self.medians)
+        """The fastest and the slowest round."""
+        return min(self.by_round), max(self.by_round)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "median": self.median,
             "spread": list(self.spread),
-            "round_medians": self.medians,
+            "round_means" if self.means else "round_medians": self.by_round,
             "calls_per_round": len(self.rounds[0]),
         }
 
@@ -79,7 +83,7 @@ class Ratio:
 
 def ratio(slower: Timings, faster: Timings) -> Ratio:
     """`slower` over `faster`. Within a round both met the same machine: its drift over the rounds cancels."""
-    return Ratio(tuple(a / b for a, b in zip(slower.medians, faster.medians, strict=True)))
+    return Ratio(tuple(a / b for a, b in zip(slower.by_round, faster.by_round, strict=True)))
 
 
 def take_turns(
@@ -91,6 +95,5 @@ def take_turns(
         if say:
             say(f"round {number} of {turns.rounds}")
         for name, contender in contenders.items():
-            seconds = contender(turns.warm_up + turns.calls)[turns.warm_up :]
-            rounds[name].append((statistics.fmean(seconds),) if turns.means else tuple(seconds))
-    return {name: Timings(tuple(calls)) for name, calls in rounds.items()}
+            rounds[name].append(tuple(contender(turns.warm_up + turns.calls)[turns.warm_up :]))
+    return {name: Timings(tuple(calls), turns.means) for name, calls in rounds.items()}

@@ -87,7 +87,7 @@ def _bench(options: argparse.Namespace, environment: Environment) -> None:
     measured = subjects[options.subject](world, progress, options.quick)
     if world.rank == 0:
         where = report.environment(job)
-        print(report.headline(where), measured.table(), sep="\n\n", flush=True)
+        print(report.headline(where, options.busy), measured.table(), sep="\n\n", flush=True)
         if options.json:
             report.write(options.json, options.subject, where, measured)
         if options.plot:

@@ -58,7 +58,10 @@ class Slurm(Environment):
         # Steps that share a node must differ; the ports stay below those that the system hands out (32768 and up).
         port = 15000 + (self.integer("SLURM_JOB_ID") * 31 + self.integer("SLURM_STEP_ID")) % 15000
         return AtAddress(
-            self._variables.get("MASTER_ADDR") or host, self.optional_integer("MASTER_PORT") or port, token=self.token
+            self._variables.get("MASTER_ADDR") or host,
+            self.optional_integer("MASTER_PORT") or port,
+            # No secret, but no other step that happens to have this port takes a rank of this one for its own.
+            token=self.token or f"{self.integer('SLURM_JOB_ID')}.{self.integer('SLURM_STEP_ID')}",
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from cpudist.console import one_line, say
 from cpudist.errors import USER_ERROR, UserError
-from cpudist.job.ending import end_process
+from cpudist.job.abort import abort
 from cpudist.job.watch import GRACE_SECONDS, Watch, name_of
 
 INTERRUPTED = 130
@@ -50,7 +50,7 @@ def fail(
             time.sleep(GRACE_SECONDS)
         _report(error, show, "this process" if rank is None else f"rank {rank}")
         before_the_end()
-        end_process(status)
+        abort(status)
     claimed = watch.claim()
     if claimed:
         for sentence in watch.who_is_missing() if _has_timed_out(error) else ():
@@ -89,7 +89,10 @@ def describe(error: BaseException) -> str:
 
 def is_interactive() -> bool:
     """Whether this is a notebook or an interactive session, which an exception does not end."""
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        return True
+    shell = sys.modules.get("IPython")
+    return shell is not None and shell.get_ipython() is not None
 
 
 def _has_timed_out(error: BaseException) -> bool:

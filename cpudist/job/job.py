@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -15,21 +14,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
-from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import failure, pinned
 from cpudist.job.interface import interface_variables
+from cpudist.job.members import pinning_of, see_who_is_where
 from cpudist.job.record import Exit, RunRecord
 from cpudist.job.stall import summary
-from cpudist.job.watch import Watch, name_of
+from cpudist.job.watch import RanksMissing, Watch, name_of
 from cpudist.job.whereabouts import here
-from cpudist.machine.cpus import allowed_cpus
-from cpudist.machine.identity import interface_of, node_identity
+from cpudist.machine.identity import interface_of
 from cpudist.rendezvous import exchange, meet
 from cpudist.stacks.answer import Answers
-from cpudist.world import Member, World, assign_nodes, elsewhere
+from cpudist.world import World
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from cpudist.environments import Environment
     from cpudist.pinning import Pinning
 
@@ -75,17 +75,14 @@ class Job:
         with self.changes.environment():
             self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, timeout, self.interface)
             self.changes.then(self.meeting.close)
-            self.world, members = self._see_who_is_where()
-            self._watch_the_others([member.host for member in members])
+            self.world, members = see_who_is_where(self.environment, self._ask_everyone)
+            if not any(member.interactive for member in members):
+                self._watch_the_others([member.host for member in members])
             self._answer_who_asks()
-            self._start_backend(backend, timeout, options)
+            self._start_backend(backend, options)
         for name, value in {**self._variables(), **self.backend.variables()}.items():
             self.changes.variable(name, value)
-        pinning = [
-            {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
-            for rank, member in enumerate(members)
-        ]
-        self.record = RunRecord(self.world, self.backend, pinning, self.environment.restarts)
+        self.record = RunRecord(self.world, self.backend, pinning_of(members), self.environment.restarts)
         self.record.network = {"interface": interface_of(self.meeting.host), "address": self.meeting.host}
         if self._watch is not None:
             self._watch.backend = self.backend
@@ -101,7 +98,17 @@ class Job:
     def finish(self) -> None:
         """Come to a good end together with the other ranks; does nothing when that has been done."""
         if self._watch is not None:
-            self._watch.finish()
+            try:
+                self._watch.finish()
+            except RanksMissing as error:
+                self.fail(error, lambda _error: None)
+
+    def _end_with_process(self) -> None:
+        """At exit. An exception that has gone past our hook, as with one that replaces it, is no good end."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self.fail(error, lambda _error: None)
+        self.finish()
 
     def abandon(self) -> None:
         """Take everything back without waiting for anybody."""
@@ -144,27 +151,13 @@ class Job:
         if self.started:
             self.record.write("failed")
 
-    def _see_who_is_where(self) -> tuple[World, list[Member]]:
-        import torch
-
-        own = Member(
-            node_identity(), socket.gethostname(), self._placement, tuple(allowed_cpus()), torch.get_num_threads()
-        )
-        members = [Member.from_json(text) for text in self._ask_everyone("member", own.to_json())]
-        world = assign_nodes(members, self.environment.name)[self._placement.rank]
-        if world.rank == 0 and (warning := elsewhere(members, world, self.environment.nodes_asked_for)):
-            say(f"warning: {warning}")
-        return world, members
-
     def _watch_the_others(self, hosts: Sequence[str]) -> None:
-        if failure.is_interactive():
-            return
         if self.meeting.place is not None:
             self._watch = Watch(self.world, hosts, self.meeting.place, self.timeout)
             self.changes.then(self._watch.stop)
         self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
-        atexit.register(self.finish)
-        self.changes.then(lambda: atexit.unregister(self.finish))
+        atexit.register(self._end_with_process)
+        self.changes.then(lambda: atexit.unregister(self._end_with_process))
 
     def _answer_who_asks(self) -> None:
         """From here on `cpudist stacks` finds this rank."""
@@ -185,16 +178,24 @@ class Job:
             self._watch.disown()
             self._watch = None
             sys.excepthook = sys.__excepthook__
-            atexit.unregister(self.finish)
+            atexit.unregister(self._end_with_process)
+        if self.meeting.server is not None:
+            self.meeting.server.disown()
 
-    def _start_backend(self, name: str, timeout: float, options: Mapping[str, Any]) -> None:
-        hook = sys.excepthook
+    def _start_backend(self, name: str, options: Mapping[str, Any]) -> None:
         backend = backends.choose(name, self._ask_everyone, self.world.rank == 0, options)
-        backend.start(self.world, self.meeting.store, timeout)
+        self.start_on(backend, self.meeting.store)
         self.changes.then(backend.stop)
-        sys.excepthook = hook  # init_process_group puts one around it that withholds output
         self.backend = backend
         self.world = replace(self.world, backend=backend.name, device_type=backend.device().type)
+
+    def start_on(self, backend: Backend, store: Store) -> None:
+        """Start `backend` for this job's ranks, which meet in `store`."""
+        hook = sys.excepthook
+        try:
+            backend.start(self.world, store, self.timeout)
+        finally:
+            sys.excepthook = hook  # init_process_group puts one around it that withholds output
 
     def _ask_everyone(self, key: str, value: str) -> list[str]:
         """Tell all ranks this one's value under a new key; returns the values of all, in rank order."""
@@ -259,8 +260,7 @@ def start_job(
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _job = job = Job(environment, interface)
     job.pinning = pinning and pinned.follow(pinning, job.changes)
-    # An agent's store outlives a restart of the ranks, and any store may outlive a job.
-    job.come_up(backend, timeout, options or {}, attempt=f"{environment.restarts}/{next(_attempts)}")
+    job.come_up(backend, timeout, options or {}, attempt=str(next(_attempts)))  # a store may outlive a job
     if job.pinning is not None:
         job.pinning.settle(job.changes)
     return job

@@ -86,12 +86,13 @@ def _left_by_launcher(processes: dict[int, _Process], pid: int) -> list[_Process
     children = defaultdict(list)
     for process in processes.values():
         children[process.parent].append(process)
-    # Not all below an sshd, which may have other sessions.
     top = next(process for process in reversed(above) if process.name not in _SSHD)
     found = [top]
     for process in found:
         found += children[process.pid]
-    return [*(process for process in reversed(found) if process.pid != pid), *above[above.index(top) + 1 :]]
+    # One connection may carry the user's own sessions too (ssh's ControlMaster); then it stays.
+    connections = [process for process in above if process.name in _SSHD and set(children[process.pid]) <= set(found)]
+    return [*(process for process in reversed(found) if process.pid != pid), *connections]
 
 
 def _launchers_above(processes: dict[int, _Process], pid: int) -> list[_Process]:

@@ -23,7 +23,7 @@ def decide_in_place(environment: Environment) -> Pinning | None:
     A number of threads that the script has chosen stays. Where OpenMP was told to bind threads, it did so when torch
     was imported, and this process no longer shows which CPUs it was given.
     """
-    if "torch" in sys.modules and any(name in os.environ for name in openmp.BINDING):
+    if any(name in os.environ for name in openmp.BINDING):
         return None
     return decide(environment, sys.argv[1:], _chosen_threads())
 
@@ -50,8 +50,6 @@ def limit_inter_op(plan: RankPlan) -> None:
 
 def _chosen_threads() -> int | None:
     """How many threads the script has told torch to use; None where the number is torch's own choice."""
-    if "torch" not in sys.modules:
-        return None
     import torch
 
     found = torch.get_num_threads()

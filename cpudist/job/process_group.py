@@ -53,8 +53,10 @@ def let_scripts_join(job: Job) -> None:
             job.set_timeout(timeout.total_seconds())
         if not dist.is_initialized():
             remaking = True
-            job.backend.start(job.world, dist.PrefixStore(f"again/{next(numbers)}", job.meeting.store), job.timeout)
-            remaking = False
+            try:
+                job.start_on(job.backend, dist.PrefixStore(f"again/{next(numbers)}", job.meeting.store))
+            finally:
+                remaking = False
         joined = True
 
     for module in (dist, distributed_c10d):

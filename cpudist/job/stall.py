@@ -51,6 +51,7 @@ class _Wait:
     members: Sequence[int]
     waiting: Mapping[int, Call]
     missing: Sequence[int]  # of those that answer
+    unclear: Sequence[int]  # they answer, and cannot say which calls they have made
 
     def silent(self, places: Places) -> list[int]:
         return [rank for rank in self.members if places[rank] is None]
@@ -64,7 +65,14 @@ class _Report:
         self.waits = self._waits()
 
     def sentences(self) -> list[str]:
-        kinds = [self._silent(), self._mismatches(), self._missing(), self._messages(), self._nobody_missing()]
+        kinds = [
+            self._silent(),
+            self._mismatches(),
+            self._missing(),
+            self._unclear(),
+            self._messages(),
+            self._nobody_missing(),
+        ]
         return [sentence for kind in kinds for sentence in _few(kind)]
 
     def _waits(self) -> list[_Wait]:
@@ -81,8 +89,9 @@ class _Report:
         example = next(iter(waiting.values()))
         # No ranks: a group that is being destroyed.
         members = sorted(self.places if ranks is None else set(ranks or calls) & set(self.places))
-        missing = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
-        return _Wait(members, waiting, missing)
+        behind = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
+        missing = [rank for rank in behind if self.known[rank].calls_known]
+        return _Wait(members, waiting, missing, [rank for rank in behind if rank not in missing])
 
     def _reached(self, rank: int, example: Call) -> int:
         """The number of the newest collective in the group of `example` that the rank has called."""
@@ -123,6 +132,21 @@ class _Report:
                 (waiting if waits else alone).append(sentence)
         return alone + waiting
 
+    def _unclear(self) -> list[str]:
+        """A call that blocks inside a transport hides all others."""
+        sentences = []
+        for wait in self.waits:
+            by_place = defaultdict(list)
+            for rank in wait.unclear:
+                by_place[self._place(rank)].append(rank)
+            for place, ranks in by_place.items():
+                it = _verb(ranks, "it was", "they were")
+                sentences.append(
+                    f"{self._name(ranks)} cannot say whether {_verb(ranks, 'it has', 'they have')} reached "
+                    f"{self._what(wait)}, being inside the communication library; {it} {place}"
+                )
+        return sentences
+
     def _messages(self) -> list[str]:
         """Who waits to send or to receive; those first whose peer does not do the same."""
         waiting = {
@@ -145,7 +169,7 @@ class _Report:
             f"{self._name(wait.members)} all reached {self._what(wait)}, which does not end: "
             "look at the network between them, or for a rank that is very slow"
             for wait in self.waits
-            if not wait.missing and not wait.silent(self.places) and len(_kinds(wait)) == 1
+            if not wait.missing and not wait.unclear and not wait.silent(self.places) and len(_kinds(wait)) == 1
         ]
 
     def _name(self, ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import say
 from cpudist.job import stall
-from cpudist.job.ending import end_process
+from cpudist.job.abort import abort
 from cpudist.job.lost import Loss, explain_losses
 from cpudist.job.whereabouts import Whereabouts, here
 from cpudist.rendezvous import Address, Connection, StoreLost
@@ -40,9 +40,14 @@ _LEFT = "left/{rank}"  # that rank uses the store no more
 _STORE_SECONDS = 5.0
 _BEAT_SECONDS = 1.0
 _BEATS_PER_SECOND = 500.0  # at most, of all ranks together: what one store bears easily (docs/scale.md)
+_MOST_NAMES = 3  # of ranks in one message
 _SILENT_BEATS = 4  # of a rank that does not answer
 _BEHIND_SECONDS = 1.0  # the failed rank goes ahead: launchers blame the one that ends first
 GRACE_SECONDS = 3.0  # what one rank leaves another to print or write before it ends the job
+
+
+class RanksMissing(RuntimeError):
+    """Ranks have not come to their end in time; the message names them."""
 
 
 class Watch:
@@ -62,9 +67,11 @@ class Watch:
         self.on_failure: Callable[[], None] | None = None  # what rank 0 does before the job ends
         self._hosts = hosts
         # Connections of its own: the main thread may be blocked in the job's store, or in the other one of these.
-        self._store = Connection(place, _STORE_SECONDS)
-        self._watched = Connection(place, _STORE_SECONDS)
-        self._watched.will(_LOST, str(world.rank))
+        self._store = Connection(place, timeout)
+        self._watched = Connection(place, timeout)
+        self._store.will(_LOST, str(world.rank))  # this one lasts until `finish`, or the end of the process
+        self._leaving = threading.Lock()
+        self._confused = False
         self._beat = max(_BEAT_SECONDS, world.size / _BEATS_PER_SECOND)
         self._stop = threading.Event()
         self._at_end = False
@@ -74,12 +81,14 @@ class Watch:
         self._thread.start()
 
     def claim(self) -> bool:
-        """Whether this rank is the first to fail, and so the one that reports it."""
-        self.stop()
+        """Whether this rank is the first to fail, and so the one that reports it; the thread then does nothing more."""
         try:
-            return self._store.add(_CLAIMS, 1) == 1
+            first = self._store.add(_CLAIMS, 1) == 1
         except StoreLost:  # better twice on screen than lost
-            return True
+            first = True
+        if first:
+            self._interrupt()
+        return first
 
     def who_is_missing(self) -> list[str]:
         """Who keeps the others waiting, in sentences; asked by the rank that has claimed the failure."""
@@ -98,33 +107,43 @@ class Watch:
         self._leave(self._store, status, first=reported)
 
     def finish(self) -> None:
-        """Wait for all ranks to succeed: none leaves while others may fail, and rank 0, with the store, is last."""
+        """Wait for all ranks to succeed: none leaves while others may fail, and rank 0, with the store, is last.
+
+        Raises:
+            RanksMissing: on rank 0, others have not come to their end within the timeout.
+        """
         if self._stop.is_set():
             return
         self._at_end = True
-        with contextlib.suppress(StoreLost):  # some rank has not finished in time, or has left at its own timeout
+        with contextlib.suppress(StoreLost):  # the thread says so, and ends this process
             if self._store.add(_FINISHED, 1) == self.world.size:
                 self._store.set({_EVERYONE_FINISHED: b"1"})
             if self.world.rank == 0:
                 self._store.set({_HOST_FINISHED: b"1"})
-                self._store.wait_all([_EVERYONE_FINISHED], self.timeout)
+                if not self._store.wait_all([_EVERYONE_FINISHED], self.timeout):
+                    raise RanksMissing("; ".join(self._who_has_not_finished()))
                 self.stop()
                 self._store.set({_MAY_LEAVE: b"1"})
                 self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
             else:
-                self._store.wait_all([_MAY_LEAVE], self.timeout)
+                # Rank 0 alone may have much left to do at the end. If it is lost, the thread ends this process.
+                while not self._store.wait_all([_MAY_LEAVE], self.timeout):
+                    if self.world.rank == 1:
+                        say("; ".join(self._who_has_not_finished()) or "all ranks have finished but rank 0 goes on")
                 self.stop()
                 self._store.set({_LEFT.format(rank=self.world.rank): b"1"})
         self.stop()
 
     def stop(self) -> None:
         """End the thread. If it is ending this process just now, this does not return."""
-        if not self._stop.is_set():
-            self._stop.set()
-            with contextlib.suppress(StoreLost):
-                self._store.withdraw(_LOST, str(self.world.rank))
-            self._watched.interrupt()
-        self._thread.join(4 * _STORE_SECONDS)
+        with contextlib.suppress(StoreLost):
+            self._store.withdraw(_LOST, str(self.world.rank))
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._stop.set()
+        self._watched.interrupt()
+        self._thread.join(2 * _STORE_SECONDS)
 
     def disown(self) -> None:
         """In a forked child: let go of the connections, which would otherwise outlive this rank."""
@@ -136,7 +155,7 @@ class Watch:
     def _look(self) -> None:
         try:
             while not self._stop.is_set():
-                self._say_where()
+                self._try_to_say_where()
                 if self._watched.wait_any([_REPORTED, _LOST], self._beat):
                     self._end_with_the_others()
                 self._host_finished = self._host_finished or self._watched.check([_HOST_FINISHED])
@@ -148,7 +167,18 @@ class Watch:
                     f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "
                     "down or cut off, or the job was killed there; ending"
                 )
-            end_process(1)
+            abort(1)
+
+    def _try_to_say_where(self) -> None:
+        """What is only told for the sake of reports must not cost this rank its watch."""
+        try:
+            self._say_where()
+        except StoreLost:
+            raise
+        except Exception as error:  # noqa: BLE001
+            if not self._confused:
+                say(f"warning: {name_of(self.world)} cannot say where it is: {error!r}")
+            self._confused = True
 
     def _say_where(self) -> None:
         """Tell where this rank is, and, if it has waited for a third of the timeout, ask who is missing."""
@@ -168,15 +198,25 @@ class Watch:
                 say(f"waiting for {call.seconds:.0f} s of {self.timeout:g}: {sentence}")
 
     def _end_with_the_others(self) -> NoReturn:
-        """A rank has failed and said so, or is lost: then the first rank to claim it says so."""
-        reported = self._watched.get([_REPORTED])
-        if reported is None and self._watched.add(_CLAIMS, 1) == 1:
-            self._say_who_is_lost()
-            self._watched.set({_REPORTED: b"1"})
-            self._leave(self._watched, 1, first=True)
-        self._watched.wait_all([_REPORTED], GRACE_SECONDS)
-        reported = self._watched.get([_REPORTED])
-        self._leave(self._watched, int(reported[0]) if reported else 1, first=False)
+        """A rank has failed and said so, or is lost: then a rank says it, the first to claim it.
+
+        If that one is lost itself before it has said anything, the next one to claim it does.
+        """
+        try:
+            place = 0
+            if not self._watched.check([_REPORTED]):
+                place = self._watched.add(_CLAIMS, 1)
+            if place == 1 or (not self._watched.wait_all([_REPORTED], GRACE_SECONDS) and place == 2):
+                self._say_who_is_lost()
+                self._watched.set({_REPORTED: b"1"})
+                self._leave(self._watched, 1, first=True)
+            reported = self._watched.get([_REPORTED])
+            self._leave(self._watched, int(reported[0]) if reported else 1, first=False)
+        except StoreLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, this rank must not go on alone
+            say(f"{name_of(self.world)} ends with the others, and cannot say why: {error!r}")
+            abort(1)
 
     def _say_who_is_lost(self) -> None:
         lines = self._watched.get([_LOST]) or [b""]
@@ -199,7 +239,14 @@ class Watch:
         late = _SILENT_BEATS * self._beat
         return {rank: seen.get(rank) if age is not None and age < late else None for rank, age in enumerate(ages)}
 
+    def _who_has_not_finished(self) -> list[str]:
+        seen = self._last_seen(self._store)
+        late = [rank for rank in range(self.world.size) if rank not in seen or not seen[rank].at_end]
+        places = [f"rank {rank} ({self._hosts[rank]}), {stall.last_seen(seen[rank])}" for rank in late if rank in seen]
+        return [f"after {self.timeout:g} s at the end still waiting for {place}" for place in places[:_MOST_NAMES]]
+
     def _leave(self, store: Connection, status: int, *, first: bool) -> NoReturn:
+        self._leaving.acquire()  # once; the other thread of the two that may come here waits for the end
         with contextlib.suppress(StoreLost):
             if self.world.rank == 0:
                 if self.on_failure is not None:
@@ -209,7 +256,7 @@ class Watch:
                 store.wait_all([_RECORDED], GRACE_SECONDS)
         if not first:
             time.sleep(_BEHIND_SECONDS)
-        end_process(status)
+        abort(status)
 
     def _reported_status(self, otherwise: int) -> int:
         with contextlib.suppress(StoreLost):

@@ -34,6 +34,7 @@ class Whereabouts:
         under_way: of the calls that are not complete, each group's oldest and newest, oldest first.
         finished: the collective that was completed last in each group.
         at_end: whether the rank has come to its end and waits for the others there.
+        calls_known: whether the backend could say which calls there are.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Whereabouts:
     under_way: tuple[Call, ...] = ()
     finished: tuple[Call, ...] = ()
     at_end: bool = False
+    calls_known: bool = True
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -77,6 +79,7 @@ def here(world: World, backend: Backend | None, *, at_end: bool = False) -> Wher
         _ends_of_each_group(calls.under_way) if calls else (),
         calls.finished if calls else (),
         at_end,
+        backend is None or calls is not None,
     )
 
 
@@ -116,8 +119,7 @@ def _is_users(frame: FrameType) -> bool:
     if name.startswith("<"):  # generated code, but for `python -c` and notebooks
         return frame.f_globals.get("__name__") == "__main__"
     recipes, others = _folders()
-    path = os.path.abspath(name)
-    return path.startswith(recipes) or not path.startswith(others)
+    return name.startswith(recipes) or not name.startswith(others)  # relative: the user's script
 
 
 @cache

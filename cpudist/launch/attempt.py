@@ -20,10 +20,13 @@ from cpudist.launch.launchers.base import Launcher, describe
 _LOOK_SECONDS = 0.1
 _ALONE_SECONDS = 5.0  # what a launcher gets to end when all ranks that can be reached have ended
 _STOP_SECONDS = 3.5  # what ranks get to end after the user's signal
+_CHECKPOINT_SECONDS = 60.0  # and where they save a checkpoint first; a second Ctrl-C cuts it short
 _TAIL_BYTES = 1 << 16
+_REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
 _LOST = 1  # exit status of a job that lost a host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm's, a while before the time is over: --signal=B:USR1@60
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def attempt(
     command: Sequence[str],
     variables: Mapping[str, str],
     hosts: Sequence[Host],
-    stop_seconds: float = _STOP_SECONDS,
+    saves: bool = False,
 ) -> Outcome:
     """Run `command` to its end and return how it ended; no process of it lives then on any host that answers.
 
@@ -55,12 +58,12 @@ def attempt(
         command: the command line.
         variables: the environment; CPUDIST_JOB_ID in it marks this attempt, and no other.
         hosts: where ranks run.
-        stop_seconds: what ranks get to end by themselves after a signal to us.
+        saves: whether ranks save a checkpoint on a signal: they get longer, and SIGUSR1 is such a signal too.
 
     Raises:
         UserError: a host refuses what watches over the job there.
     """
-    with _signals() as stop:
+    with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * saves]) as stop:
         guards = Guards(hosts, variables["CPUDIST_JOB_ID"], launcher.rank_variable)
         process: subprocess.Popen[bytes] | None = None
         try:
@@ -76,14 +79,15 @@ def attempt(
             assert process.stdout is not None
             assert process.stderr is not None
             # Hydra writes that a rank was killed to standard output, Open MPI to standard error.
-            tails = [_Tail(process.stdout, sys.stdout.buffer), _Tail(process.stderr, sys.stderr.buffer)]
-            reason = _wait(process, guards, stop, stop_seconds)
+            tails = [_Tail(process.stdout, sys.stdout), _Tail(process.stderr, sys.stderr)]
+            reason = _wait(process, guards, tails, stop, _CHECKPOINT_SECONDS if saves else _STOP_SECONDS)
             status = process.poll()
         finally:
             unreached = guards.end()
             if process is not None:
                 _kill(process)
-        killed = describe(launcher.deaths("\n".join(tail.text() for tail in tails)), guards.first_gone)
+        said = "\n".join(tail.text(stop) for tail in tails)
+        killed = describe(launcher.deaths(said), guards.first_gone)
     if stop:
         return Outcome(128 + stop[0], stopped=True)
     if unreached and not reason:
@@ -93,7 +97,9 @@ def attempt(
     return Outcome(status if status >= 0 else 128 - status, reason=killed or reason)
 
 
-def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], stop_seconds: float) -> str:
+def _wait(
+    process: subprocess.Popen[bytes], guards: Guards, tails: Sequence[_Tail], stop: list[int], stop_seconds: float
+) -> str:
     """Until the launcher has ended, or has to be; returns why it has to, in words."""
     passed_on = 0
     deadline: float | None = None
@@ -103,7 +109,8 @@ def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], sto
         guards.tick()
         now = time.monotonic()
         if len(stop) > passed_on:
-            number = stop[passed_on]
+            # A terminal that has gone is no concern of the ranks, which would die of that at once.
+            number = signal.SIGTERM if stop[passed_on] == signal.SIGHUP else stop[passed_on]
             passed_on += 1
             # To the ranks, not through the launcher: Open MPI's makes SIGTERM of it, and SIGKILL a second later.
             if not guards.signal_ranks(number):
@@ -115,40 +122,59 @@ def _wait(process: subprocess.Popen[bytes], guards: Guards, stop: list[int], sto
             continue
         if guards.lost:
             return f"{_names(guards.lost)} does not answer any more"
-        alone_since = (alone_since or now) if guards.ranks_ended else None
+        unread = any(tail.writing for tail in tails)  # the launcher cannot end before it has passed all on
+        alone_since = (alone_since or now) if guards.ranks_ended and not unread else None
         if alone_since is not None and now - alone_since > _ALONE_SECONDS:
             return "all ranks that can be reached have ended, and the launcher has not"
     return ""
 
 
 class _Tail:
-    """Passes a process's output on, as it comes, and keeps the end of it."""
+    """Passes a process's output on, as it comes, and keeps the end of it.
 
-    def __init__(self, stream: IO[bytes], to: IO[bytes]) -> None:
+    `writing` says whether it waits for whoever reads, such as `less`.
+    """
+
+    def __init__(self, stream: IO[bytes], to: IO[str]) -> None:
+        self.writing = False
         self._stream = stream
-        self._to = to
+        self._to = to.fileno()  # Python's own lock on it would be in the way when we exit in the midst of a write
         self._kept = b""
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()
 
-    def text(self) -> str:
-        """What has come last; waits for the rest, but not for processes that have escaped with the other end."""
-        self._thread.join(2.0)
+    def text(self, stop: list[int]) -> str:
+        """What has come last; waits for the rest, but not for processes that have escaped with the other end.
+
+        A reader gets the time that it takes, until there is something in `stop`.
+        """
+        self._thread.join(_REST_SECONDS)
+        while self.writing and not stop:
+            self._thread.join(_REST_SECONDS)
         return self._kept.decode(errors="replace")
 
     def _pass_on(self) -> None:
         while piece := os.read(self._stream.fileno(), 65536):
             self._kept = (self._kept + piece)[-_TAIL_BYTES:]
+            self.writing = True
             with suppress(OSError):
-                self._to.write(piece)
-                self._to.flush()
+                while piece:
+                    piece = piece[os.write(self._to, piece) :]
+            self.writing = False
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect the signals that end a job. One that suspends is not taken: the guards would find us gone."""
+def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
+    """Collect the signals that end a job. One that suspends is not taken: the guards would find us gone.
+
+    Where SIGHUP is ignored already (nohup), it stays so.
+    """
     stop: list[int] = []
-    handlers = {number: signal.signal(number, lambda number, _: stop.append(number)) for number in _SIGNALS}
+    handlers = {
+        number: signal.signal(number, lambda number, _: stop.append(number))
+        for number in numbers
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    }
     handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield stop

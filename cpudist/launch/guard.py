@@ -40,9 +40,10 @@ def main(job: str, rank_variable: str) -> None:
         guard.look()
         if not guard.wait_for_words(_LOOK_SECONDS):
             continue
-        words = b""
-        with suppress(BlockingIOError):
+        try:
             words = os.read(0, 65536)
+        except BlockingIOError:
+            continue
         *lines, text = (text + words).split(b"\n")
         for line in lines:
             if line.startswith(b"signal "):
@@ -159,7 +160,7 @@ def _environment(process: int) -> list[bytes]:
 def _fields(process: int) -> list[str]:
     """Of /proc/…/stat, from the state on: proc_pid_stat(5). Empty for what has ended."""
     try:
-        with open(f"/proc/{process}/stat") as file:
+        with open(f"/proc/{process}/stat", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return []
@@ -173,7 +174,7 @@ def _parent(process: int) -> int:
 
 def _name(process: int) -> str:
     try:
-        with open(f"/proc/{process}/comm") as file:
+        with open(f"/proc/{process}/comm", errors="replace") as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -22,9 +22,7 @@ from cpudist.placement.plan import Part
 
 JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
 
-# An emergency checkpoint takes longer than ending does; a second Ctrl-C cuts it short.
 _CHECKPOINT = "--checkpoint-on-signal"
-_CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -175,9 +173,9 @@ def _attempt(
     launcher: Launcher, wishes: Wishes, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
 ) -> Outcome:
     own = {**variables, **_own_variables(wishes), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
-    stop = {"stop_seconds": _CHECKPOINT_SECONDS} if _CHECKPOINT in wishes.arguments else {}
+    saves = _CHECKPOINT in wishes.arguments
     with _hostfile(placed, launcher) if wishes.hosts is not None else _no_hostfile() as file:
-        return attempt(launcher, launcher.command(_start(wishes, placed, file, own)), own, placed, **stop)
+        return attempt(launcher, launcher.command(_start(wishes, placed, file, own)), own, placed, saves)
 
 
 def _own_variables(wishes: Wishes) -> dict[str, str]:

@@ -10,5 +10,6 @@ It must not know torch, MPI or jobs.
 """
 
 from cpudist.pinning.apply import Pinning, decide, pin
+from cpudist.pinning.threads import data_cores
 
-__all__ = ["Pinning", "decide", "pin"]
+__all__ = ["Pinning", "data_cores", "decide", "pin"]

@@ -23,16 +23,24 @@ from cpudist.placement.plan import RankPlan
 
 @dataclass(frozen=True)
 class Pinning:
-    """What is this rank's; `bound` says whether its mask is to be that of the plan, and after `bind` whether it is."""
+    """What is this rank's.
+
+    Attributes:
+        plan: its cores and threads.
+        bound: whether its mask is to be that of the plan, and after `bind` whether it is.
+        stay: its threads that somebody else has placed, and `bind` has left there.
+    """
 
     plan: RankPlan
     bound: bool
+    stay: frozenset[int] = frozenset()
 
     def bind(self, changes: Changes) -> Pinning:
         """Move the process to its cores, if it is to be bound; what was done is taken back by `changes`."""
+        threads.keep_data_cores(len(self.plan.data_cpus), changes)
         if self.bound:
             try:
-                threads.bind(self.plan, changes)
+                return replace(self, stay=self.stay | threads.bind(self.plan, changes))
             except OSError as error:  # the cpuset has changed since it was read
                 cpus = format_list(self.plan.mask)
                 say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")

@@ -25,9 +25,10 @@ _NEAR = 0.8
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread: its kind ("main", "communication", "computing" or "other"), its mask, and the CPU that it last ran
-    on."""
+    """One thread: the kernel's number of it, its kind ("main", "communication", "computing" or "other"), its mask, and
+    the CPU that it last ran on."""
 
+    number: int
     kind: str
     mask: frozenset[int]
     cpu: int
@@ -61,7 +62,7 @@ def observe() -> Observed:
             kind = "communication"
         else:
             kind = "computing" if ticks > _BUSY * most else "other"
-        threads.append(Thread(kind, mask, cpu))
+        threads.append(Thread(number, kind, mask, cpu))
     return Observed(tuple(threads), _pages())
 
 
@@ -69,9 +70,13 @@ def mismatch(pinning: Pinning, observed: Observed) -> str:
     """In what the process differs from its plan, in words; nothing where it does not."""
     plan = pinning.plan
     reasons = []
-    outside = sorted({thread.cpu for thread in observed.threads if not thread.mask <= set(plan.mask)})
+    planned = [thread for thread in observed.threads if thread.number not in pinning.stay]
+    outside = sorted({thread.cpu for thread in planned if not thread.mask <= set(plan.mask)})
     if pinning.bound and outside:
         reasons.append(f"threads may leave its CPUs {format_list(plan.mask)} (they ran on {format_list(outside)})")
+    core = set(plan.communication_cpus)
+    if pinning.bound and core and any(t.kind == "communication" and not t.mask <= core for t in planned):
+        reasons.append(f"its communication may leave the CPUs {format_list(core)} that are kept for it")
     computing = sum(thread.kind in ("main", "computing") for thread in observed.threads)
     if computing > max(plan.omp_threads, len(plan.cpus)):
         reasons.append(f"{computing} threads compute on {len(plan.cpus)} CPUs")

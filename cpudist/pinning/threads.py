@@ -15,20 +15,42 @@ from cpudist.placement.plan import RankPlan
 COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
 
 _of_children: tuple[int, ...] = ()  # where processes that load data run; empty where they inherit what is right
+_data_cores = 0
 
 
-def bind(plan: RankPlan, changes: Changes) -> None:
+def data_cores() -> int:
+    """How many cores of this process's share are kept for processes that load data."""
+    return _data_cores
+
+
+def keep_data_cores(count: int, changes: Changes) -> None:
+    """Have `data_cores` say `count` until `changes` takes it back."""
+    global _data_cores
+    before, _data_cores = _data_cores, count
+
+    def undo() -> None:
+        global _data_cores
+        _data_cores = before
+
+    changes.then(undo)
+
+
+def bind(plan: RankPlan, changes: Changes) -> frozenset[int]:
     """Narrow this process to the plan, and place its memory near.
 
     Threads that are there already, such as OpenMP's, move to the computing cores. The calling thread may use all of the
     plan's until `settle`, and so may the threads that it starts before that: the job's own. A thread that has another
     mask than the calling one has been placed by somebody, and stays.
 
+    Returns:
+        The threads that stay where they are, by the kernel's numbers.
+
     Raises:
         OSError: the kernel refuses the plan's CPUs.
     """
     before, own = frozenset(os.sched_getaffinity(0)), threading.get_native_id()
     changes.then(lambda: _release(plan, before))
+    stay = frozenset(thread for thread, mask in _masks() if mask != before)
     os.sched_setaffinity(0, plan.mask)
     for _ in range(2):  # a thread that another one started meanwhile has the mask of that one
         for thread, mask in _masks():
@@ -36,6 +58,7 @@ def bind(plan: RankPlan, changes: Changes) -> None:
                 _move(thread, plan.cpus)
     if len(plan.numa_nodes) == 1 and allocate_locally():  # refused in many containers, where the default is local too
         changes.then(forget_policy)
+    return stay
 
 
 def settle(plan: RankPlan, changes: Changes) -> None:

@@ -1,6 +1,6 @@
 """How the ranks of a job find each other, within a time limit: in one store that all of them reach.
 
-- `values.py`, `server.py`, `process.py`: the store, served by a process of rank 0's to those who know the job's token.
+- `values.py`, `server.py`, `serve.py`, `process.py`: the store, and the process of rank 0's that serves it.
 - `wire.py`: what is said to it; `connection.py`, `store.py`: who says it, in Python and for torch.
 - `meeting.py`: `meet` gives each rank that store.
 - `mpi.py`: MPI, for the one thing that it is needed for: to tell where the store is.

@@ -138,6 +138,11 @@ class Connection:
         """Let go of the connection. In a forked child this leaves the parent's alone."""
         self._socket.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is lost, and every question to it would be in vain."""
+        return self._socket.fileno() < 0
+
     def _name(self, key: str) -> bytes:
         return f"{self._job}/{key}".encode()
 
@@ -152,15 +157,25 @@ class Connection:
         try:
             self._socket.settimeout(within)
             self._socket.sendall(wire.pack(code, *fields))
-            while True:
-                for answer in wire.frames(self._received):
-                    return answer
-                data = self._socket.recv(1 << 16)
-                if not data:
-                    raise StoreLost("it has closed the connection")
-                self._received += data
+            answer = self._answer()
+            if answer[0] not in (code, Code.MISSING):
+                raise wire.Garbage(f"an answer to {answer[0].name} where {code.name} was asked")
+            return answer
         except (OSError, wire.Garbage) as error:
-            raise error if isinstance(error, StoreLost) else StoreLost(first_line(error)) from None
+            self.close()
+            raise StoreLost(first_line(error)) from None
+        except BaseException:  # an answer may still come, and the next question must not take it for its own
+            self.close()
+            raise
+
+    def _answer(self) -> tuple[Code, list[bytes]]:
+        while True:
+            for answer in wire.frames(self._received):
+                return answer
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise wire.Garbage("it has closed the connection")
+            self._received += data
 
 
 def _connected(host: str, address: Address, timeout: float) -> socket.socket:

@@ -49,14 +49,17 @@ def exchange(
         if rank == 0:
             keys = [f"{key}/{other}" for other in range(size)]
             complete = _await(store, keys, timeout, meanwhile)
-            missing = [] if complete else [other for other in range(size) if not store.check([keys[other]])]
+            missing = [] if complete else _missing(store, key, size)
             values = [] if missing else [text.decode()[1:] for text in _get_all(store, keys)]
             # What ranks say is much alike, and all of it goes to each of them.
             packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
             store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
         else:
             found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
-            missing, values = json.loads(zlib.decompress(store.get(everyone))) if found else ([0], [])
+            if found:
+                missing, values = json.loads(zlib.decompress(store.get(everyone)))
+            else:  # rank 0 does not say; it may itself have come later than this rank, and still wait
+                missing, values = _missing(store, key, size) or [0], []
     except RuntimeError as error:  # torch's DistError
         raise StartupTimeout(f"{what}: lost the store of rank 0: {first_line(error)}") from None
     if missing:
@@ -66,6 +69,11 @@ def exchange(
             "look at their output, or give more time with --timeout"
         )
     return list(values)
+
+
+def _missing(store: Store, key: str, size: int) -> list[int]:
+    """The ranks that have published nothing."""
+    return [rank for rank in range(size) if not store.check([f"{key}/{rank}"])]
 
 
 def _await(store: Store, keys: list[str], timeout: float, meanwhile: Callable[[], object] | None) -> bool:

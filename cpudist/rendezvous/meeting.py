@@ -2,14 +2,17 @@
 
 The store is the job's own (server.py). Rank 0 serves it; MPI, or the store that a launcher keeps, is needed for one
 thing alone: to tell the others where it is, and the token that proves it. Where rank 0 itself has to serve the address
-that the environment gives, nobody could tell a token: there it is CPUDIST_TOKEN, or none.
+that the environment gives, nobody could tell a token: there it is CPUDIST_TOKEN, or none. What is told in a launcher's
+store, anybody who reaches it can read: CPUDIST_TOKEN, where it is set, is mixed into it.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import secrets
 import socket
+import time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import cache
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _LONGEST_SILENCE = 30.0
+_AGAIN_SECONDS = 2.0  # after which who finds nobody looks whether there is a new address
 
 
 @dataclass(frozen=True)
@@ -101,28 +105,41 @@ def _meet_over_mpi(rendezvous: OverMpi, placement: Placement, timeout: float, in
     server, offer = _serve(placement, one_machine, timeout, interface)
     with bounded("agreeing on rank 0's address over MPI", timeout):
         offer = world.bcast(offer)
-    return _accept(offer, server, timeout)
+    return _accept(offer, server, timeout, timeout)
 
 
 def _meet_by_agent(
     address: AtAddress, placement: Placement, attempt: str, timeout: float, interface: str | None
 ) -> Meeting:
-    """Meet where the store of the launcher's agent says. An agent's store outlives a restart of the ranks."""
+    """Meet where the store of the launcher's agent says.
+
+    It outlives a restart of the ranks, of which two agents need not count alike: so there is one key for all attempts,
+    and who finds nobody there, or somebody who has met this rank before, looks again.
+    """
     from torch.distributed import TCPStore
 
-    key = f"cpudist/{attempt}"
-    server, offer = _serve(placement, placement.node_count == 1, timeout, interface)
+    key, agents_token = f"cpudist/{attempt}", address.token.encode()
+    server, offer = _serve(placement, placement.node_count == 1, timeout, interface, agents_token)
+    deadline = time.monotonic() + timeout
     try:
         agent = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout))
         if offer is not None:
             agent.set(key, json.dumps(asdict(offer)))
-        offer = _Offer(**json.loads(agent.get(key)))
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                found = _Offer(**json.loads(agent.get(key)))
+                meeting = _accept(found, server, min(left, _AGAIN_SECONDS), timeout, agents_token)
+                _arrive(meeting, placement)
+                return replace(meeting, host=address.host, port=address.port)
+            except UserError:
+                if left < _AGAIN_SECONDS:
+                    raise
     except RuntimeError as error:
         raise UserError(
             f"rank {placement.rank} cannot meet the others at {address.host}:{address.port} (MASTER_ADDR, MASTER_PORT):"
             f" {first_line(error)}"
         ) from None
-    return replace(_accept(offer, server, timeout), host=address.host, port=address.port)
 
 
 def _meet_at(address: AtAddress, placement: Placement, attempt: str, timeout: float, interface: str | None) -> Meeting:
@@ -130,7 +147,8 @@ def _meet_at(address: AtAddress, placement: Placement, attempt: str, timeout: fl
     if placement.rank == 0:
         _server_at(address, interface)
     place = Address((address.host,), address.port, address.token.encode(), _silence(timeout), attempt)
-    meeting = _connect(place, timeout)
+    meeting = _connect(place, timeout, timeout)
+    _arrive(meeting, placement)
     if placement.rank == 0:
         meeting.store.set("free_port", str(free_port()))
     return replace(meeting, host=address.host, port=int(meeting.store.get("free_port")))
@@ -156,29 +174,52 @@ def _own_addresses(host: str) -> list[str]:
     return sorted(found & set(addresses()) - {_LOOPBACK})
 
 
+def _arrive(meeting: Meeting, placement: Placement) -> None:
+    """Tell the store that this rank is there, once in its life.
+
+    Raises:
+        UserError: the store knows such a rank already, so it is another job's.
+    """
+    if meeting.store.add(f"arrived/{placement.rank}", 1) != 1:
+        raise UserError(
+            f"rank {placement.rank} is in the job at {meeting.host}:{meeting.port} already: another job uses this port,"
+            " or this rank was started again while the others went on; choose another MASTER_PORT, or start all anew"
+        )
+
+
 def _serve(
-    placement: Placement, one_machine: bool, timeout: float, interface: str | None
+    placement: Placement, one_machine: bool, timeout: float, interface: str | None, secret: bytes = b""
 ) -> tuple[StoreProcess | None, Any]:
-    """On rank 0 the store's process and what to tell the others of it."""
+    """On rank 0 the store's process and what to tell the others of it; `secret` is what only the job's ranks know."""
     if placement.rank != 0:
         return None, None
     own = addresses(interface)
     token = secrets.token_bytes(32)
     listening = [_LOOPBACK] if one_machine else own if interface else []
-    server = StoreProcess(listening, 0, token, _silence(timeout))
+    server = StoreProcess(listening, 0, _mixed(token, secret), _silence(timeout))
     return server, _Offer([_LOOPBACK] if one_machine else own, server.port, token.hex(), free_port())
 
 
-def _accept(offer: _Offer, server: StoreProcess | None, timeout: float) -> Meeting:
-    place = Address(tuple(offer.hosts), offer.port, bytes.fromhex(offer.token), _silence(timeout))
-    return replace(_connect(place, timeout), port=offer.free_port, server=server)
+def _mixed(token: bytes, secret: bytes) -> bytes:
+    """The job's token where what was told in the open is worth nothing without `secret`."""
+    return hmac.digest(secret, token, "sha256") if secret else token
 
 
-def _connect(place: Address, timeout: float) -> Meeting:
+def _accept(
+    offer: _Offer, server: StoreProcess | None, patience: float, timeout: float, secret: bytes = b""
+) -> Meeting:
+    token = _mixed(bytes.fromhex(offer.token), secret)
+    place = Address(tuple(offer.hosts), offer.port, token, _silence(timeout))
+    return replace(_connect(place, patience, timeout), port=offer.free_port, server=server)
+
+
+def _connect(place: Address, patience: float, timeout: float) -> Meeting:
+    """Reach the store within `patience` seconds; it then waits for keys for up to `timeout`."""
     from cpudist.rendezvous.store import JobStore
 
-    store = JobStore(place, timeout)
+    store = JobStore(place, patience)
     host = store.host
+    store.set_timeout(timedelta(seconds=timeout))
     return Meeting(store, replace(place, hosts=(host,)), host, place.port)
 
 

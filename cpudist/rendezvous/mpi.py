@@ -62,6 +62,9 @@ def _initialised(timeout: float) -> Any:
 
 
 def _finalize(mpi: Any) -> None:
-    """End MPI when all else has come to its end."""
+    """End MPI when all else has come to its end.
+
+    Without a bound, as in any MPI program: a rank whose job is over may have long work left that others wait for here.
+    """
     if not mpi.Is_finalized():
-        mpi.Finalize()
+        ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's own holds the interpreter's lock

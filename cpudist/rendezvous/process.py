@@ -6,10 +6,17 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from cpudist.errors import UserError
+from cpudist.waiting import bounded
 
+_START_SECONDS = 60.0
 _END_SECONDS = 1.0
+_PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+    "from cpudist.rendezvous.serve import main; main()"
+)
 
 
 class StoreProcess:
@@ -29,7 +36,8 @@ class StoreProcess:
         # By standard input, where nobody else sees the token. Standard error is the job's: a launcher that waits for
         # its end should not wait for this process.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cpudist.rendezvous.server"],
+            # Isolated: modules in the working folder, or where PYTHONPATH leads, may have the names of Python's own.
+            [sys.executable, "-I", "-c", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -43,15 +51,25 @@ class StoreProcess:
         with suppress(BrokenPipeError):
             self._said.write(json.dumps(wishes) + "\n")
             self._said.flush()
-        answer = self._says.readline().strip()
+        with bounded("starting the job's store", _START_SECONDS):
+            answer = self._says.readline().strip()
+        if not answer:
+            raise UserError(
+                f"rank 0 cannot start the job's store; see why: {sys.executable} -I -c '{_PROGRAM}' </dev/null"
+            )
         if not answer.isdigit():
             self.close()
             where = f"port {port} of {', '.join(addresses) or 'this host'}"
             raise UserError(
-                f"rank 0 cannot serve the job's store at {where}: {answer.removeprefix('error ') or 'no answer'}; "
+                f"rank 0 cannot serve the job's store at {where}: {answer.removeprefix('error ')}; "
                 "choose another port (MASTER_PORT), or wait until the job that has it is over"
             )
         self.port = int(answer)
+
+    def disown(self) -> None:
+        """In a forked child: the store must not live for as long as the child does."""
+        self._said.close()
+        self._says.close()
 
     def close(self) -> None:
         """Let it end as soon as the others have gone."""

@@ -1,21 +1,13 @@
-"""The job's store: keys and values, for those who know the job's token. Run by rank 0 as a process of its own.
+"""The job's store, for those who know the job's token: who is connected, what they ask for, who is shown out.
 
-    python -m cpudist.rendezvous.server      reads one JSON line: token, addresses, port, silence
-
-A process, so that it answers whatever rank 0 is doing, and knows of its end as of any other rank's: from connections
-that break. It prints the port, and ends when its standard input has ended and nobody is connected any more, at the
-latest a few seconds later. It needs nothing but Python, and no signal that is meant for the job ends it.
+It needs nothing but Python; serve.py runs it.
 """
 
 from __future__ import annotations
 
-import json
-import resource
 import secrets
 import selectors
-import signal
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -30,7 +22,6 @@ from cpudist.rendezvous.wire import Code
 _HANDSHAKE_SECONDS = 5.0
 _STRANGERS = 128  # who may be at the handshake at a time; of more, the oldest of the most numerous address go
 _LINGER_SECONDS = 5.0  # for the others, after rank 0's process has ended
-_BACKLOG = 4096
 _CHUNK_BYTES = 1 << 16
 _PAUSE_SECONDS = 1.0  # at most, for there may be a stranger to show out
 
@@ -61,10 +52,12 @@ class Server:
         self._silence = silence
         self._values = Values()
         self._peers: set[_Peer] = set()
+        self._wills: list[tuple[bytes, bytes]] = []  # of those that have gone, still to be executed
         self._strangers: dict[_Peer, None] = {}  # of them, who are still at the handshake; the oldest first
         self._owned = True
         self._end = 0.0  # when to stop waiting for the peers, once the owner has gone
         self._selector = selectors.DefaultSelector()
+        self._listening = listening
         for one in listening:
             one.setblocking(False)
             self._selector.register(one, selectors.EVENT_READ, partial(self._accept, one))
@@ -91,9 +84,13 @@ class Server:
             for key, events in self._selector.select(min(self._values.expire() or _PAUSE_SECONDS, _PAUSE_SECONDS)):
                 key.data(events)
             self._show_out()
+            self._execute_wills()
 
     def _lose_owner(self, owner: int) -> None:
         self._selector.unregister(owner)
+        for listening in self._listening:  # who comes now looks for another job
+            self._selector.unregister(listening)
+            listening.close()
         self._owned = False
         self._end = time.monotonic() + _LINGER_SECONDS
 
@@ -131,8 +128,12 @@ class Server:
         peer.connection.close()
         if peer.waiting is not None:
             self._values.forget(peer.waiting)
-        for key, value in peer.wills:
-            self._values.append(key, value + f" {how}\n".encode())
+        self._wills += [(key, value + f" {how}\n".encode()) for key, value in peer.wills]
+
+    def _execute_wills(self) -> None:
+        """Not where a peer is dropped, which may be in the middle of telling others that another one was."""
+        while self._wills:
+            self._values.append(*self._wills.pop(0))
 
     # Bytes
 
@@ -168,8 +169,8 @@ class Server:
         for code, fields in wire.frames(peer.received):
             try:
                 reply = self._answers[code](peer, fields)
-            except (KeyError, ValueError, IndexError):
-                raise wire.Garbage(f"code {code} with {len(fields)} fields") from None
+            except Exception as error:  # noqa: BLE001 - whatever one peer asks for, the others go on
+                raise wire.Garbage(f"code {code} with {len(fields)} fields: {error!r}") from None
             if reply is not None:
                 self._send(peer, reply)
 
@@ -251,42 +252,3 @@ class Server:
             with suppress(ValueError):
                 peer.wills.remove((key, value))
         return wire.pack(Code.WITHDRAW)
-
-
-def main() -> None:
-    """Serve as standard input says, for as long as it stays open."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the ranks still have to tell each other how they end
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    wishes = json.loads(sys.stdin.readline())
-    try:
-        listening = listen(wishes["addresses"], wishes["port"])
-    except OSError as error:
-        print(f"error {error.strerror}".split(" (while")[0], flush=True)
-        return
-    print(listening[0].getsockname()[1], flush=True)
-    Server(bytes.fromhex(wishes["token"]), listening, wishes["silence"]).run(sys.stdin.fileno())
-
-
-def listen(addresses: list[str], port: int) -> list[socket.socket]:
-    """Listen at `addresses`, or everywhere if there are none, at one port; 0 is any that is free.
-
-    Raises:
-        OSError: an address is not this machine's, or the port is taken.
-    """
-    if addresses:
-        first = _listen_at(addresses[0], port)
-        return [first, *(_listen_at(address, first.getsockname()[1]) for address in addresses[1:])]
-    if socket.has_dualstack_ipv6():
-        return [socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
-    return [socket.create_server(("", port), backlog=_BACKLOG)]
-
-
-def _listen_at(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
-
-
-if __name__ == "__main__":
-    main()

@@ -87,11 +87,11 @@ class JobStore(Store):
         return JobStore(self._address, self._timeout)
 
     def _connection(self) -> Connection:
-        """This thread's connection, made when it is first needed, and again in a forked child."""
-        if getattr(self._of_thread, "process", None) != os.getpid():
-            self._of_thread.process = os.getpid()
-            self._of_thread.connection = Connection(self._address, self._timeout)
-        connection: Connection = self._of_thread.connection
+        """This thread's connection, made when it is first needed, and again in a forked child or after a loss."""
+        connection: Connection | None = getattr(self._of_thread, "connection", None)
+        if connection is None or connection.closed or self._of_thread.process != os.getpid():
+            connection = Connection(self._address, self._timeout)
+            self._of_thread.connection, self._of_thread.process = connection, os.getpid()
         return connection
 
 

@@ -71,6 +71,7 @@ class Values:
         return self._values.get(key, expected)
 
     def delete(self, key: bytes) -> bool:
+        self._since.pop(key, None)
         return self._values.pop(key, None) is not None
 
     def age(self, key: bytes) -> float | None:

@@ -19,7 +19,7 @@ def steady(*medians: float) -> Timings:
 def test_median_is_over_all_calls_and_spread_between_rounds() -> None:
     timings = Timings(((1.0, 2.0, 9.0), (3.0, 4.0, 5.0)))
     assert timings.median == 3.5
-    assert timings.medians == [2.0, 4.0]
+    assert timings.by_round == [2.0, 4.0]
     assert timings.spread == (2.0, 4.0)
 
 
@@ -125,13 +125,17 @@ def test_table_of_collectives() -> None:
 
 
 def test_times_beside_other_work_say_so() -> None:
-    times = CollectiveTimes((Comparison("allreduce", 1 << 10, {"ccl": steady(1e-5)}),), beside_others=True)
-    assert times.table().startswith("beside other work on every core")
+    comparisons = (Comparison("allreduce", 1 << 10, {"ccl": steady(1e-5)}),)
+    for busy in (False, True):
+        (entry,) = CollectiveTimes(comparisons, beside_others=busy).as_list()
+        assert entry["beside_other_work"] is busy
 
 
 def test_a_round_can_count_by_its_mean() -> None:
     turns = Turns(rounds=2, calls=3, warm_up=1, means=True)
-    assert take_turns({"a": lambda calls: [100.0, 1.0, 1.0, 7.0]}, turns)["a"] == Timings(((3.0,), (3.0,)))
+    timings = take_turns({"a": lambda calls: [100.0, 1.0, 1.0, 7.0]}, turns)["a"]
+    assert (timings.median, timings.spread) == (3.0, (3.0, 3.0))
+    assert timings.as_dict() == {"median": 3.0, "spread": [3.0, 3.0], "round_means": [3.0, 3.0], "calls_per_round": 3}
 
 
 def test_collectives_as_json() -> None:

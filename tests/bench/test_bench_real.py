@@ -44,8 +44,10 @@ def test_collectives_beside_other_work(tmp_path: Path) -> None:
     command = ["cpudist", "bench", "collectives", "--quick", "--busy", "--json", str(kept)]
     result = jobs.run(jobs.torchrun(2, "--no-python", *command), timeout=180)
     assert result.returncode == 0, result.output
-    assert "beside other work on every core" in result.stdout, result.output
+    assert "times: beside other work on every core; median of the rounds' means" in result.stdout, result.output
     (entry,) = json.loads(kept.read_text())["results"]
+    assert entry["beside_other_work"]
+    assert [timings["calls_per_round"] for timings in entry["seconds"].values()] == [5] * 5
     assert set(entry["seconds"]) == {"raw oneCCL", "ccl", "gloo", "torch alone", "memory copy"}
 
 

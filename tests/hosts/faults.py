@@ -117,7 +117,7 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
 
 def flood(job: Job) -> None:
     """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
-    (server,) = job.find("h0", "cpudist.rendezvous.server")
+    (server,) = job.find("h0", "cpudist.rendezvous.serve")
     port = _listening_port(server.pid)
     code = (
         "import contextlib, socket, sys\n"
@@ -156,7 +156,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "h1 loses its power": lambda job: job.bed.kill("h1"),
     "h1 frozen": freeze,
     "ssh to h1 lost": lose_ssh,
-    "store killed": lambda job: job.find("h0", "cpudist.rendezvous.server")[0].kill(),
+    "store killed": lambda job: job.find("h0", "cpudist.rendezvous.serve")[0].kill(),
     "Ctrl-C": signal_launcher(signal.SIGINT),
     "SIGTERM": signal_launcher(signal.SIGTERM),
     "strangers flood the store": flood,

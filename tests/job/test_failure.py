@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from jobs import Result, mpirun, run, torchrun, train
 
+from cpudist.machine.identity import free_port
+
 BACKENDS = ["gloo", "ccl"]
 
 # From its start to its end, when a rank fails at once: mostly `import torch`, on busy cores.
@@ -143,12 +145,74 @@ def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) 
     assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
 
 
+def test_ranks_of_two_torchrun_agents_meet_again_after_a_restart(tmp_path: Path) -> None:
+    """The agent whose rank has failed counts the restart, the other one does not."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, sys, torch, torch.distributed as dist\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "if dist.get_rank() == 3 and not os.path.exists(sys.argv[1]):\n"
+        "    open(sys.argv[1], 'w').close()\n    raise ValueError('once')\n"
+        "for _ in range(10):\n    dist.all_reduce(torch.ones(1))\n"
+        "print('came to the end', flush=True)\n"
+    )
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "test"]
+    agent = ["torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "2", *rendezvous, "--no-python"]
+    script = train("--backend", "gloo", str(path), str(tmp_path / "failed"))
+    both = f"{shlex.join([*agent, *script])} & one=$!; {shlex.join([*agent, *script])}; two=$?; wait $one; echo $? $two"
+    result = run(["bash", "-c", both], timeout=2 * BOUND)
+    assert result.stdout.splitlines()[-1] == "0 0", result.output
+    assert result.stdout.count("came to the end") == 4, result.output
+    assert result.stderr.count("\nValueError: once\n") == 1, result.output
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_good_end_is_silent_even_if_a_rank_is_late(tmp_path: Path, backend: str, ranks: int) -> None:
     result = _job(tmp_path, backend, "time.sleep(2)", "sys.exit(0)", ranks)
     assert (result.returncode, result.stderr) == (0, ""), result.output
     assert _record(tmp_path) == "completed"
+
+
+def test_a_rank_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import time, torch.distributed as dist\nif dist.get_rank() == 1:\n    time.sleep(300)\n")
+    record = tmp_path / "record.json"
+    words = ["--backend", "gloo", "--timeout", "6", "--record", str(record), str(path)]
+    result = run(mpirun(2, *train(*words)), timeout=BOUND)
+    assert result.returncode == 1, result.output
+    assert "after 6 s at the end still waiting for rank 1" in result.stderr
+    assert "last in script.py:3" in result.stderr
+    assert _record(tmp_path) == "failed"
+
+
+def test_a_job_ends_also_where_nothing_can_be_written(tmp_path: Path) -> None:
+    script = _script(tmp_path, "print('x', flush=False); raise ValueError('the reason')", _SLEEP)
+    command = shlex.join(mpirun(2, "sh", "-c", shlex.join(train("--backend", "gloo", script)) + " >/dev/full 2>&1"))
+    result = run(["bash", "-c", command], timeout=BOUND)
+    assert result.returncode != 0, result.output
+
+
+def test_a_folder_that_goes_while_the_job_runs_costs_no_rank_its_watch(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, tempfile, time, torch.distributed as dist\n"
+        "folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)\n"
+        "time.sleep(3)\n"
+        "if dist.get_rank() == 1:\n    raise ValueError('the reason')\n"
+        "time.sleep(300)\n"
+    )
+    port = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+    start = f"""
+        export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$({sys.executable} -c "{port}")
+        rank() {{ RANK=$1 LOCAL_RANK=$1 {shlex.join(train("--backend", "gloo", "script.py"))}; }}
+        rank 0 & other=$!
+        rank 1; one=$?
+        wait $other; echo $one $?
+    """
+    result = run(["bash", "-c", start], timeout=BOUND, cwd=tmp_path)
+    assert result.stdout.splitlines()[-1] == "1 1", result.output
+    assert "cannot say where it is" not in result.stderr, result.output
 
 
 def test_user_errors_before_the_start_are_one_line_of_one_rank(tmp_path: Path) -> None:

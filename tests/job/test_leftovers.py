@@ -30,9 +30,14 @@ def test_on_the_host_where_the_command_was_typed() -> None:
 
 @pytest.mark.parametrize("daemons", [("hydra_pmi_proxy", "hydra_bstrap_proxy"), ("orted",), ("prted",)])
 def test_on_another_host(daemons: tuple[str, ...]) -> None:
-    """The sshd of this session too, which would wait for its client; not another session of that sshd."""
-    found = left(*daemons, "sshd", "sshd", beside={"bash of another session": "sshd"})
-    assert found == [*daemons, "sshd"]
+    """The sshd of this connection too, which would wait for its client."""
+    assert left(*daemons, "sshd", "sshd", beside={"another rank": daemons[0]}) == ["another rank", *daemons, "sshd"]
+
+
+@pytest.mark.parametrize("sshd", ["sshd", "sshd-session"])
+def test_a_connection_that_the_user_types_over_stays(sshd: str) -> None:
+    """ssh's ControlMaster carries several sessions over one."""
+    assert left("orted", sshd, "systemd", beside={"bash of another session": sshd}) == ["orted"]
 
 
 def test_a_wrapper_between_launcher_and_rank() -> None:

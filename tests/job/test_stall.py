@@ -54,6 +54,15 @@ def test_nobody_answers_and_nobody_waits() -> None:
     assert of(computes(0), computes(1), computes(2), computes(3)) == []
 
 
+def test_a_rank_whose_calls_are_not_known_is_not_called_missing() -> None:
+    blocked = Whereabouts(3, "h1", "train.py:90", "step", calls_known=False)
+    assert of(waits(0, REDUCE), waits(1, REDUCE), waits(2, REDUCE), blocked) == [
+        "rank 3 (h1) cannot say whether it has reached all_reduce #812 (16 MB, train.py:88), being inside the "
+        "communication library; it was last in train.py:90"
+    ]
+    assert of(waits(0, REDUCE), computes(1), waits(2, REDUCE), blocked)[0].startswith("rank 1 (h0) never reached")
+
+
 def test_a_rank_at_its_end() -> None:
     ended = Whereabouts(1, "h0", "train.py:99", "<module>", (), BEFORE, at_end=True)
     assert of(waits(0, REDUCE), ended, waits(2, REDUCE), waits(3, REDUCE)) == [

@@ -70,6 +70,16 @@ def test_of_many_calls_under_way_each_groups_oldest_and_newest_are_told() -> Non
     assert place.finished == (Call("all_reduce", sequence=4),)
 
 
+def test_calls_that_the_backend_cannot_tell_are_not_known() -> None:
+    def train(inside: threading.Event, done: threading.Event) -> None:
+        inside.set()
+        assert done.wait(20)
+
+    assert not asked_from_a_thread(train, SimpleNamespace(calls=lambda: None)).calls_known
+    assert asked_from_a_thread(train, SimpleNamespace(calls=Calls)).calls_known
+    assert asked_from_a_thread(train).calls_known  # before the backend has started there are none
+
+
 NUMBERS = st.integers(0, 2**40)
 CALLS = st.builds(
     Call,
@@ -86,7 +96,7 @@ CALLS = st.builds(
 LISTS = st.lists(CALLS, max_size=3).map(tuple)
 
 
-@given(st.builds(Whereabouts, NUMBERS, st.text(), st.text(), st.text(), LISTS, LISTS, st.booleans()))
+@given(st.builds(Whereabouts, NUMBERS, st.text(), st.text(), st.text(), LISTS, LISTS, st.booleans(), st.booleans()))
 def test_json_and_back(place: Whereabouts) -> None:
     assert Whereabouts.from_json(place.to_json()) == place
 

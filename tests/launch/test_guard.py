@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from cpudist.launch import guard
+from cpudist.waiting import poll
 
 SLEEP = "import time; time.sleep(60)"
 # Starts a child in a session of its own and waits.
@@ -106,6 +107,19 @@ def test_signals_reach_the_ranks_alone(start: Callable[..., subprocess.Popen[str
     until(watching, "gone 0")
     assert rank.wait(10) == -15
     assert helper.poll() is None
+
+
+def test_any_name_of_a_process(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    """Programs may name themselves in bytes that are no text (prctl(2))."""
+    watching = watch(start, job)
+    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) \\xfe'); "
+    rank = start(["-c", name + SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    assert poll(lambda: b"\xff" in Path(f"/proc/{rank.pid}/comm").read_bytes(), 20)
+    until(watching, "ranks 1")
+    until(watching, "ranks 1")
+    say(watching, "end")
+    until(watching, "left 0")
+    assert rank.wait(10) == -9
 
 
 def test_left_alone_it_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -9,8 +10,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from cpudist.environments import Alone, Placement
-from cpudist.errors import StartupTimeout
+from cpudist.environments import Alone, AtAddress, Placement
+from cpudist.errors import StartupTimeout, UserError
+from cpudist.machine.identity import free_port
 from cpudist.rendezvous import exchange, meet
 
 SECONDS = timedelta(seconds=10)
@@ -58,3 +60,22 @@ def test_missing_ranks_are_named_within_the_timeout(server: TCPStore) -> None:
 def test_a_single_process_meets_itself() -> None:
     meeting = meet(Alone(), Placement(0, 1), "test", timeout=5)
     assert exchange(meeting.store, 0, 1, "key", "value", 5, what="testing") == ["value"]
+
+
+def test_a_rank_that_comes_earlier_than_rank_0_does_not_blame_it(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[exchange.__module__], "_VERDICT_SECONDS", 0.0)
+    client(server).set("k/0", "=there")  # rank 0 has arrived, and still waits for rank 2
+    with pytest.raises(StartupTimeout, match="still waiting for rank 2 of 3"):
+        exchange(client(server), 1, 3, "k", "value", 0.5)
+
+
+def test_another_jobs_rank_is_not_taken_for_ours() -> None:
+    """Two jobs with the same MASTER_PORT and no token: the second one's rank 1 finds the first one's store."""
+    address = AtAddress("127.0.0.1", free_port())
+    first = meet(address, Placement(0, 2), "0", timeout=5)
+    meet(address, Placement(1, 2), "0", timeout=5)
+    with pytest.raises(UserError, match=r"rank 1 is in the job at .* already: another job uses this port"):
+        meet(address, Placement(1, 2), "0", timeout=5)
+    first.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -196,6 +198,50 @@ def test_noise_is_garbage_or_incomplete_never_an_accident(noise: bytes) -> None:
             pass
     except wire.Garbage:
         pass
+
+
+def test_a_late_answer_is_not_taken_for_another_question(server: StoreProcess, client: Connection) -> None:
+    client.set({"x": b"hello"})
+    asking = Connection(place(server), 5)
+    asking._socket.sendall(wire.pack(Code.COUNT))  # a question whose answer nobody has waited for
+    with pytest.raises(StoreLost, match="COUNT where GET was asked"):
+        asking.get(["x"])
+    assert asking.closed
+    store = JobStore(place(server), timeout=5)
+    store._connection()._socket.sendall(wire.pack(Code.COUNT))
+    with pytest.raises(StoreLost):
+        store.get("x")
+    assert store.get("x") == b"hello", "on a new connection"
+
+
+def test_no_question_ends_the_store(server: StoreProcess, client: Connection) -> None:
+    client.add("n", 2**63 - 1)
+    with pytest.raises(StoreLost):
+        Connection(place(server), 5).add("n", 1)
+    waiting = [Connection(place(server), 5) for _ in range(300)]
+    for number, one in enumerate(waiting):
+        one.will("lost", str(number))
+        one._socket.sendall(wire.pack(Code.WAIT_ANY, wire.number(60_000), b"/lost"))
+        one._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for one in waiting:  # all are reset while they are told of each other
+        one.close()
+    assert client.wait_all(["lost"], 20)
+    assert client.count() == 2
+
+
+def test_modules_in_the_working_folder_are_not_taken_for_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "selectors.py").write_text("raise SystemExit('somebody else')")
+    monkeypatch.chdir(tmp_path)
+    StoreProcess(["127.0.0.1"], 0, TOKEN, 5).close()
+
+
+def test_who_comes_after_the_owner_has_ended_is_not_taken(server: StoreProcess, client: Connection) -> None:
+    server._said.close()
+    assert client.count() == 0, "those who are there have a few seconds"
+    with pytest.raises(StartupTimeout):
+        Connection(place(server), 0.3)
 
 
 def test_torch_can_use_it(server: StoreProcess) -> None:

@@ -99,6 +99,7 @@ def test_a_killed_rank_leaves_nothing() -> None:
 
 def test_a_rank_that_is_blocked_in_c() -> None:
     with rank_that("blocks") as process:
+        assert poll(lambda: "runs no Python just now" in asked(process.pid)[0], 60)  # it has come to its second call
         process.send_signal(SIGNAL)  # nobody reads what it writes then
         for _ in range(2):
             (text,) = asked(process.pid)

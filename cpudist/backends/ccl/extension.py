@@ -18,6 +18,7 @@ from typing import Any, Literal
 from cpudist import environments
 from cpudist.backends.ccl.build import ensure_built
 from cpudist.backends.ccl.toolchain import find_oneccl
+from cpudist.ending import end_now
 from cpudist.errors import UserError
 from cpudist.waiting import bounded
 
@@ -107,9 +108,7 @@ def _leave(module: Any) -> None:
     import torch.distributed as dist
 
     if not module.usable():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        end_now(1)
     # After an uncaught exception MPI is not ended: the launcher then takes this rank for crashed and ends the others.
     failed = getattr(sys, "last_value", None) is not None
     if not failed:

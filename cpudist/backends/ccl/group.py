@@ -13,6 +13,7 @@ from cpudist.backends.ccl.extension import load
 from cpudist.errors import UserError
 from cpudist.machine.cpus import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.machine.identity import node_identity
+from cpudist.pinning import data_cores
 from cpudist.rendezvous import exchange
 
 
@@ -42,7 +43,7 @@ def create_group(options: Any) -> Any:
     ]
     shared_memory = _may_share_memory({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
-    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads(), cpu_quota())
+    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
     # The default group is the whole job; a subgroup does not see who else uses the node's cores.
     module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}

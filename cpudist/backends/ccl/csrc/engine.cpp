@@ -2,11 +2,11 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "backoff.hpp"
 #include "errors.hpp"
 
 namespace cpudist {
@@ -14,48 +14,6 @@ namespace cpudist {
 namespace {
 
 constexpr Milliseconds kNap{10};
-
-// How a thread waits between two polls: spinning for some microseconds, then letting others have the core, then napping.
-//
-// Letting others have the core is right where they do the same, as ranks do that wait for each other. Who computes takes
-// a whole time slice, milliseconds, for each yield. So a thread that has come back that late twice naps from then on: a
-// sleeper gets its core back when it wakes up. Now and then it yields once to find out whether that is still so.
-class Backoff {
- public:
-  void reset(Clock::time_point now) { moved_ = now; }
-
-  void pause(Clock::time_point now) {
-    using std::chrono::microseconds;
-    const bool crowded = now < core_.crowded_until;
-    const auto waited = now - moved_;
-    // Who wakes from a nap is late for the next call: the others spin for longer than that, or all would nap in turn.
-    const auto spin = microseconds(crowded ? 75 : core_.yield > microseconds(2) ? 0 : 5);
-    if (waited < spin) return;
-    if (crowded || waited > Milliseconds(100)) return nap(waited);
-    sched_yield();
-    const auto yield = Clock::now() - now;
-    const auto shorter = std::min(yield, std::exchange(core_.yield, yield));
-    if (shorter > Milliseconds(1)) core_.crowded_until = now + yield + 32 * shorter;
-  }
-
- private:
-  // An eighth of the time that it has waited for already, so that this is the most that a nap can add.
-  static void nap(Clock::duration waited) {
-    const auto time = std::clamp<Clock::duration>(waited / 8, std::chrono::microseconds(1), Milliseconds(1));
-    const timespec length{0, std::chrono::nanoseconds(time).count()};
-    nanosleep(&length, nullptr);
-  }
-
-  struct Core {
-    Clock::duration yield{};            // how long this thread was away when it yielded last
-    Clock::time_point crowded_until{};  // somebody computes there
-  };
-
-  Clock::time_point moved_ = Clock::now();
-  static thread_local Core core_;
-};
-
-thread_local Backoff::Core Backoff::core_;
 
 std::string seconds(Clock::duration time) {
   char text[32];
@@ -241,7 +199,7 @@ void Engine::start_thread(bool polls) {
   if (started_ || !usable()) return;
   started_ = true;
   polls_ = polls;
-  call_thread();
+  add_thread();  // now, so that whoever pins this process finds it
 }
 
 // Sees to it that one of the engine's threads polls where nobody else does. Called with the lock held.
@@ -250,8 +208,20 @@ void Engine::call_thread() {
   if (idle_threads_ > 0) {
     wake_.notify_one();
   } else {
-    threads_.emplace_back(&Engine::run, this);
-    pthread_setname_np(threads_.back().native_handle(), "cpudist-ccl");
+    add_thread();
+  }
+}
+
+// Whoever pins this process moves the first thread to a core of its own; the others belong there too, and not where the
+// thread runs that happens to need one more.
+void Engine::add_thread() {
+  ++idle_threads_;
+  threads_.emplace_back(&Engine::run, this);
+  const auto added = threads_.back().native_handle(), first = threads_.front().native_handle();
+  pthread_setname_np(added, "cpudist-ccl");
+  cpu_set_t cpus;
+  if (added != first && pthread_getaffinity_np(first, sizeof cpus, &cpus) == 0) {
+    pthread_setaffinity_np(added, sizeof cpus, &cpus);
   }
 }
 
@@ -259,17 +229,15 @@ void Engine::call_thread() {
 void Engine::run() {
   Finished finished;
   Lock lock(mutex_);
-  while (usable()) {
-    if (needs_thread()) {
-      thread_polls_ = true;
-      poll_until_finished(lock, finished);
-      thread_polls_ = false;
-      announce(lock, finished);
-    } else {
-      ++idle_threads_;
-      wake_.wait(lock, [this] { return !usable() || needs_thread(); });
-      --idle_threads_;
-    }
+  while (true) {
+    wake_.wait(lock, [this] { return !usable() || needs_thread(); });
+    if (!usable()) return;
+    --idle_threads_;
+    thread_polls_ = true;
+    poll_until_finished(lock, finished);
+    thread_polls_ = false;
+    announce(lock, finished);
+    ++idle_threads_;
   }
 }
 

@@ -84,6 +84,7 @@ class Engine {
   void expire_late(Finished& finished);
   void abandon_all(const std::string& reason, Finished& finished);
   void call_thread();
+  void add_thread();
   void run();
   void poll_until_finished(Lock& lock, Finished& finished);
   bool needs_thread() const { return !in_flight_.empty() && waiting_ == 0 && !thread_polls_; }

@@ -1,0 +1,71 @@
+"""Starts a ccl job with a plan as larger machines have it; prints what became of it as JSON.
+
+Each rank computes on the first CPU, and has the second one for its communication, or for processes that load data if
+that is the argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from cpudist import environments
+from cpudist.backends.ccl import extension, group
+from cpudist.job import start_job
+from cpudist.pinning import Pinning
+from cpudist.pinning.observe import mismatch, observe
+from cpudist.placement.plan import RankPlan
+
+CPUS = sorted(os.sched_getaffinity(0))
+FIRST, SECOND = (CPUS[0],), (CPUS[1],)
+
+
+def two_threads(rank: int) -> None:
+    """Have rank 0's engine make a second thread: the first one is in a callback when there is work to do."""
+    store = dist.distributed_c10d._get_default_store()
+
+    def call_again(_: torch.futures.Future[object]) -> None:
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        store.set("called again", "")
+        work.wait()
+
+    if rank == 0:
+        future = dist.all_reduce(torch.ones(4), async_op=True).get_future().then(call_again)
+        store.set("waiting", "")
+        future.wait()
+    else:
+        store.wait(["waiting"])
+        dist.all_reduce(torch.ones(4))
+        store.wait(["called again"])
+        dist.all_reduce(torch.ones(4))
+
+
+def main() -> None:
+    environment = environments.detect(os.environ)
+    rank = environment.placement().rank
+    if "data" in sys.argv:
+        plan = RankPlan(rank, FIRST, 1, data_cpus=SECOND, numa_nodes=(0,))
+    else:
+        plan = RankPlan(rank, FIRST, 1, communication_cpus=SECOND, numa_nodes=(0,))
+        group.cores_to_spare = lambda *_: 1  # two ranks share these two CPUs
+    job = start_job(environment, "ccl", 60, pinning=Pinning(plan, bound=True))
+    assert job.pinning is not None
+    if job.world.size == 2:
+        two_threads(rank)
+    seen = observe()
+    found = {
+        "rank": rank,
+        "polls": extension.load().polls(),
+        "main": sorted(os.sched_getaffinity(0)),
+        "communication": [sorted(thread.mask) for thread in seen.threads if thread.kind == "communication"],
+        "mismatch": mismatch(job.pinning, seen),
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+    job.leave()
+
+
+main()

@@ -1,0 +1,79 @@
+"""Ranks that have a core for their communication, or for loading data, as the plans of larger machines give them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+
+from cpudist.pinning import Pinning
+from cpudist.pinning.observe import Observed, Thread, mismatch
+from cpudist.placement.plan import RankPlan
+
+SCRIPT = str(Path(__file__).with_name("planned.py"))
+CPUS = sorted(os.sched_getaffinity(0))
+
+pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")
+
+
+def ranks(command: list[str]) -> list[dict[str, Any]]:
+    done = jobs.run(command, 120)
+    assert done.returncode == 0, done.output
+    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
+    return sorted(found, key=lambda rank: int(rank["rank"]))
+
+
+def test_every_communication_thread_runs_on_its_core() -> None:
+    """The first one, which is there before the job is, and one that a call made while the first was busy."""
+    found = ranks(jobs.torchrun(2, SCRIPT))
+    assert [len(rank["communication"]) for rank in found] == [2, 1]
+    for rank in found:
+        assert rank["main"] == [CPUS[0]]
+        assert all(mask == [CPUS[1]] for mask in rank["communication"]), rank
+        assert rank["mismatch"] == ""
+
+
+def test_a_core_for_data_is_none_to_poll_on() -> None:
+    (alone,) = ranks([sys.executable, SCRIPT, "data"])
+    assert (alone["main"], alone["polls"], alone["mismatch"]) == ([CPUS[0]], False, "")
+
+
+def test_communication_that_leaves_its_core_is_named() -> None:
+    pinning = Pinning(RankPlan(0, (0, 1), 2, communication_cpus=(2,), numa_nodes=(0,)), bound=True)
+    main = Thread(1, "main", frozenset({0, 1}), 0)
+    assert mismatch(pinning, Observed((main, Thread(2, "communication", frozenset({2}), 2)), {})) == ""
+    strays = Observed((main, Thread(2, "communication", frozenset({0, 1}), 1)), {})
+    assert mismatch(pinning, strays) == "its communication may leave the CPUs 2 that are kept for it"
+
+
+def test_a_thread_that_was_placed_before_is_nobodys_mistake() -> None:
+    """As an MPI library places its thread for progress; one that leaves its cores later is."""
+    program = """if True:
+        import os, threading
+        from cpudist.changes import Changes
+        from cpudist.pinning import Pinning
+        from cpudist.pinning.observe import mismatch, observe
+        from cpudist.placement.plan import RankPlan
+
+        def thread_on(cpu):
+            thread = threading.Thread(target=done.wait)
+            thread.start()
+            os.sched_setaffinity(thread.native_id, {cpu})
+
+        first, second, *_ = sorted(os.sched_getaffinity(0))
+        done = threading.Event()
+        thread_on(second)
+        pinning = Pinning(RankPlan(0, (first,), 1, numa_nodes=(0,)), True).bind(Changes())
+        print("before:", mismatch(pinning, observe()))
+        thread_on(second)
+        print("after:", mismatch(pinning, observe()))
+        done.set()
+    """
+    before, after = jobs.run([sys.executable, "-c", program], timeout=60).stdout.splitlines()
+    assert before == "before: "
+    assert after.startswith("after: threads may leave its CPUs")
