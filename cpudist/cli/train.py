@@ -100,7 +100,8 @@ def _parser() -> Parser:
         type=_seconds,
         default=300.0,
         metavar="SECONDS",
-        help="bound on every collective and on the start (default 300); preparing large data may need more",
+        help="bound on every collective and on the start (default 300); preparing large data, or saving a "
+        "large checkpoint, may need more",
     )
     parser.add_argument(
         "--record",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -15,6 +16,8 @@ import tempfile
 from pathlib import Path
 
 INCOMPLETE = ".incomplete"
+WORLD = "world.json"  # beside Trainer's files: what made the checkpoint
+_RUN = ".run"  # beside the checkpoints: the name of the run, which its restarts keep
 _STATE = "trainer_state.json"  # what a Trainer that nobody has patched writes last
 _SENTINEL = "checkpoint-is-incomplete.txt"  # what transformers 5 leaves while it saves on SIGTERM
 _PROBE_BYTES = 1 << 20
@@ -30,6 +33,31 @@ def checkpoints(folder: str | Path) -> dict[int, Path]:
         if step.isdecimal() and (path / _STATE).is_file() and not (path / _SENTINEL).exists():
             found[int(step)] = path
     return dict(sorted(found.items()))
+
+
+def begin_run(folder: Path, run: str) -> None:
+    """From now on checkpoints in `folder` are made by the run of this name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f"{_RUN}.{secrets.token_hex(8)}"
+    new.write_text(run, encoding="utf-8")
+    new.rename(folder / _RUN)
+
+
+def run_of(folder: Path) -> str | None:
+    """The run that makes checkpoints in `folder`; None if nobody has said."""
+    try:
+        return (folder / _RUN).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def run_that_made(checkpoint: Path) -> str | None:
+    """The run that has made `checkpoint`; None if that is not known."""
+    try:
+        run: str | None = json.loads((checkpoint / WORLD).read_text(encoding="utf-8")).get("run")
+    except FileNotFoundError:  # made without cpudist
+        return None
+    return run
 
 
 def sync(folder: Path) -> None:

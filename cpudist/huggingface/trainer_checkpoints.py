@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _SAVE_CHECKPOINT = ["self", "model", "trial"]
 _TRAIN = ["self", "resume_from_checkpoint"]
-_WORLD = "world.json"  # beside Trainer's files: how many ranks wrote the checkpoint, with how many samples in a step
 _BY_LENGTH = ("group_by_length", "batch_rebalance")
 _SHUTIL = SimpleNamespace(**{**vars(shutil), "rmtree": checkpoint_files.delete})  # none is left half deleted
 
@@ -86,15 +85,14 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
 def _save_as_a_whole(trainer: Any, run_dir: Path, job: Job, save: Callable[[], None]) -> Path:
     """Have `save` write a checkpoint aside on every rank, and bring it out once all of it is on the disk."""
     saves, wait = trainer.args.should_save, trainer.accelerator.wait_for_everyone
+    folder = run_dir / checkpoint_files.INCOMPLETE / _name_of(job)
     wait()  # nobody writes what would be cleared
-    with (
-        _refusing_full_disk(trainer, run_dir, job),
-        _writing_to(trainer, run_dir / checkpoint_files.INCOMPLETE / _name_of(job)) as written,
-    ):
+    with _refusing_full_disk(trainer, run_dir, job), _writing_to(trainer, folder) as written:
         save()
         _name_the_best(trainer, run_dir, written)
         if saves:
-            (written / _WORLD).write_text(json.dumps(_world(trainer)) + "\n", encoding="utf-8")
+            made = {**_world(trainer), "run": checkpoint_files.run_of(Path(trainer.args.output_dir))}
+            (written / checkpoint_files.WORLD).write_text(json.dumps(made) + "\n", encoding="utf-8")
     wait()  # every rank has written its part
     with _refusing_full_disk(trainer, run_dir, job):
         if saves:
@@ -176,6 +174,7 @@ def _no_space(trainer: Any, run_dir: Path, job: Job, full: str) -> UserError:
 
 
 def _world(trainer: Any) -> dict[str, int]:
+    """How many ranks there are, with how many samples in a step."""
     args = trainer.args
     samples = trainer._train_batch_size * args.gradient_accumulation_steps * args.world_size
     return {"world_size": args.world_size, "samples_per_step": samples}
@@ -190,10 +189,10 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> bool:
     Raises:
         UserError: the ranks cannot have equal shares of that many samples.
     """
-    if not (checkpoint / _WORLD).is_file():  # saved without cpudist
+    if not (checkpoint / checkpoint_files.WORLD).is_file():  # saved without cpudist
         return False
     args, now = trainer.args, _world(trainer)
-    then = json.loads((checkpoint / _WORLD).read_text(encoding="utf-8"))
+    then = json.loads((checkpoint / checkpoint_files.WORLD).read_text(encoding="utf-8"))
     samples, ranks = then["samples_per_step"], now["world_size"]
     if then["world_size"] == ranks:
         return False
@@ -205,18 +204,39 @@ def _keep_samples_per_step(trainer: Any, checkpoint: Path) -> bool:
         raise UserError(
             f"{made}, of which {ranks} ranks cannot have equal shares; the next smaller number is {fitting}"
         )
-    if samples == now["samples_per_step"]:
+    share, size = samples // ranks, trainer._train_batch_size
+    as_asked_for = samples == now["samples_per_step"]
+    if not as_asked_for:
+        size = next(size for size in range(min(size, share), 0, -1) if share % size == 0)
+    if args.dataloader_drop_last:
+        batch = then["world_size"] * _batch_size_of(checkpoint)
+        if _left_out(trainer, batch) != _left_out(trainer, ranks * size):
+            raise UserError(
+                f"{made}; with --dataloader_drop_last its epochs, of batches of {batch}, have other samples than those"
+                f" of {ranks} ranks, of batches of {ranks * size}: start as many ranks"
+            )
+    if as_asked_for:
         return True
-    share = samples // ranks
-    accumulation = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= trainer._train_batch_size)
-    trainer._train_batch_size = args.per_device_train_batch_size = share // accumulation
-    args.gradient_accumulation_steps = accumulation
+    trainer._train_batch_size = args.per_device_train_batch_size = size
+    args.gradient_accumulation_steps = share // size
     if args.process_index == 0:
         say(
-            f"{made}; going on with as many at {ranks}: --per_device_train_batch_size {share // accumulation} "
-            f"--gradient_accumulation_steps {accumulation}"
+            f"{made}; going on with as many at {ranks}: --per_device_train_batch_size {size} "
+            f"--gradient_accumulation_steps {share // size}"
         )
     return True
+
+
+def _batch_size_of(checkpoint: Path) -> int:
+    """How many samples a rank had in a batch."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    return int(state["train_batch_size"])
+
+
+def _left_out(trainer: Any, batch: int) -> int:
+    """Of the samples of an epoch those that do not fill a batch of all ranks; where nobody knows, all that may be."""
+    data = trainer.train_dataset
+    return len(data) % batch if hasattr(data, "__len__") else batch
 
 
 @contextmanager

@@ -89,13 +89,14 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
     assert "going on with as many" not in asked["stderr"]
 
     world = tmp_path / "2" / "checkpoint-20" / "world.json"
-    world.write_text('{"world_size": 5, "samples_per_step": 15}')
-    result = _start(2, tmp_path / "2", ["course.py"], *words)
-    assert result.returncode == 2, result.output
-    assert (
-        "15 samples in a step, of which 2 ranks cannot have equal shares; the next smaller number is 1\n"
-        in result.stderr
-    ), result.output
+    for ranks, samples, said in (
+        (5, 15, "15 samples in a step, of which 2 ranks cannot have equal shares; the next smaller number is 1\n"),
+        (3, 36, "of batches of 18, have other samples than those of 2 ranks, of batches of 12: start as many ranks"),
+    ):
+        world.write_text(json.dumps({"world_size": ranks, "samples_per_step": samples}))
+        result = _start(2, tmp_path / "2", ["course.py"], *words, "--dataloader_drop_last", "true")
+        assert result.returncode == 2, result.output
+        assert said in result.stderr, result.output
 
 
 @pytest.mark.parametrize(

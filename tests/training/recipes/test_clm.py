@@ -83,6 +83,10 @@ def test_resumes_where_it_stopped(tmp_path: Path, corpus: list[str]) -> None:
     (half / "again").mkdir(parents=True)
     for folder in (half, half / "again"):
         shutil.copytree(whole / "checkpoint-6", folder / "checkpoint-6")
+        shutil.copy(whole / ".run", folder)
+    others = half / "again" / "checkpoint-99"
+    shutil.copytree(whole / "checkpoint-6", others)
+    (others / "world.json").write_text(json.dumps({**_json(others / "world.json"), "run": "an earlier one"}))
 
     resumed = _clm(2, half, *words, "--resume_from_checkpoint", "last")
     assert resumed.returncode == 0, resumed.output

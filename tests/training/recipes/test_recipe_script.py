@@ -14,6 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from cpudist.errors import UserError
+from cpudist.huggingface.checkpoint_files import run_of
+from cpudist.training.recipes import resuming
 from cpudist.training.recipes.clm import DataArguments, next_token_losses
 from cpudist.training.recipes.language_modeling import ModelArguments
 from cpudist.training.recipes.script import IGNORED, ExactTrainer, mean_loss, parse, start
@@ -74,13 +76,26 @@ def test_checkpoints_are_resumed_from_or_left_alone(arguments: TrainingArguments
     with pytest.raises(UserError, match="--resume_from_checkpoint last"):
         start(options, arguments)
     arguments.resume_from_checkpoint = "last"
+    run = run_of(Path(arguments.output_dir))
     assert start(options, arguments) == str(checkpoint)
+    assert run_of(Path(arguments.output_dir)) not in (None, run), "a start is a run of its own"
     arguments.resume_from_checkpoint = "elsewhere"
     with pytest.raises(UserError, match="no checkpoint elsewhere"):
         start(options, arguments)
     arguments.do_train = False
     with pytest.raises(UserError, match="--do_train"):
         start(options, arguments)
+
+
+@pytest.mark.parametrize(
+    ("seen", "part"), [([{2}, {4}], "ranks see different ones"), ([{2}, set()], "rank 1 sees none")]
+)
+def test_hosts_without_a_checkpoint_in_common_are_a_user_error(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, seen: list[set[int]], part: str
+) -> None:
+    monkeypatch.setattr(resuming, "_everyones", lambda value: seen)
+    with pytest.raises(UserError, match=part):
+        start(DataArguments(train_file=["text.txt"]), arguments)
 
 
 def test_evaluation_loss_does_not_depend_on_batches(tmp_path: Path) -> None:
