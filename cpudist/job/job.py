@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.changes import Changes
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import failure, pinned
 from cpudist.job.interface import interface_variables
