@@ -117,7 +117,7 @@ def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(
     record = json.loads(output.with_suffix(".json").read_text())
     assert (record["exit"], record["steps"]) == ("interrupted", step)
     for event in ("saved", "ended"):
-        assert result.stdout.count(f"the script's callback: {event}\n") == 1, result.output
+        assert result.stdout.count(f"the script's callback: {event}") == 1, result.output
 
 
 def test_without_the_option_a_signal_ends_the_job(tmp_path: Path) -> None:
