@@ -8,6 +8,7 @@ of a torchrun job, and on both sides of a link that is down.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -103,7 +104,9 @@ class Watch:
             with contextlib.suppress(StoreLost):
                 self._store.set({_REPORTED: str(status).encode()})
         else:
-            status = self._reported_status(status)
+            with contextlib.suppress(StoreLost):
+                self._store.wait_all([_REPORTED], GRACE_SECONDS)
+                status = _reported_status(self._store, status)
         self._leave(self._store, status, first=reported)
 
     def finish(self) -> None:
@@ -210,8 +213,7 @@ class Watch:
                 self._say_who_is_lost()
                 self._watched.set({_REPORTED: b"1"})
                 self._leave(self._watched, 1, first=True)
-            reported = self._watched.get([_REPORTED])
-            self._leave(self._watched, int(reported[0]) if reported else 1, first=False)
+            self._leave(self._watched, _reported_status(self._watched, 1), first=False)
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, this rank must not go on alone
@@ -226,18 +228,17 @@ class Watch:
 
     # What the others have told
 
-    def _last_seen(self, store: Connection) -> dict[int, Whereabouts]:
-        keys = {rank: _HERE.format(rank=rank) for rank in range(self.world.size)}
-        told = [rank for rank, age in zip(keys, store.ages([*keys.values()]), strict=True) if age is not None]
+    def _last_seen(self, store: Connection, seconds: float = math.inf) -> dict[int, Whereabouts]:
+        """Where the ranks were, of those that have said so within `seconds`."""
+        keys = [_HERE.format(rank=rank) for rank in range(self.world.size)]
+        told = [rank for rank, age in enumerate(store.ages(keys)) if age is not None and age < seconds]
         values = store.get([keys[rank] for rank in told]) or []
         return {rank: Whereabouts.from_json(text.decode()) for rank, text in zip(told, values, strict=True)}
 
     def _places(self, store: Connection) -> dict[int, Whereabouts | None]:
         """Where every rank is; None for one that has not said so lately, as it did before."""
-        ages = store.ages([_HERE.format(rank=rank) for rank in range(self.world.size)])
-        seen = self._last_seen(store)
-        late = _SILENT_BEATS * self._beat
-        return {rank: seen.get(rank) if age is not None and age < late else None for rank, age in enumerate(ages)}
+        seen = self._last_seen(store, _SILENT_BEATS * self._beat)
+        return {rank: seen.get(rank) for rank in range(self.world.size)}
 
     def _who_has_not_finished(self) -> list[str]:
         seen = self._last_seen(self._store)
@@ -258,11 +259,11 @@ class Watch:
             time.sleep(_BEHIND_SECONDS)
         abort(status)
 
-    def _reported_status(self, otherwise: int) -> int:
-        with contextlib.suppress(StoreLost):
-            if self._store.wait_all([_REPORTED], GRACE_SECONDS):
-                return int((self._store.get([_REPORTED]) or [b"1"])[0])
-        return otherwise
+
+def _reported_status(store: Connection, otherwise: int) -> int:
+    """The exit status that the rank that has reported has told."""
+    reported = store.get([_REPORTED])
+    return int(reported[0]) if reported else otherwise
 
 
 def name_of(world: World) -> str:

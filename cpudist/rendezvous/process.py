@@ -73,7 +73,6 @@ class StoreProcess:
 
     def close(self) -> None:
         """Let it end as soon as the others have gone."""
-        self._said.close()
-        self._says.close()
+        self.disown()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
