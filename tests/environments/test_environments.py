@@ -63,7 +63,7 @@ INSIDE = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNR
         (INTEL, "intel-mpi", OverMpi(), 1),
         (HYDRA, "mpich", OverMpi(), 1),
         (OPEN_MPI | {"OMPI_LIBDIR_LOC": "/nowhere"}, "open-mpi", OverMpi("libmpi.so.40", mpich_abi=False), 1),
-        (STEP | {"SLURM_STEP_NODELIST": "n[1-2]"}, "slurm", AtAddress("n1", 15217), 1),
+        (STEP | {"SLURM_STEP_NODELIST": "n[1-2]"}, "slurm", AtAddress("n1", 15217, token="7.0"), 1),
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
         (BATCH_SCRIPT, "single", Alone(), 0),
         (TORCHRUN, "torchrun", AtAddress("localhost", 42805), 1),
