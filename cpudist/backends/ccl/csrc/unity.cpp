@@ -3,6 +3,7 @@
 #include "bootstrap.cpp"
 #include "calls.cpp"
 #include "choice.cpp"
+#include "completion_hooks.cpp"
 #include "datatypes.cpp"
 #include "endpoint.cpp"
 #include "engine.cpp"
