@@ -14,6 +14,7 @@
 #include "oneccl/baseline.cpp"
 #include "oneccl/communicator.cpp"
 #include "oneccl/divide.cpp"
+#include "oneccl/provider.cpp"
 #include "oneccl/transport.cpp"
 #include "process_group.cpp"
 #include "schedule.cpp"
