@@ -45,7 +45,7 @@ def patch(trainer_module: ModuleType, job: Job, begun: BegunByTrainer, weights: 
         collect is not None
         and list(inspect.signature(collect).parameters)[:3] == _COLLECT
         and list(inspect.signature(train).parameters)[:2] == _TRAIN
-        and hasattr(cls, "get_train_dataloader")
+        and all(hasattr(cls, name) for name in ("get_train_dataloader", "get_total_train_batch_size"))
     )
     check_known(trainer_module, known, TRANSFORMERS)
 

@@ -49,14 +49,19 @@ def sharing(trainer: Any, shares: Shares, weights: WeightsByTrainer) -> Iterator
         if epoch_iterator is not epoch:  # the first one begins where the checkpoint was saved
             resumed = epoch is None and not trainer.args.ignore_data_skip
             epoch, steps = epoch_iterator, sampler.weights(trainer.state.global_step if resumed else 0)
-        weights[trainer] = iter(next(steps))
+        weights[trainer] = iter(next(steps, []))  # transformers 4 asks for what it has skipped once more, at the end
         return collect(epoch_iterator, *args, **kwargs)
 
-    vars(trainer).update(get_train_dataloader=get_train_dataloader, get_batch_samples=get_batch_samples)
+    def get_total_train_batch_size(args: Any) -> int:
+        return shares.begun.samples_per_step
+
+    own = (get_train_dataloader, get_batch_samples, get_total_train_batch_size)
+    vars(trainer).update({method.__name__: method for method in own})
     try:
         yield
     finally:
-        del trainer.get_train_dataloader, trainer.get_batch_samples
+        for method in own:
+            del vars(trainer)[method.__name__]
         weights.pop(trainer, None)
 
 
