@@ -15,7 +15,7 @@ from cpudist.backends.ccl.build import cache_folder
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.waiting import poll
 
-STEPS, RATE = 100, 1e-3
+STEPS, RATE = 60, 1e-3
 MODEL = ["--config_overrides", "n_layer=2,n_embd=32,n_head=2", "--vocab_size", "512", "--block_size", "16"]
 
 
@@ -25,7 +25,7 @@ def test_4_ranks_then_3_with_the_same_schedule(own_bed: Bed, tmp_path: Path) -> 
     hosts.write_text("h0:3\nh1:1\n")
     words = ["launch", "--hostfile", str(hosts), "--max-restarts", "1", "--min-nodes", "1", "--", "clm", *MODEL]
     words += ["--train_file", f"{sysconfig.get_path('stdlib')}/heapq.py", "--output_dir", str(output), "--do_train"]
-    words += ["--max_steps", str(STEPS), "--save_steps", "10", "--learning_rate", str(RATE), "--logging_steps", "1"]
+    words += ["--max_steps", str(STEPS), "--save_steps", "20", "--learning_rate", str(RATE), "--logging_steps", "1"]
     words += ["--per_device_train_batch_size", "2", "--save_total_limit", "1", "--disable_tqdm", "true"]
 
     def lose_h1() -> None:
