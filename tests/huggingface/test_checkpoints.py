@@ -100,8 +100,11 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
     )
     world = tmp_path / "2" / "checkpoint-20" / "world.json"
     for begun, more, said in (
-        (Begun(1, 1, 1), [], "; 2 cannot have equal shares, nor unequal ones: they are only 1; start 1"),
-        (Begun(5, 15, 15), ["--average_tokens_across_devices", "false"], "average_tokens_across_devices is false"),
+        (
+            Begun(5, 15, 15),
+            ["--average_tokens_across_devices", "false"],
+            "2 cannot have equal shares, nor unequal ones: --average_tokens_across_devices is false; start 1\n",
+        ),
         (Begun(5, 15, 15), grouped, "grouped by length, they come in another order on 2: start as many ranks"),
     ):
         world.write_text(json.dumps(asdict(begun)))
