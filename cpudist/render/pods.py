@@ -18,13 +18,14 @@ from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Plan
 from cpudist.placement.plan import Wishes as PlanWishes
 from cpudist.render.document import Noted
-from cpudist.render.values import written
+from cpudist.render.values import MEBIBYTE, written
 from cpudist.render.wishes import Wishes
 
 USER = 1000  # of the Dockerfile's image
 
 # By its bare name: where it lies differs between processors, and the loader looks there.
 _ALLOCATOR = Path("libtcmalloc_minimal.so.4")
+_LAUNCHER_CPUS, _LAUNCHER_MEMORY = 1, 1024 * MEBIBYTE
 _SHARED_MEMORY, _DATA = "shared-memory", "data"
 
 
@@ -89,6 +90,17 @@ def pod(
         "volumes": volumes,
     }
     return spec | scheduling(wishes)
+
+
+def launcher(wishes: Wishes, container: str, command: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:
+    """The spec of a pod that starts the ranks of other pods, and hands its variables on to them."""
+    spec = pod(wishes, container, command, arguments)
+    (main,) = spec["containers"]
+    main["resources"] = resources(_LAUNCHER_CPUS, _LAUNCHER_MEMORY)
+    own = {_SHARED_MEMORY}  # it shares no memory with anybody
+    main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] not in own]
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] not in own]
+    return spec
 
 
 def scheduling(wishes: Wishes) -> dict[str, Any]:

@@ -8,20 +8,10 @@ from typing import Any
 
 import pytest
 from render import schemas
+from render.example import ALL, env
 
 CRDS = Path(__file__).parents[2].parent / "shared" / "kubernetes"
 Documents = Callable[..., list[dict[str, Any]]]
-
-ALL = [
-    *("--name", "digits", "--namespace", "team-a", "--image", "registry:5000/team/cpudist:1", "--replicas", "3"),
-    *("--ranks-per-pod", "2", "--cpus", "16", "--memory", "32Gi", "--shm", "2Gi", "--pvc", "data"),
-    *("--mount-path", "/work", "--node-selector", "disk=ssd", "--node-selector", "zone=b", "--env", "HF_HOME=/work/hf"),
-    *("--toleration", "batch=yes:NoSchedule", "--toleration", "spot", "--grace", "300"),
-]
-
-
-def env(container: dict[str, Any]) -> dict[str, str]:
-    return {variable["name"]: variable["value"] for variable in container["env"]}
 
 
 @pytest.mark.parametrize("words", [[], ["--replicas", "1"], ALL, [*ALL, "--min-replicas", "1", "--max-restarts", "5"]])

@@ -1,0 +1,48 @@
+"""Waits for hosts that are still starting, such as the pods of a job: until each lets us in and knows our name."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from cpudist.errors import UserError
+from cpudist.launch.hostfile import Host
+from cpudist.launch.remote import run_on
+
+_AT_ONCE = 64
+_ANSWER_SECONDS = 20.0
+_BETWEEN_SECONDS = 1.0
+
+
+def wait_for(hosts: Sequence[Host], seconds: float) -> None:
+    """Return once all hosts are there.
+
+    Raises:
+        UserError: some are not, after so many seconds; a line for each.
+    """
+    deadline = time.monotonic() + seconds
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        missing = list(hosts)
+        while True:
+            troubles = list(pool.map(_trouble, missing))
+            missing = [host for host, trouble in zip(missing, troubles, strict=True) if trouble]
+            if not missing:
+                return
+            if time.monotonic() + _BETWEEN_SECONDS > deadline:
+                raise UserError("\n".join(f"after {seconds:g} s, {trouble}" for trouble in troubles if trouble))
+            time.sleep(_BETWEEN_SECONDS)
+
+
+def _trouble(host: Host) -> str:
+    """Why a host is not ready; empty if it is. Hydra's helpers there call back by this host's name."""
+    own = socket.gethostname()
+    look_up = f"getent hosts {shlex.quote(own)} > /dev/null || echo unknown"
+    answer = run_on(host, ["sh", "-c", look_up], "", _ANSWER_SECONDS)
+    if answer.failure:
+        return f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
+    if "unknown" in answer.output:
+        return f"{host.where}: {host.name} does not know the name {own}; add it to DNS or to /etc/hosts there"
+    return ""
