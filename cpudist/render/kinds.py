@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpudist.render import mpijob, pytorchjob, trainjob
+from cpudist.render import mpijob, pytorchjob, slurm, trainjob
 from cpudist.render.option import Kind
 
-KINDS: tuple[Kind, ...] = (pytorchjob.KIND, mpijob.KIND, trainjob.KIND)
+KINDS: tuple[Kind, ...] = (pytorchjob.KIND, mpijob.KIND, trainjob.KIND, slurm.KIND)

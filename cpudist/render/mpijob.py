@@ -15,6 +15,7 @@ from cpudist.render import document, pods, values
 from cpudist.render import wishes as common
 from cpudist.render.document import Noted, Script
 from cpudist.render.option import Kind, Option
+from cpudist.render.ranks import train
 from cpudist.render.wishes import Wishes
 
 _IMPLEMENTATIONS = {"intel": "Intel", "mpich": "MPICH", "openmpi": "OpenMPI"}
@@ -71,7 +72,7 @@ def _replica(replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
 
 def _launcher(wishes: MpiJobWishes) -> dict[str, Any]:
     command = ["cpudist", "launch", "--hostfile", _HOSTFILE, "--mpi", wishes.mpi, "--wait", str(wishes.wait)]
-    return pods.launcher(wishes, "launcher", command, ["--", *pods.train(wishes)])
+    return pods.launcher(wishes, "launcher", command, ["--", *train(wishes.arguments)])
 
 
 def _worker(wishes: MpiJobWishes) -> dict[str, Any]:

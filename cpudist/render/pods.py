@@ -3,56 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from cpudist.machine.description import Machine
-from cpudist.machine.limits import Limits
-from cpudist.machine.topology import Cpu, assemble
 from cpudist.pinning.preload import allocator_decided
-from cpudist.pinning.wishes import data_workers
-from cpudist.placement.by_hand import by_hand
-from cpudist.placement.openmp import THREADS, threads_set
-from cpudist.placement.place import make_plan
-from cpudist.placement.plan import Plan
-from cpudist.placement.plan import Wishes as PlanWishes
 from cpudist.render.document import Noted
+from cpudist.render.ranks import planned, reasons
 from cpudist.render.values import MEBIBYTE, written
 from cpudist.render.wishes import Wishes
 
 USER = 1000  # of the Dockerfile's image
 
 # By its bare name: where it lies differs between processors, and the loader looks there.
-_ALLOCATOR = Path("libtcmalloc_minimal.so.4")
+_ALLOCATOR = "libtcmalloc_minimal.so.4"
 _LAUNCHER_CPUS, _LAUNCHER_MEMORY = 1, 1024 * MEBIBYTE
 _SHARED_MEMORY, _DATA = "shared-memory", "data"
 
 
-def train(wishes: Wishes) -> list[str]:
-    """The words after `cpudist-train`."""
-    own = [] if "--checkpoint-on-signal" in wishes.arguments else ["--checkpoint-on-signal"]
-    return [*own, *wishes.arguments]
-
-
-def plan_of(wishes: Wishes) -> Plan:
-    """The plan for the ranks of one pod. Its CPUs have no numbers yet: which ones they are, the node decides."""
-    topology = assemble(Cpu(number, core=number) for number in range(wishes.cpus))
-    threads, variable = threads_set(dict(wishes.env)) or (None, THREADS)
-    several = wishes.replicas * wishes.ranks_per_pod > 1
-    asked = PlanWishes(wishes.ranks_per_pod, data_workers(wishes.arguments), False, threads, variable, several)
-    return replace(make_plan(Machine(topology, Limits()), asked), pinned=False)
-
-
 def variables(wishes: Wishes) -> list[dict[str, Any]]:
     """For the ranks: those of the plan, each with its reason, and the user's."""
-    own, plan = dict(wishes.env), plan_of(wishes)
-    preload = None if allocator_decided(own) else _ALLOCATOR
-    # Ranks place themselves, also under Intel MPI, whose own pinning the launcher switches off.
-    planned = {name: value for name, value in by_hand(plan, own, preload).variables.items() if name[:6] != "I_MPI_"}
-    why = _reasons(wishes, plan)
+    own, several = dict(wishes.env), wishes.replicas * wishes.ranks_per_pod > 1
+    plan, found = planned(wishes.cpus, wishes.ranks_per_pod, own, wishes.arguments, several)
+    if not allocator_decided(own):
+        found["LD_PRELOAD"] = _ALLOCATOR
+    why = reasons(plan, wishes.cpus)
     return [
-        *({"name": name, "value": Noted(value, why[name])} for name, value in planned.items()),
+        *({"name": name, "value": Noted(value, why[name])} for name, value in found.items()),
         *({"name": name, "value": value} for name, value in own.items()),
     ]
 
@@ -125,16 +100,3 @@ def _shared_memory(wishes: Wishes) -> dict[str, Any]:
         f" limit of {written(wishes.memory)}: {left} are left for the ranks"
     )
     return {"medium": "Memory", "sizeLimit": Noted(written(size), why)}
-
-
-def _reasons(wishes: Wishes, plan: Plan) -> dict[str, str]:
-    first = plan.ranks[0]
-    kept = {"to move messages": first.communication_cpus, "to load data": first.data_cpus}
-    less = " and ".join(f"{len(cpus)} {what}" for what, cpus in kept.items() if cpus)
-    without = f"; of each rank's CPUs the plan keeps {less}" if less else ""
-    return {
-        THREADS: f"OpenMP's and torch's threads of each rank: {wishes.cpus} CPUs, divided by the pod's ranks{without}",
-        "CCL_WORKER_OFFLOAD": "no CPU can be spared for a worker thread of oneCCL, which would slow the computation",
-        "CCL_WORKER_COUNT": "one worker thread of oneCCL, on the CPU that the plan keeps for messages",
-        "LD_PRELOAD": "tcmalloc keeps freed memory, so a step takes about a fifth less time; the image has it",
-    }

@@ -15,6 +15,7 @@ from cpudist.render import document, pods, values
 from cpudist.render import wishes as common
 from cpudist.render.document import Noted
 from cpudist.render.option import Kind, Option
+from cpudist.render.ranks import train
 from cpudist.render.wishes import Wishes
 
 _PORT = 23456
@@ -85,7 +86,7 @@ def _replicas(wishes: PyTorchJobWishes) -> dict[str, Any]:
 def _replica(wishes: PyTorchJobWishes, replicas: int) -> dict[str, Any]:
     command = ["torchrun", f"--nproc-per-node={wishes.ranks_per_pod}", "--no-python", "cpudist-train"]
     spec = pods.pod(
-        wishes, "pytorch", command, pods.train(wishes), [{"name": "pytorchjob-port", "containerPort": _PORT}]
+        wishes, "pytorch", command, train(wishes.arguments), [{"name": "pytorchjob-port", "containerPort": _PORT}]
     )
     spec["containers"][0]["env"].append(shutdown_timeout(wishes))
     # An elastic job outlives a pod: its operator calls a job with a failed pod failed unless pods may be restarted.

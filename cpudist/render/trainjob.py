@@ -15,6 +15,7 @@ from cpudist.render import wishes as common
 from cpudist.render.document import Noted
 from cpudist.render.option import Kind
 from cpudist.render.pytorchjob import shutdown_timeout
+from cpudist.render.ranks import train
 from cpudist.render.wishes import Wishes
 
 _API = "trainer.kubeflow.org/v1alpha1"
@@ -78,7 +79,7 @@ def _metadata(wishes: Wishes) -> dict[str, Any]:
 
 def _pod(wishes: Wishes) -> dict[str, Any]:
     command = ["torchrun", f"--nproc-per-node={wishes.ranks_per_pod}", "--no-python", "cpudist-train"]
-    spec = pods.pod(wishes, _NODE, command, pods.train(wishes))
+    spec = pods.pod(wishes, _NODE, command, train(wishes.arguments))
     spec["containers"][0]["env"].append(shutdown_timeout(wishes))
     return spec
 
