@@ -108,13 +108,17 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
         def state() -> str:
             return run("squeue", "--noheader", "--states", "all", "--jobs", job, "--format", "%T %r")
 
+        def started_again() -> bool:
+            """Slurm would let two minutes pass, and says so only once the old processes have ended."""
+            if state() == "PENDING BeginTime":
+                run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return " Restarts=1 " in run("scontrol", "show", "job", job) and state() == "RUNNING None"
+
         try:
             assert said("'loss'"), output.read_text()
             run("sbatch", "--partition", "urgent", "--exclusive", "--output", "/dev/null", "--wrap", "true")
             assert said("SIGTERM: saved out/checkpoint-"), output.read_text()
-            # Slurm lets two minutes pass. As long as the old processes end, that cannot be changed; state() tells when.
-            assert poll(lambda: state() == "PENDING BeginTime", 30), state()
-            run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            assert poll(started_again, 60), state()
             assert said("restart 1: going on from out/checkpoint-"), output.read_text()
             first = output.read_text().count("'loss'")
             assert poll(lambda: output.read_text().count("'loss'") > first, 60)
