@@ -102,7 +102,7 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
         job = run("sbatch", "--parsable", "job.sh")
         output = tmp_path / f"digits-{job}.out"
 
-        def said(words: str, seconds: float = 60) -> bool:
+        def said(words: str, seconds: float = 150) -> bool:
             return poll(lambda: output.exists() and words in output.read_text(), seconds)
 
         def state() -> str:
@@ -121,7 +121,7 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
             assert poll(started_again, 60), state()
             assert said("restart 1: going on from out/checkpoint-"), output.read_text()
             first = output.read_text().count("'loss'")
-            assert poll(lambda: output.read_text().count("'loss'") > first, 60)
+            assert poll(lambda: output.read_text().count("'loss'") > first, 150)
             run("scancel", "--signal=USR1", job)  # as --signal has it sent
             assert said("SIGUSR1: saved out/checkpoint-"), output.read_text()
             assert poll(lambda: state() == "FAILED NonZeroExitCode", 30), state()
