@@ -18,8 +18,11 @@ _EPILOG = """\
 examples:
   two pods of two ranks each, with data and checkpoints on a claim that both mount:
     cpudist render pytorchjob --replicas 2 --ranks-per-pod 2 --cpus 8 --memory 16Gi --pvc data \\
-        -- clm --train_file corpus/*.txt --output_dir out --do_train > job.yaml
+        -- images --dataset_name digits --output_dir out --do_train > job.yaml
     kubectl apply -f job.yaml
+  the same over MPI, and on Slurm:
+    cpudist render mpijob --mpi intel --replicas 2 --ranks-per-pod 2 --cpus 8 --pvc data -- train.py --epochs 3
+    cpudist render slurm --nodes 2 --ranks-per-socket 1 --cpus-per-rank 24 --time 04:00:00 -- train.py --epochs 3
 """
 
 

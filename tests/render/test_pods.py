@@ -33,8 +33,8 @@ SMALL = ("--ranks-per-pod", "2", "--cpus", "2", "--memory", "3Gi", "--name", "di
 LEARN = ("images", "--dataset_name", "digits", "--output_dir", "out", "--do_train")
 QUIET = ("--logging_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true")
 ENDLESS = (*LEARN, *QUIET, "--max_steps", "1000000")
-# The pods share this machine's cores, and their groups take turns. oneCCL polls while it starts over libfabric, and ranks
-# of another group would wait for minutes; over MPI, and without groups, it does not.
+# The pods share this machine's cores, and their groups take turns. oneCCL polls while it starts over libfabric, and the
+# ranks of another group wait for minutes; over MPI, and without groups, they do not.
 OVER_TCP, OVER_MPI = ("--", "--backend", "gloo"), ("--", "--backend", "ccl")
 
 
