@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import socket
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from cpudist.errors import UserError
 from cpudist.launch.hostfile import Host
-from cpudist.launch.remote import is_here, run_on
+from cpudist.launch.remote import ask_all, is_here, run_on
 
-_AT_ONCE = 64
 _ANSWER_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
 
@@ -24,25 +23,24 @@ def wait_for(hosts: Sequence[Host], seconds: float) -> None:
         UserError: some are not, after so many seconds; a line for each.
     """
     deadline = time.monotonic() + seconds
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        missing = list(hosts)
-        while True:
-            troubles = list(pool.map(_trouble, missing))
-            missing = [host for host, trouble in zip(missing, troubles, strict=True) if trouble]
-            if not missing:
-                return
-            if time.monotonic() + _BETWEEN_SECONDS > deadline:
-                raise UserError("\n".join(f"after {seconds:g} s, {trouble}" for trouble in troubles if trouble))
-            time.sleep(_BETWEEN_SECONDS)
+    missing = list(hosts)
+    while True:
+        troubles = ask_all(missing, _trouble)
+        missing = [host for host, trouble in zip(missing, troubles, strict=True) if trouble]
+        if not missing:
+            return
+        if time.monotonic() + _BETWEEN_SECONDS > deadline:
+            raise UserError("\n".join(f"after {seconds:g} s, {trouble}" for trouble in troubles if trouble))
+        time.sleep(_BETWEEN_SECONDS)
 
 
-def _trouble(host: Host) -> str:
+async def _trouble(host: Host) -> str:
     """Why a host is not ready; empty if it is. Hydra's helpers there call back by this host's name."""
-    if is_here(host.name):
+    if await asyncio.to_thread(is_here, host.name):
         return ""
     own = socket.gethostname()
     look_up = f"getent hosts {shlex.quote(own)} > /dev/null || echo unknown"
-    answer = run_on(host, ["sh", "-c", look_up], "", _ANSWER_SECONDS)
+    answer = await run_on(host, ["sh", "-c", look_up], "", _ANSWER_SECONDS)
     if answer.failure:
         return f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
     if "unknown" in answer.output:
