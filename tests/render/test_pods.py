@@ -38,6 +38,23 @@ ENDLESS = (*LEARN, *QUIET, "--max_steps", "1000000")
 OVER_TCP, OVER_MPI = ("--", "--backend", "gloo"), ("--", "--backend", "ccl")
 
 
+# What mpi-operator sets in the launcher's pod: {0} is the hostfile, {1} the ranks of a worker.
+OF_THE_OPERATOR = {
+    "intel": {
+        "I_MPI_HYDRA_HOST_FILE": "{0}",
+        "I_MPI_PERHOST": "{1}",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o ConnectionAttempts=10",
+    },
+    "mpich": {"HYDRA_HOST_FILE": "{0}", "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10"},
+    "openmpi": {
+        "OMPI_MCA_orte_default_hostfile": "{0}",
+        "OMPI_MCA_orte_set_default_slots": "{1}",
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    },
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def possible() -> None:
     if reason := missing():
@@ -170,9 +187,9 @@ def test_a_pytorchjob_is_preempted_and_goes_on(
     assert all(rank["omp_threads"] == 1 for rank in found["pinning"])
 
 
-@pytest.mark.parametrize("mpi", ["intel"])
+@pytest.mark.parametrize(("mpi", "name"), [("intel", "intel-mpi"), ("mpich", "mpich"), ("openmpi", "open-mpi")])
 def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
-    bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, mpi: str
+    bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, mpi: str, name: str
 ) -> None:
     """The launcher starts first; names and sshd come later. Then a worker gets SIGTERM, and all ranks save and end."""
     (job,) = documents("mpijob", *SMALL, "--mpi", mpi, "--mount-path", str(data), target=(*OVER_MPI, *ENDLESS))
@@ -180,10 +197,10 @@ def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
     _mount_keys(tmp_path / "bed" / "ssh", paths)
     workers = {f"digits-worker-{index}.digits.default.svc": f"h{1 + index}" for index in range(2)}
     slots = job["spec"]["slotsPerWorker"]
-    (tmp_path / "hostfile").write_text("".join(f"{name}:{slots}\n" for name in workers))
+    form = "{} slots={}\n" if mpi == "openmpi" else "{}:{}\n"
+    (tmp_path / "hostfile").write_text("".join(form.format(worker, slots) for worker in workers))
     launcher, worker = (job["spec"]["mpiReplicaSpecs"][name]["template"]["spec"] for name in ("Launcher", "Worker"))
-    extra = {"I_MPI_HYDRA_HOST_FILE": str(tmp_path / "hostfile"), "I_MPI_PERHOST": str(slots)}
-    extra["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = "-o ConnectionAttempts=10"
+    extra = {variable: value.format(tmp_path / "hostfile", slots) for variable, value in OF_THE_OPERATOR[mpi].items()}
 
     pods = Pods(bed, groups, tmp_path, paths)
     launching = pods.start(0, launcher, {"K_MPI_JOB_ROLE": "launcher", **extra})
@@ -197,7 +214,7 @@ def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
     ((step, _),) = checkpoints(data / "out").items()
     assert f"SIGTERM: saved out/checkpoint-{step}" in pods.text()
     found = record(data)
-    assert (found["launcher"], found["world_size"], found["hosts"]) == ("intel-mpi", 4, ["h1", "h2"])
+    assert (found["launcher"], found["world_size"], found["hosts"]) == (name, 4, ["h1", "h2"])
     assert (found["exit"], found["steps"]) == ("interrupted", step)
     assert poll(lambda: not bed.processes("h2"), 30), bed.processes("h2")
 
