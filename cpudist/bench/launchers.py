@@ -29,6 +29,7 @@ class Launcher:
         flags: what the script gets besides what it gets from all.
         variables: what this way needs in the environment.
         missing: why it cannot be used here; empty where it can.
+        varies: whether it only varies the one before it; a smoke test leaves it out.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Launcher:
     flags: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
+    varies: bool = False
 
 
 def find(folder: Path) -> list[Launcher]:
@@ -58,10 +60,11 @@ def find(folder: Path) -> list[Launcher]:
             on_gloo,
             {**gloo, "LD_PRELOAD": str(tcmalloc)},
             "" if tcmalloc else "tcmalloc is not installed, or the environment has decided about the allocator",
+            varies=True,
         ),
         Launcher("accelerate launch --cpu, gloo", _accelerate(folder), on_gloo, gloo, without_mpi),
         Launcher("mpirun, ccl", mpirun, on_ccl, missing=without_mpi),
-        Launcher("mpirun, ccl, --use_ipex", mpirun, (*on_ccl, "--use_ipex"), missing=without_mpi),
+        Launcher("mpirun, ccl, --use_ipex", mpirun, (*on_ccl, "--use_ipex"), missing=without_mpi, varies=True),
     ]
 
 
