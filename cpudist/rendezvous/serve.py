@@ -24,7 +24,8 @@ _BACKLOG = 4096
 
 def main() -> None:
     """Serve as standard input says, for as long as it stays open."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Slurm sends its signals, SIGUSR1 before the time is over among them, to all that a rank has started.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the ranks still have to tell each other how they end
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
