@@ -18,7 +18,7 @@ def test_the_example_is_executed() -> None:
     assert found, result.output
     assert float(found[1]) > 0.8
     assert result.stdout.count("of 360 digits right") == 4, "rank 0 alone prints"
-    assert re.search(r"\repoch 3: +100%", result.stderr), "the progress bar is drawn as it goes"
+    assert len(re.findall(r"epoch 3: +\d+%", result.stderr)) > 1, "the progress bar is drawn as it goes"
 
 
 def test_an_interrupted_cell_leaves_nothing_and_the_next_one_works() -> None:
