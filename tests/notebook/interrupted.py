@@ -15,20 +15,18 @@ from jupyter_client.blocking import BlockingKernelClient
 _WAIT_SECONDS = 120  # for the next message of the kernel
 
 DEFINE = """
-import os, time
 import cpudist
-def work(seconds):
+def work(steps):
     world = cpudist.init()
     import torch.distributed as dist
     dist.barrier()
     if world.rank == 0:
         print("at work", flush=True)
-    end = time.time() + seconds
-    while time.time() < end:
+    for _ in range(steps):
         dist.barrier()
     return world.size
 """
-LAUNCH = "print('result', cpudist.notebook_launcher(work, ({seconds},)))"
+LAUNCH = "print('result', cpudist.notebook_launcher(work, ({steps},)))"
 
 
 class Kernel:
@@ -91,11 +89,11 @@ def main(times: int) -> None:
         kernel.run(DEFINE)
         seconds = []
         for number in range(times):
-            kernel.start(LAUNCH.format(seconds=1000))
+            kernel.start(LAUNCH.format(steps=10**9))
             time.sleep(0.1 * (number % 5))  # at different moments
             seconds.append(kernel.interrupt())
             print(f"{number + 1}: all gone after {seconds[-1]:.1f} s", flush=True)
-        said = kernel.run(LAUNCH.format(seconds=0.1))
+        said = kernel.run(LAUNCH.format(steps=10))
         assert "result 2" in said, said
         print(f"{times} interrupted cells left nothing; all gone after {min(seconds):.1f} to {max(seconds):.1f} s")
     finally:
