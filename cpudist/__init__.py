@@ -23,6 +23,7 @@ from cpudist.version import __version__
 if TYPE_CHECKING:
     from cpudist import backends
     from cpudist.api import init, shutdown, step, wrap
+    from cpudist.notebook import notebook_launcher
     from cpudist.optimization import optimize
     from cpudist.world import World
 
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "backends",
     "init",
+    "notebook_launcher",
     "optimize",
     "shutdown",
     "step",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "World": "cpudist.world",
     "init": "cpudist.api",
+    "notebook_launcher": "cpudist.notebook",
     "optimize": "cpudist.optimization",
     "shutdown": "cpudist.api",
     "step": "cpudist.api",

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from cpudist.environments.base import Alone, AtAddress, Environment, OverMpi, Placement, Rendezvous
+from cpudist.environments.base import Alone, AtAddress, Environment, InStore, OverMpi, Placement, Rendezvous
 from cpudist.environments.intel_mpi import IntelMpi
 from cpudist.environments.mpich import Mpich
+from cpudist.environments.notebook import Notebook
 from cpudist.environments.openmpi import OpenMpi
 from cpudist.environments.pytorchjob import PyTorchJob
 from cpudist.environments.single import Single
@@ -19,13 +20,24 @@ from cpudist.environments.slurm import Slurm
 from cpudist.environments.torchrun import Torchrun
 from cpudist.environments.variables import Variables
 
-__all__ = ["ENVIRONMENTS", "Alone", "AtAddress", "Environment", "OverMpi", "Placement", "Rendezvous", "detect"]
+__all__ = [
+    "ENVIRONMENTS",
+    "Alone",
+    "AtAddress",
+    "Environment",
+    "InStore",
+    "OverMpi",
+    "Placement",
+    "Rendezvous",
+    "detect",
+]
 
 # Launchers run inside each other and variables are inherited, so the innermost one must be asked first:
 # - torchrun runs inside everything: mpirun or srun may start one torchrun per node, a pod may run it.
 # - A pod of a PyTorchJob may run mpirun, which then numbers the ranks of that pod only; PyTorchJob combines both.
 # - Intel MPI's Hydra sets what MPICH's sets and more.
 # - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step.
+# - A notebook's ranks carry no other launcher's variables: who has them runs inside a rank.
 # - RANK and WORLD_SIZE that a script has set by hand, under mpirun or srun, say no more than those know.
 ENVIRONMENTS: tuple[type[Environment], ...] = (
     Torchrun,
@@ -34,6 +46,7 @@ ENVIRONMENTS: tuple[type[Environment], ...] = (
     Mpich,
     OpenMpi,
     Slurm,
+    Notebook,
     Variables,
     Single,
 )

@@ -70,11 +70,27 @@ class AtAddress:
 
 
 @dataclass(frozen=True)
+class InStore:
+    """The ranks meet in the job's own store, which whoever started them serves.
+
+    Attributes:
+        host, port: where.
+        job: of all that meet there, one after the other, which.
+        token: what whoever connects must know; may be empty.
+    """
+
+    host: str
+    port: int
+    job: str
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
 class Alone:
     """There is nobody to meet."""
 
 
-Rendezvous = OverMpi | AtAddress | Alone
+Rendezvous = OverMpi | AtAddress | InStore | Alone
 
 
 class Environment(ABC):

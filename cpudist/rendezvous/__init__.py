@@ -11,6 +11,7 @@ It is told how the ranks meet, and does not ask who started them. It must not kn
 
 from cpudist.rendezvous.connection import Address, Connection, StoreLost
 from cpudist.rendezvous.exchange import exchange
-from cpudist.rendezvous.meeting import Meeting, meet
+from cpudist.rendezvous.meeting import Meeting, meet, silence
+from cpudist.rendezvous.process import StoreProcess
 
-__all__ = ["Address", "Connection", "Meeting", "StoreLost", "exchange", "meet"]
+__all__ = ["Address", "Connection", "Meeting", "StoreLost", "StoreProcess", "exchange", "meet", "silence"]

@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import first_line
-from cpudist.environments import Alone, AtAddress, OverMpi, Placement, Rendezvous
+from cpudist.environments import Alone, AtAddress, InStore, OverMpi, Placement, Rendezvous
 from cpudist.errors import UserError
 from cpudist.machine.identity import addresses, free_port, node_identity
 from cpudist.rendezvous import mpi
@@ -92,6 +92,10 @@ def meet(
             return _meet_by_agent(rendezvous, placement, attempt, timeout, interface)
         case AtAddress():
             return _meet_at(rendezvous, placement, attempt, timeout, interface)
+        case InStore():
+            job = f"{rendezvous.job}/{attempt}"
+            place = Address((rendezvous.host,), rendezvous.port, rendezvous.token.encode(), silence(timeout), job)
+            return _meet_in(place, placement, timeout)
         case Alone():
             from torch.distributed import HashStore
 
@@ -146,12 +150,17 @@ def _meet_at(address: AtAddress, placement: Placement, attempt: str, timeout: fl
     """Meet where rank 0 has to serve."""
     if placement.rank == 0:
         _server_at(address, interface)
-    place = Address((address.host,), address.port, address.token.encode(), _silence(timeout), attempt)
+    place = Address((address.host,), address.port, address.token.encode(), silence(timeout), attempt)
+    return _meet_in(place, placement, timeout)
+
+
+def _meet_in(place: Address, placement: Placement, timeout: float) -> Meeting:
+    """Meet in the job's store, whose place all ranks know."""
     meeting = _connect(place, timeout, timeout)
     _arrive(meeting, placement)
     if placement.rank == 0:
         meeting.store.set("free_port", str(free_port()))
-    return replace(meeting, host=address.host, port=int(meeting.store.get("free_port")))
+    return replace(meeting, host=place.hosts[0], port=int(meeting.store.get("free_port")))
 
 
 # The address is the same for every job of a process. A rank that starts the next one may do so before rank 0 does, and
@@ -196,7 +205,7 @@ def _serve(
     own = addresses(interface)
     token = secrets.token_bytes(32)
     listening = [_LOOPBACK] if one_machine else own if interface else []
-    server = StoreProcess(listening, 0, _mixed(token, secret), _silence(timeout))
+    server = StoreProcess(listening, 0, _mixed(token, secret), silence(timeout))
     return server, _Offer([_LOOPBACK] if one_machine else own, server.port, token.hex(), free_port())
 
 
@@ -209,7 +218,7 @@ def _accept(
     offer: _Offer, server: StoreProcess | None, patience: float, timeout: float, secret: bytes = b""
 ) -> Meeting:
     token = _mixed(bytes.fromhex(offer.token), secret)
-    place = Address(tuple(offer.hosts), offer.port, token, _silence(timeout))
+    place = Address(tuple(offer.hosts), offer.port, token, silence(timeout))
     return replace(_connect(place, patience, timeout), port=offer.free_port, server=server)
 
 
@@ -223,6 +232,6 @@ def _connect(place: Address, patience: float, timeout: float) -> Meeting:
     return Meeting(store, replace(place, hosts=(host,)), host, place.port)
 
 
-def _silence(timeout: float) -> float:
+def silence(timeout: float) -> float:
     """How long the network may keep a rank from the store: less than a collective may take, at most half a minute."""
     return min(_LONGEST_SILENCE, max(5.0, timeout / 2))

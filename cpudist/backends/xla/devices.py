@@ -78,6 +78,14 @@ def lacks(kind: str) -> str | None:
     return None
 
 
+def count(kind: str) -> int | None:
+    """How many devices of this kind this host has, by its device files; None where each process makes its own."""
+    if kind == "cpu":
+        return None
+    found = glob("/dev/accel*") or glob("/dev/vfio/[0-9]*") if kind == "tpu" else glob("/dev/nvidia[0-9]*")
+    return len(found) or None
+
+
 def explained(variables: Mapping[str, str]) -> dict[str, str]:
     """The runtime's variables that are set, each with its meaning."""
     return {name: f"{variables[name]}: {meaning}" for name, meaning in MEANINGS.items() if name in variables}

@@ -1,0 +1,164 @@
+"""Carries a notebook's function, its arguments and all that it uses over to other processes.
+
+What a notebook has defined exists in no file, so cloudpickle writes it down by value. What cannot be written down, or
+would silently mean something else in another process, is an error that names the object as the notebook does.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import linecache
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+from cpudist.errors import UserError
+
+_MAIN = "__main__"
+_DEPTH = 8  # how far to look for the object that cannot be carried
+_MOST = 1000  # of a container's entries
+
+# What knows the process that it was made in: module, class, and where to make it.
+_OF_THIS_PROCESS = (
+    ("accelerate.", ("Accelerator", "PartialState", "AcceleratorState", "GradientState"), "it belongs to this process"),
+    ("cpudist.", ("World",), "it describes this process"),
+    ("torch.", ("ProcessGroup", "DistributedDataParallel"), "it belongs to this process"),
+)
+
+
+class _NotHere(Exception):
+    """An object that would mean something else in another process."""
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Notes what of the notebook's own it writes down.
+
+    Attributes:
+        definitions: functions and classes of `__main__`, by their names there.
+        files: the files, real or not, that functions were defined in.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.definitions: dict[str, Any] = {}
+        self.files: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        for module, names, reason in _OF_THIS_PROCESS:
+            if kind.__name__ in names and kind.__module__.startswith(module):
+                raise _NotHere(reason)
+        if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == _MAIN:
+            name: str = obj.__name__
+            if vars(sys.modules[_MAIN]).get(name) is obj:
+                self.definitions[name] = obj
+            if isinstance(obj, types.FunctionType):
+                self.files.add(obj.__code__.co_filename)
+        return super().reducer_override(obj)
+
+
+def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> None:
+    """Write down a call, for `unpack`.
+
+    Raises:
+        UserError: something that the function uses cannot be carried over; the message names it.
+    """
+    pickler = _Pickler(file)
+    try:
+        pickler.dump((function, tuple(args)))
+        pickler.dump(pickler.definitions)
+        # A notebook's source exists nowhere else; tracebacks show it.
+        sources = {name: linecache.getlines(name) for name in pickler.files if not os.path.exists(name)}
+        pickler.dump(sources)
+    except Exception as error:  # noqa: BLE001 - objects raise what they like
+        raise UserError(_explain(function, args, error)) from None
+
+
+def unpack(file: BinaryIO) -> Callable[[], Any]:
+    """The call that `pack` has written, to be called without arguments.
+
+    This process takes over the notebook's `__main__`, as far as the call uses it: what pickles by reference there (a
+    model saved whole, an object sent to another rank) does here too.
+    """
+    unpickler = pickle.Unpickler(file)
+    function, args = unpickler.load()
+    main = types.ModuleType(_MAIN)
+    vars(main).update(unpickler.load())
+    sys.modules[_MAIN] = main
+    for name, lines in unpickler.load().items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    return functools.partial(function, *args)
+
+
+def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseException) -> str:
+    """Which object it was, in the notebook's words."""
+    name, value, user = getattr(function, "__name__", "the function"), function, ""
+    for index, argument in enumerate(args):
+        if _refusal(argument) is not None:
+            name, value = f"args[{index}]", argument
+    for _ in range(_DEPTH):
+        found = next(((part, inside) for part, inside in _parts(name, value) if _refusal(inside) is not None), None)
+        if found is None:
+            break
+        user = name if isinstance(value, types.FunctionType) else user
+        name, value = found
+    reason = _refusal(value) or str(error)
+    used = f", which {user} uses," if user else ""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return (
+        f"{name} (of type {kind}){used} cannot be carried over to the ranks' processes: {reason}; make it inside the"
+        " function, or pass what it can be made from"
+    )
+
+
+def _refusal(value: Any) -> str | None:
+    """Why an object cannot be carried over; None where it can."""
+    try:
+        _Pickler(io.BytesIO()).dump(value)
+    except Exception as error:  # noqa: BLE001 - objects raise what they like
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds or uses, each with its name."""
+    if isinstance(value, types.MethodType):
+        yield f"{name}.__self__", value.__self__
+    elif isinstance(value, functools.partial):
+        yield from ((f"{name}.{part}", getattr(value, part)) for part in ("func", "args", "keywords"))
+    elif isinstance(value, types.FunctionType):
+        yield from _used_by(value)
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{index}]", part) for index, part in enumerate(value[:_MOST]))
+    elif isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", part) for key, part in list(value.items())[:_MOST])
+    elif isinstance(value, type):
+        yield from ((f"{name}.{key}", part) for key, part in vars(value).items() if callable(part))
+    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
+        yield from ((f"{name}.{key}", part) for key, part in vars(value).items())
+
+
+def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables around a function and the global ones that it and the functions inside it name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    yield from (("a default value", value) for value in function.__defaults__ or ())
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

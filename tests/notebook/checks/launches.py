@@ -1,0 +1,100 @@
+"""Starts a job as a notebook's cell does; prints what came of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+import torch
+
+import cpudist
+
+
+class Unlucky(Exception):
+    pass
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def make(scale: float):
+    weights = torch.full((4,), scale)
+
+    def work(name: str):
+        import torch.distributed as dist
+        from accelerate import Accelerator
+
+        world = cpudist.init()
+        print(f"rank {world.rank} prints")
+        print(f"rank {world.rank} warns", file=sys.stderr)
+        accelerator = Accelerator()
+        assert (accelerator.num_processes, accelerator.process_index) == (world.size, world.rank)
+        assert (world.launcher, world.backend) == ("notebook", "ccl")
+        model = accelerator.prepare(Net())
+        with accelerator.autocast():
+            kind = model.module.layer(torch.ones(1, 4)).dtype
+        total = weights * (world.rank + 1)
+        dist.all_reduce(total)
+        everyone = [None] * world.size
+        dist.all_gather_object(everyone, Net())  # pickled by reference: `__main__` has to be the notebook's
+        assert [type(one) for one in everyone] == [Net] * world.size
+        return {"name": name, "total": total, "kind": kind, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
+
+    return work
+
+
+def fails(how: str) -> str:
+    world = cpudist.init()
+    attempt = os.environ["CPUDIST_RESTART_COUNT"]
+    if how == "raise":
+        print(f"rank {world.rank} prints")
+        torch.distributed.barrier()
+    if world.rank == 1 and attempt == "0":
+        if how == "raise":
+            raise Unlucky("no such thing")
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.barrier()
+    return f"attempt {attempt}"
+
+
+def sleeps() -> None:
+    world = cpudist.init()
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)  # also what ranks have started is to go
+    torch.distributed.barrier()
+    if world.rank == 0:
+        print("asleep", flush=True)
+    time.sleep(1000)
+
+
+def main(what: str) -> None:
+    if what == "result":
+        # What would be left to children that are forked: threads, and a process group of one.
+        torch.ones(500, 500) @ torch.ones(500, 500)
+        found = cpudist.notebook_launcher(make(3.0), ("x",), mixed_precision="bf16", backend="ccl")
+        assert isinstance(found["net"], Net)
+        print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
+        return
+    if what == "sleep":
+        cpudist.notebook_launcher(sleeps)
+    if what == "raise":
+        try:
+            cpudist.notebook_launcher(fails, [what], log_line_prefix_template="[${role_name}${rank}]: ")
+        except Unlucky:
+            print("\ncaught it")
+            traceback.print_exc(file=sys.stdout)
+    if what == "kill":
+        print(cpudist.notebook_launcher(fails, [what], max_restarts=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,101 @@
+"""What a notebook's function uses gets to other processes, or the error names it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpudist.errors import UserError
+from cpudist.notebook.carry import pack, unpack
+from cpudist.world import World
+
+NOTEBOOK = """
+import threading
+lock = threading.Lock()
+lines = (line for line in "abc")
+class Model:
+    def __init__(self):
+        self.parts = {"first": [1, lock]}
+model = Model()
+factor = 2
+def helper(): return lock
+def uses_lock(): return lock
+def uses_helper(): return [helper() for _ in range(1)]
+def uses_model(): return model
+def uses_nested():
+    def inside(): return lines
+    return inside()
+def uses_world(): return world
+def takes(x): return None
+def makes(x): return factor * x
+def around():
+    event = threading.Event()
+    def waits(): return event
+    return waits
+waits = around()
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of a notebook, which is `__main__`."""
+    main = types.ModuleType("__main__")
+    vars(main).update(__file__=__file__, world=World(0, 1, 0, 1, 0, 1, "single"))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(NOTEBOOK, "<cell>", "exec"), vars(main))
+    return vars(main)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("uses_lock", r"lock \(of type _thread.lock\), which uses_lock uses, cannot be carried over"),
+        ("uses_helper", r"lock \(of type _thread.lock\), which helper uses,"),
+        ("uses_model", r"model.parts\['first'\]\[1\] \(of type _thread.lock\), which uses_model uses,"),
+        ("uses_nested", r"lines \(of type generator\), which uses_nested uses,"),
+        ("uses_world", r"world \(of type cpudist.world.World\), which uses_world uses, .*: it describes this process;"),
+        ("waits", r"event\._cond\._lock \(of type _thread.lock\), which waits uses,"),
+    ],
+)
+def test_what_cannot_be_carried_is_named(notebook: dict[str, Any], function: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pack(notebook[function], (), io.BytesIO())
+
+
+def test_an_argument_that_cannot_be_carried_is_named(notebook: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"args\[1\] \(of type _thread.lock\) cannot be carried over"):
+        pack(notebook["takes"], (1, threading.Lock()), io.BytesIO())
+
+
+def test_an_accelerator_of_the_notebooks_own_is_refused() -> None:
+    """It would be one of a single process in each rank, and they would train apart."""
+    from accelerate.state import PartialState
+
+    state = PartialState(cpu=True)
+    try:
+        with pytest.raises(UserError, match=r"args\[0\] .*PartialState\) cannot be .*: it belongs to this process;"):
+            pack(print, (state,), io.BytesIO())
+    finally:
+        PartialState._reset_state()
+
+
+def test_a_call_is_what_it_was(notebook: dict[str, Any]) -> None:
+    """Also one that takes another `__main__` along."""
+    assert carried(notebook["makes"], (4,))() == 8
+    assert "makes" in vars(sys.modules["__main__"])
+    assert carried(functools.partial(Path, "a"), ("b",))() == Path("a/b")
+
+
+def carried(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    file = io.BytesIO()
+    pack(function, args, file)
+    file.seek(0)
+    return unpack(file)

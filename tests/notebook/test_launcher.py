@@ -1,0 +1,65 @@
+"""`notebook_launcher` from plain Python: real processes, real failures."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from jobs import environment, run
+
+SCRIPT = Path(__file__).with_name("checks") / "launches.py"
+HOST = socket.gethostname()
+
+
+def launches(*words: str) -> list[str]:
+    return [sys.executable, str(SCRIPT), *words]
+
+
+def test_what_the_notebook_has_made_gets_there_and_back() -> None:
+    """A closure, a class, a tensor; accelerate finds the world; every rank has its share of the cores."""
+    result = run(launches("result"), timeout=120)
+    assert result.returncode == 0, result.output
+    cpus = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert result.stdout.splitlines() == ["rank 0 prints", f"x {[9.0] * 4} torch.bfloat16 {cpus}"], result.output
+    assert "rank 0 warns" in result.stderr
+    assert "rank 1 warns" in result.stderr
+
+
+def test_a_ranks_exception_is_raised_with_its_traceback() -> None:
+    """And all ranks' output is shown with a prefix, where that is asked for."""
+    result = run(launches("raise"), timeout=120)
+    assert result.returncode == 0, result.output
+    printed, caught, traceback, _ = result.stdout.split("\n\n", 3)
+    assert sorted(printed.splitlines()) == ["[default0]: rank 0 prints", "[default1]: rank 1 prints"], result.output
+    assert caught == f"caught it\ncpudist.notebook.outcome.RankFailed: rank 1 on {HOST} failed:"
+    assert traceback.splitlines()[-1] == "Unlucky: no such thing", result.output
+    assert 'raise Unlucky("no such thing")' in traceback
+    assert "cpudist" not in traceback.replace(str(SCRIPT), ""), "frames of ours lead into the function"
+    assert f"[default1]: cpudist: rank 1 on {HOST} failed: Unlucky: no such thing; ending the job\n" in result.stderr
+
+
+def test_a_killed_rank_is_named_and_a_restart_succeeds() -> None:
+    result = run(launches("kill"), timeout=120)
+    assert result.returncode == 0, result.output
+    assert result.stdout.splitlines()[-1] == "attempt 1", result.output
+    assert f"cpudist: rank 1 on {HOST} was killed by SIGKILL" in result.stderr
+    assert "cpudist: starting again (1 of 1)" in result.stderr
+
+
+def test_nothing_outlives_a_notebook_that_is_killed() -> None:
+    process = subprocess.Popen(launches("sleep"), env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asleep\n"
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        assert sum(one.name() == "sleep" for one in ranks) == 2
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    assert alive == []

@@ -1,0 +1,116 @@
+"""What is wrong with a call is said in one line, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpudist import notebook_launcher
+from cpudist.environments import Placement, detect
+from cpudist.environments.notebook import rank_variables, without_launcher
+from cpudist.errors import UserError
+from cpudist.notebook.settings import check
+
+GIVEN: dict[str, Any] = {
+    "num_processes": 2,
+    "num_nodes": 1,
+    "node_rank": 0,
+    "master_addr": None,
+    "master_port": None,
+    "backend": "auto",
+    "mixed_precision": "no",
+    "max_restarts": 0,
+    "timeout": 300.0,
+    "log_line_prefix_template": None,
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "",
+    "rdzv_conf": None,
+    "rdzv_id": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"function": 3}, "takes a function, not 3"),
+        ({"args": 3}, r"args must be a tuple of the function's arguments, not 3; one alone is \(x,\)"),
+        ({"num_processes": 0}, "num_processes must be a whole number from 1 on, not 0"),
+        ({"num_processes": "2"}, "num_processes must be a whole number"),
+        ({"num_processes": True}, "num_processes must be a whole number"),
+        ({"num_nodes": "bf16"}, "num_nodes must be a whole number from 1 on, not 'bf16'"),
+        ({"num_nodes": 2}, "num_nodes=2 needs master_addr"),
+        ({"node_rank": 1}, "node_rank=1 is not below num_nodes=1"),
+        ({"node_rank": -1}, "node_rank must be a whole number from 0 on"),
+        ({"num_nodes": 2, "master_addr": 7}, "master_addr must be the name or address of a node, not 7"),
+        ({"master_port": 70000}, "master_port must be a port from 1 to 65535"),
+        ({"master_port": "http"}, "master_port must be a port"),
+        ({"backend": "nccl"}, "there is no backend 'nccl'; choose auto or one of ccl, gloo, xla"),
+        ({"mixed_precision": "fp8"}, "mixed_precision='fp8' cannot be used, no CPU computes in it"),
+        ({"mixed_precision": None}, "mixed_precision=None cannot be used"),
+        ({"max_restarts": -1}, "max_restarts must be a whole number from 0 on"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0"),
+        ({"timeout": "5"}, "timeout must be a number of seconds above 0"),
+        ({"log_line_prefix_template": "${host}"}, "log_line_prefix_template='.*' is not understood"),
+        ({"rdzv_backend": "etcd"}, "rdzv_backend='etcd' is not known here"),
+        ({"rdzv_conf": {"timeout": 3}}, "rdzv_conf has no meaning here; timeout="),
+        ({"rdzv_endpoint": "h0:http"}, "rdzv_endpoint must be a port|master_port must be a port"),
+        ({"rdzv_endpoint": "h0:5", "master_addr": "h1"}, "contradicts master_addr or master_port"),
+        ({"rdzv_endpoint": "h0:5", "master_port": 6}, "contradicts master_addr or master_port"),
+    ],
+)
+def test_bad_arguments(given: dict[str, Any], message: str) -> None:
+    call = {"function": print, **given}
+    with pytest.raises(UserError, match=message) as caught:
+        notebook_launcher(**call)
+    assert "\n" not in str(caught.value)
+    assert caught.value._render_traceback_() == [f"cpudist: {caught.value}"]
+
+
+def test_fp16_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        pytest.skip("this CPU computes in float16")
+    with pytest.raises(UserError, match="this CPU has no float16 arithmetic"):
+        notebook_launcher(print, mixed_precision="fp16")
+
+
+def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="this process is a rank of env already"):
+        notebook_launcher(print)
+
+
+def test_the_endpoint_is_an_address_and_a_port() -> None:
+    settings = check(print, (), {**GIVEN, "num_nodes": 2, "rdzv_endpoint": "h0:29501"})
+    assert (settings.master_addr, settings.master_port) == ("h0", 29501)
+    settings = check(print, (), {**GIVEN, "num_nodes": 2, "rdzv_endpoint": "h0"})
+    assert (settings.master_addr, settings.master_port) == ("h0", 29500)
+
+
+def test_ranks_are_numbered_over_the_nodes() -> None:
+    settings = check(print, (), {**GIVEN, "num_nodes": 3, "node_rank": 1, "master_addr": "h0"})
+    assert [settings.placement(one) for one in (0, 1)] == [Placement(2, 6, 0, 2, 1, 3), Placement(3, 6, 1, 2, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "I_MPI_HYDRA_UUID": "x"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"},
+        {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1"},
+        {"PET_NNODES": "1", "RANK": "0", "WORLD_SIZE": "1"},
+    ],
+)
+def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[str, str]) -> None:
+    """Its ranks are not the launcher's, whose variables they would inherit."""
+    from cpudist.environments import InStore
+
+    meeting = InStore("h0", 29500, "job", "secret")
+    own = rank_variables(Placement(3, 4, 1, 2, 1, 2), meeting)
+    found = detect({**without_launcher(around), **own})
+    assert (found.name, found.placement()) == ("notebook", Placement(3, 4, 1, 2, 1, 2))
+    assert found.rendezvous() == meeting
