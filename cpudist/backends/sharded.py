@@ -47,7 +47,9 @@ class ShardedDataParallel(torch.nn.Module):
         self._averages = averages
         self._syncs = True  # whether the next backward pass reduces gradients
         self._queued = False  # whether this backward pass will
-        self._buffers_differ = False  # whether a training step may have changed them since the last broadcast
+        self._buffers_differ = (
+            True  # whether a training step, or loading, may have changed them since the last broadcast
+        )
         _check_same(module)
         from torch.distributed.device_mesh import DeviceMesh  # late, as in shards.py
 

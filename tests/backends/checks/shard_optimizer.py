@@ -110,12 +110,11 @@ def check_same(pairs: list[tuple[torch.nn.Module, torch.optim.Optimizer]]) -> No
 
 def check_optimizers() -> None:
     for make in MAKE.values():
-        for before in (False, True):
-            for accumulated, clip in ((1, 0.0), (1, 0.05), (3, 0.05)):
-                pairs = both(make, before)
-                norms = [list(train(*pair, accumulated=accumulated, clip=clip)) for pair in pairs]
-                close(norms[1], norms[0])
-                check_same(pairs)
+        for before, accumulated, clip in ((False, 1, 0.0), (True, 1, 0.05), (False, 3, 0.05)):
+            pairs = both(make, before)
+            norms = [list(train(*pair, accumulated=accumulated, clip=clip)) for pair in pairs]
+            close(norms[1], norms[0])
+            check_same(pairs)
 
 
 def check_gradients_are_zeroed() -> None:
