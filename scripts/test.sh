@@ -8,8 +8,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
-readonly DEPENDS_ON_VERSIONS=(tests/backends tests/bench tests/huggingface tests/job tests/optimization tests/training
-    --ignore=tests/backends/ccl/shared_memory)
+# What is said between hosts does not.
+readonly DEPENDS_ON_VERSIONS=(tests/backends/test_calls.py tests/backends/ccl/test_ccl.py tests/backends/ccl/test_edges.py
+    tests/backends/xla tests/huggingface tests/job/test_job.py tests/optimization tests/training -k "not across_hosts")
 
 check_source() {
     say "style, types and imports"

@@ -26,6 +26,11 @@ class ControlGroup:
             if file.exists():
                 file.write_text(text)
 
+    def join(self, pid: int) -> None:
+        """Move a running process into this group; what it has allocated before counts where it was."""
+        for folder in set(self._folders.values()):
+            (folder / "cgroup.procs").write_text(str(pid))
+
     def inside(self, command: list[str]) -> list[str]:
         """The command that runs `command` in this group."""
         join = "".join(f"echo $$ > {folder}/cgroup.procs && " for folder in set(self._folders.values()))

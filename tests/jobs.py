@@ -20,7 +20,7 @@ from pathlib import Path
 
 BIN = Path(sys.prefix) / "bin"
 _MARK = "CPUDIST_TEST_JOB"
-_LEAVE_SECONDS = 5.0  # what processes get to be gone by themselves after the command has ended
+_LEAVE_SECONDS = 10.0  # what processes get to be gone by themselves after the command has ended
 
 # A job must not take over the rank of a test run that is itself under a launcher, and `-m pytest` may set
 # these. The last one stands in conftest.py; a job must do without.

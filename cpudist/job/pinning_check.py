@@ -38,7 +38,7 @@ class PinningCheck:
         world, store, plan = self._job.world, self._job.meeting.store, self._pinning.plan
         if self._job.held:  # by cpudist-train, whose process this is: torch never gives the number back
             limit_inter_op(plan)  # and not before: the script's own number, if it has one, comes first
-        seen = observe()
+        seen = observe(self._pinning)
         found = {"communication_cpus": list(plan.communication_cpus), "bound": self._pinning.bound, **seen.as_dict()}
         store.set(_KEY.format(rank=world.rank), json.dumps(found))
         wrong = mismatch(self._pinning, seen)

@@ -7,15 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cpudist.launch.hostfile import Host
-from cpudist.launch.remote import run_on
+from cpudist.launch.remote import ask_all, run_on
 
 _ANSWER_SECONDS = 60.0  # a busy host with a slow disk takes long to start Python
-_AT_ONCE = 64
 _SKEW_SECONDS = 60.0
 _RANK_BYTES = 400 << 20  # a rank that has imported torch and made its process group
 
@@ -87,10 +85,7 @@ class Checked:
 def check(hosts: Sequence[Host]) -> Checked:
     """Ask all hosts, each for a minute at most. A host's `slots`, where they are known, are the ranks that it gets."""
     here = Host("localhost", where="this host")
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        own = pool.submit(_ask, here)
-        answers = list(pool.map(_ask, hosts))
-        reference = own.result()
+    reference, *answers = ask_all([here, *hosts], _ask)
     if isinstance(reference, Trouble):
         return Checked({}, [reference])
     facts = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Facts)}
@@ -100,10 +95,10 @@ def check(hosts: Sequence[Host]) -> Checked:
     return Checked(facts, troubles + _same_machine(facts))
 
 
-def _ask(host: Host) -> Facts | Trouble:
+async def _ask(host: Host) -> Facts | Trouble:
     program = _PROGRAM.format(path=[entry for entry in sys.path if entry], folder=os.getcwd())
     before = time.time()
-    answer = run_on(host, [sys.executable, "-"], program, _ANSWER_SECONDS)
+    answer = await run_on(host, [sys.executable, "-"], program, _ANSWER_SECONDS)
     after = time.time()
     if answer.failure:
         return Trouble("error", host, answer.failure, answer.remedy)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import shlex
 import socket
-import subprocess
-from collections.abc import Sequence
+from asyncio.subprocess import PIPE
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from cpudist.launch.hostfile import Host
 from cpudist.machine.identity import addresses
 
+T = TypeVar("T")
+
 CONNECT_SECONDS = 10
+_AT_ONCE = 64
 
 _SSH = ("ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 _SSH_FAILED = 255
@@ -54,25 +59,50 @@ def command_on(host: Host, words: Sequence[str]) -> list[str]:
     return list(words) if is_here(host.name) else [*_SSH, host.name, shlex.join(words)]
 
 
-def run_on(host: Host, words: Sequence[str], text: str, timeout: float) -> Answer:
+def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]) -> list[T]:
+    """Await `ask` of every host, many at once. Ctrl-C ends what is under way, here at once."""
+
+    async def ask_each() -> list[T]:
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(host: Host) -> T:
+            async with places:
+                return await ask(host)
+
+        return await asyncio.gather(*map(one, hosts))
+
+    return asyncio.run(ask_each())
+
+
+async def run_on(host: Host, words: Sequence[str], text: str, timeout: float) -> Answer:
     """Run a program on a host with `text` as its standard input, in a bounded time."""
-    command = command_on(host, words)
+    command = await asyncio.to_thread(command_on, host, words)  # it looks the name up
     try:
-        done = subprocess.run(
-            command, input=text, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
-        return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     except OSError as error:
         return Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
-    if done.returncode == 0:
-        return Answer(done.stdout)
-    said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    if command[0] == "ssh" and done.returncode == _SSH_FAILED:
-        remedy = next((text for words, text in _REMEDIES.items() if words in done.stderr), "try: ssh {host} true")
+    try:
+        written = await asyncio.wait_for(process.communicate(text.encode()), timeout)
+    except asyncio.TimeoutError:
+        remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
+        return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    output, errors = (stream.decode(errors="replace") for stream in written)
+    return _read(host, command, words[0], process.returncode or 0, output, errors)
+
+
+def _read(host: Host, command: list[str], program: str, status: int, output: str, errors: str) -> Answer:
+    """What the end of `command` says, which ran `program` on the host."""
+    if status == 0:
+        return Answer(output)
+    said = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
+    if command[0] == "ssh" and status == _SSH_FAILED:
+        remedy = next((text for words, text in _REMEDIES.items() if words in errors), "try: ssh {host} true")
         return Answer(failure=f"ssh cannot reach it: {said}", remedy=remedy.format(host=host.name))
-    if done.returncode in (126, 127):
+    if status in (126, 127):
         remedy = "the environment must lie at the same path on every host: copy it there, or share its folder"
-        return Answer(failure=f"has no {words[0]}", remedy=remedy)
-    return Answer(failure=f"{words[0]} fails there: {said}", remedy="install the same environment as on this host")
+        return Answer(failure=f"has no {program}", remedy=remedy)
+    return Answer(failure=f"{program} fails there: {said}", remedy="install the same environment as on this host")

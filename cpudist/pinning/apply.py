@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cpudist.changes import Changes
 from cpudist.console import say
@@ -16,6 +16,7 @@ from cpudist.pinning import threads
 from cpudist.pinning.launcher import find_launcher
 from cpudist.pinning.preload import start_again, wanted_library
 from cpudist.pinning.share import own_share
+from cpudist.pinning.tasks import tasks
 from cpudist.pinning.wishes import wishes_of
 from cpudist.placement.openmp import THREADS
 from cpudist.placement.plan import RankPlan
@@ -29,23 +30,27 @@ class Pinning:
         plan: its cores and threads.
         bound: whether its mask is to be that of the plan, and after `bind` whether it is.
         stay: its threads that somebody else has placed, and `bind` has left there.
+        ticks_before: the CPU time that its threads had used before `bind`, in clock ticks.
     """
 
     plan: RankPlan
     bound: bool
     stay: frozenset[int] = frozenset()
+    ticks_before: Mapping[int, int] = field(default_factory=dict)
 
     def bind(self, changes: Changes) -> Pinning:
         """Move the process to its cores, if it is to be bound; what was done is taken back by `changes`."""
         threads.keep_data_cores(len(self.plan.data_cpus), changes)
-        if self.bound:
+        bound, stay = self.bound, self.stay
+        ticks_before = {task.number: task.ticks for task in tasks()}
+        if bound:
             try:
-                return replace(self, stay=self.stay | threads.bind(self.plan, changes))
+                stay |= threads.bind(self.plan, changes)
             except OSError as error:  # the cpuset has changed since it was read
                 cpus = format_list(self.plan.mask)
                 say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
-                return replace(self, bound=False)
-        return self
+                bound = False
+        return replace(self, bound=bound, stay=stay, ticks_before=ticks_before)
 
     def settle(self, changes: Changes) -> None:
         """Give every thread its own cores, once the job's own threads run and before computing ones do."""

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpudist.machine.cpulist import format_list, parse_list
+from cpudist.machine.cpulist import format_list
 from cpudist.pinning.apply import Pinning
+from cpudist.pinning.tasks import tasks
 from cpudist.pinning.threads import COMMUNICATION_THREAD
 
 _SELF = Path("/proc/self")
-# The fields of /proc/…/stat after the name, counted from 0: proc_pid_stat(5).
-_USER_TICKS, _SYSTEM_TICKS, _PROCESSOR = 11, 12, 36
 # A thread that has used this share of the busiest one's time computes; the others wait, watch, or move messages.
 _BUSY = 0.2
 # Libraries and what was read before pinning lie anywhere.
@@ -50,19 +49,20 @@ class Observed:
         }
 
 
-def observe() -> Observed:
-    """Look at this process now."""
-    found = [thread for task in (_SELF / "task").iterdir() if (thread := _read(task))]
-    most = max(ticks for _, _, ticks, _, _ in found)
+def observe(pinning: Pinning) -> Observed:
+    """Look at this process now; a thread computes if it has since the process was pinned."""
+    found = tasks()
+    used = {thread.number: thread.ticks - pinning.ticks_before.get(thread.number, 0) for thread in found}
+    most = max(used.values())
     threads = []
-    for number, name, ticks, mask, cpu in found:
-        if number == os.getpid():
+    for thread in found:
+        if thread.number == os.getpid():
             kind = "main"
-        elif name == COMMUNICATION_THREAD:
+        elif thread.name == COMMUNICATION_THREAD:
             kind = "communication"
         else:
-            kind = "computing" if ticks > _BUSY * most else "other"
-        threads.append(Thread(number, kind, mask, cpu))
+            kind = "computing" if used[thread.number] > _BUSY * most else "other"
+        threads.append(Thread(thread.number, kind, thread.mask, thread.cpu))
     return Observed(tuple(threads), _pages())
 
 
@@ -85,19 +85,6 @@ def mismatch(pinning: Pinning, observed: Observed) -> str:
     if pinning.bound and total and near < _NEAR * total:
         reasons.append(f"{1 - near / total:.0%} of its memory lies far from its cores")
     return "; ".join(reasons)
-
-
-def _read(task: Path) -> tuple[int, str, int, frozenset[int], int] | None:
-    """A thread's number, name, ticks of CPU time, mask, and last CPU; None if it has ended."""
-    try:
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        status = (task / "status").read_text()
-        name = (task / "comm").read_text().strip()
-    except OSError:
-        return None
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
-    mask = parse_list(allowed[1]) if allowed else frozenset()
-    return int(task.name), name, int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS]), mask, int(fields[_PROCESSOR])
 
 
 def _pages() -> dict[int, int]:

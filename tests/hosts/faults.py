@@ -2,9 +2,9 @@
 
     python faults.py [--mpi intel-mpi,mpich,open-mpi] [--launch] [--timeout 20] [FAULT ...]
 
-The jobs are started by the MPI's own mpirun, or with --launch by `cpudist launch`.
-Every job has a bed of hosts for itself. A row says how long after the fault the launcher had returned and no process of
-the job was left on any host, the exit status, and what the job said; "LEFT" names the processes that had to be killed.
+The jobs are started by the MPI's own mpirun, and by `cpudist launch`. Every job has a bed of hosts for itself. A cell
+of the table says how long after the fault the launcher had returned and no process of the job was left on any host, and
+the exit status; "LEFT" names the processes that had to be killed. What each job said goes to standard error.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ sys.path.insert(0, str(TESTS))
 import psutil  # noqa: E402
 from bed import Bed  # noqa: E402
 from bed.bed import missing  # noqa: E402
+from control_group import control_group  # noqa: E402
 
 from cpudist.backends.ccl.build import cache_folder  # noqa: E402
 
@@ -80,6 +81,15 @@ def _rank_of(process: psutil.Process) -> int:
 
 def kill(number: int) -> Callable[[Job], None]:
     return lambda job: job.rank(number).kill()
+
+
+def out_of_memory(job: Job) -> None:
+    """The kernel kills rank 3, which asks for more than its cgroup may have."""
+    with control_group() as group:
+        group.limit("memory", memory__max="64M", memory__limit_in_bytes="64M")
+        group.join(job.rank(3).pid)
+        job.order("allocate-3")
+        psutil.wait_procs([job.rank(3)], job.timeout)
 
 
 def stop(job: Job) -> None:
@@ -149,7 +159,9 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "none": lambda job: job.order("end"),
     "rank 3 killed": kill(3),
     "rank 0 killed": kill(0),
+    "rank 3 out of memory": out_of_memory,
     "rank 3 raises": lambda job: job.order("raise-3"),
+    "disk full on rank 0": lambda job: job.order("full-0"),
     "rank 3 stuck in Python": lambda job: job.order("stuck-3"),
     "rank 3 stopped": stop,
     "link of h1 down": lambda job: job.bed.disconnect("h1"),
@@ -166,16 +178,28 @@ FAULTS: dict[str, Callable[[Job], None]] = {
 GOOD_ENDS = {"none": True, "strangers flood the store": True, "ssh to h1 lost": None}  # None: either will do
 
 
-def command(mpi: str, launch: bool, bed: Bed) -> list[str]:
-    """How each MPI, or `cpudist launch` with it, starts two ranks on either host."""
-    if launch:
-        name = mpi.replace("-mpi", "") if mpi != "open-mpi" else "openmpi"
-        program = Path(sys.executable).with_name("cpudist")
-        return [str(program), "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2", "--"]
-    if mpi == "open-mpi":
-        start = ["mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(2), "-n", "4"]
-        return [*start, "-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE"]
-    return ["mpirun" if mpi == "intel-mpi" else "mpirun.mpich", "-f", bed.hostfile(), "-n", "4", "-ppn", "2"]
+@dataclass(frozen=True)
+class Way:
+    """A way to start two ranks on either host: an MPI's own mpirun, or `cpudist launch` with that MPI."""
+
+    mpi: str
+    launch: bool
+
+    def __str__(self) -> str:
+        return f"`launch`, {self.mpi}" if self.launch else self.mpi
+
+    def command(self, bed: Bed, timeout: float) -> list[str]:
+        """All that comes before the script."""
+        if self.launch:
+            name = {"intel-mpi": "intel", "open-mpi": "openmpi"}.get(self.mpi, self.mpi)
+            program = str(Path(sys.executable).with_name("cpudist"))
+            start = [program, "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2"]
+            return [*start, "--", "--timeout", str(timeout)]
+        if self.mpi == "open-mpi":
+            start = ["mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(2), "-n", "4"]
+            return [*start, "-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE", sys.executable]
+        mpirun = "mpirun" if self.mpi == "intel-mpi" else "mpirun.mpich"
+        return [mpirun, "-f", bed.hostfile(), "-n", "4", "-ppn", "2", sys.executable]
 
 
 @dataclass(frozen=True)
@@ -201,7 +225,7 @@ class Outcome:
         return over and GOOD_ENDS.get(fault, False) in (None, self.status == 0)
 
 
-def run(mpi: str, launch: bool, fault: str, timeout: float) -> Outcome:
+def run(way: Way, fault: str, timeout: float) -> Outcome:
     """Start a job, break it, and watch how it ends."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -221,37 +245,45 @@ def run(mpi: str, launch: bool, fault: str, timeout: float) -> Outcome:
             breaker = threading.Thread(target=break_it)
             breaker.start()
             script = [str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
-            start = [*command(mpi, launch, bed), *(["--timeout", str(timeout)] if launch else [sys.executable])]
-            ended = bed.watch("h0", [*start, *script], START_SECONDS + timeout + MARGIN_SECONDS, CACHE)
+            ended = bed.watch(
+                "h0", [*way.command(bed, timeout), *script], START_SECONDS + timeout + MARGIN_SECONDS, CACHE
+            )
             breaker.join(60)
             said = [line for line in ended.output.splitlines() if line.startswith("cpudist: ")]
             return Outcome(ended.returncode, ended.at - broken[0], ended.left, said, ended.output)
 
 
+def report(fault: str, outcomes: dict[Way, Outcome], timeout: float) -> str:
+    """A row of the table: of each way seconds and exit status."""
+    cells = []
+    for outcome in outcomes.values():
+        wrong = "" if outcome.is_right(fault, timeout) else " **wrong**"
+        left = f" LEFT: {outcome.left}" if outcome.left else ""
+        cells.append(f"{outcome.seconds:.1f} s, {outcome.status}{wrong}{left}")
+    return f"| {fault} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mpi", default="intel-mpi,mpich,open-mpi")
-    parser.add_argument("--launch", action="store_true", help="start the jobs by `cpudist launch`")
+    parser.add_argument("--launch", action="store_true", help="only the jobs that `cpudist launch` starts")
     parser.add_argument("--timeout", type=float, default=20.0)
-    parser.add_argument("--verbose", action="store_true", help="print all that the jobs have written")
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; all by default")
     options = parser.parse_args()
     if reason := missing():
         sys.exit(reason)
-    print("| fault | MPI | over after | status | said |\n|---|---|---|---|---|")
-    bad = 0
+    ways = [Way(mpi, launch) for launch in (False, True)[options.launch :] for mpi in options.mpi.split(",")]
+    print(f"| fault | {' | '.join(map(str, ways))} |\n|---|{'---|' * len(ways)}", flush=True)
+    bad = False
     for fault in options.faults or FAULTS:
-        for mpi in options.mpi.split(","):
-            outcome = run(mpi, options.launch, fault, options.timeout)
-            wrong = not outcome.is_right(fault, options.timeout)
-            bad += wrong
-            left = f" LEFT: {outcome.left}" if outcome.left else ""
-            said = " / ".join(line.removeprefix("cpudist: ") for line in outcome.said)
-            mark = " **wrong**" if wrong else ""
-            print(f"| {fault} | {mpi} | {outcome.seconds:.1f} s{mark} | {outcome.status} | {said}{left} |", flush=True)
-            if options.verbose or wrong:
+        outcomes = {way: run(way, fault, options.timeout) for way in ways}
+        print(report(fault, outcomes, options.timeout), flush=True)
+        for way, outcome in outcomes.items():
+            print(f"{fault}, {way}:", *(f"  {line}" for line in outcome.said), sep="\n", file=sys.stderr, flush=True)
+            if not outcome.is_right(fault, options.timeout):
+                bad = True
                 print(outcome.output, file=sys.stderr, flush=True)
-    sys.exit(1 if bad else 0)
+    sys.exit(bad)
 
 
 if __name__ == "__main__":

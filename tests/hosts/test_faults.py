@@ -14,6 +14,7 @@ TIMEOUT = 15.0
     ("fault", "mpi", "launch", "said"),
     [
         ("rank 3 killed", "intel-mpi", False, "rank 3 on h1 ended without a word"),
+        ("rank 3 out of memory", "mpich", False, "rank 3 on h1 ended without a word"),
         ("rank 3 stopped", "mpich", False, "rank 3 (h1) does not answer"),
         ("rank 3 stuck in Python", "open-mpi", False, "rank 3 (h1) never reached all_reduce #"),
         ("link of h1 down", "intel-mpi", False, "on h1 cannot be reached any more"),
@@ -24,6 +25,6 @@ TIMEOUT = 15.0
 def test_it_is_over_everywhere_in_time(fault: str, mpi: str, launch: bool, said: str) -> None:
     if shutil.which({"mpich": "mpirun.mpich", "open-mpi": "mpirun.openmpi"}.get(mpi, "sh")) is None:
         pytest.skip(f"{mpi} is not installed")
-    outcome = faults.run(mpi, launch, fault, TIMEOUT)
+    outcome = faults.run(faults.Way(mpi, launch), fault, TIMEOUT)
     assert outcome.is_right(fault, TIMEOUT), f"{outcome}\n{outcome.output}"
     assert said in "\n".join(outcome.said), outcome.output

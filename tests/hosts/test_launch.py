@@ -161,6 +161,30 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
     assert "starting again" not in result.stderr
 
 
+ASKING = """
+import signal, subprocess, sys, time
+import psutil
+process = subprocess.Popen(sys.argv[1:])
+while not any(child.name() == "ssh" for child in psutil.Process(process.pid).children()):
+    time.sleep(0.05)
+process.send_signal(signal.SIGINT)
+sys.exit(process.wait(5))
+"""
+
+
+def test_ctrl_c_while_a_host_is_asked(bed: Bed, tmp_path: Path) -> None:
+    """ssh alone would go on asking a host that stands still for 10 seconds."""
+    hosts = hostfile(tmp_path, "h0\nh1\n")
+    bed.freeze("h1")
+    try:
+        command = launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path), "hang", "0")
+        result = bed.run("h0", [sys.executable, "-c", ASKING, *command], timeout=60, env=CACHE)
+    finally:
+        bed.thaw("h1")
+    assert result.returncode == 130, result.output
+    assert "Traceback" not in result.output
+
+
 @pytest.mark.parametrize("how", ["kill", "disconnect"])
 def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
     """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""

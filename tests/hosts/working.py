@@ -1,6 +1,6 @@
 """A job to break: reduces again and again, after each rank has left a file that says who it is.
 
-python working.py FOLDER          until a rank finds FOLDER/raise-RANK, stuck-RANK or end
+python working.py FOLDER TIMEOUT   until a rank finds FOLDER/raise-RANK, full-RANK, allocate-RANK, stuck-RANK or end
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ def main(folder: Path, timeout: float) -> None:
     while True:
         if (folder / f"raise-{world.rank}").exists():
             raise ValueError("the reason")
+        if (folder / f"full-{world.rank}").exists():
+            Path("/dev/full").write_text("a checkpoint")
+        if (folder / f"allocate-{world.rank}").exists():
+            numbers = torch.ones(1 << 30)
         while (folder / f"stuck-{world.rank}").exists():
             time.sleep(0.1)
         flag = torch.tensor([float((folder / "end").exists())])

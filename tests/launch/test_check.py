@@ -9,6 +9,7 @@ import pytest
 from cpudist.launch import check as module
 from cpudist.launch.check import Facts, check
 from cpudist.launch.hostfile import Host
+from cpudist.launch.remote import ask_all
 
 FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket": 1, "numa": 2, "l3": 4})
 
@@ -41,7 +42,7 @@ def test_one_machine_under_two_names() -> None:
 def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of another version of cpudist."""
     monkeypatch.setattr(module, "_PROGRAM", f"print({says!r})".replace("{", "{{").replace("}", "}}"))
-    trouble = module._ask(Host("localhost", 1, "f, line 1"))
+    (trouble,) = ask_all([Host("localhost", 1, "f, line 1")], module._ask)
     assert str(trouble) == (
         f"f, line 1: localhost gives no facts that are understood: {says!r}; install the same cpudist on all hosts"
     )

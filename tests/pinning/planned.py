@@ -56,7 +56,7 @@ def main() -> None:
     assert job.pinning is not None
     if job.world.size == 2:
         two_threads(rank)
-    seen = observe()
+    seen = observe(job.pinning)
     found = {
         "rank": rank,
         "polls": extension.load().polls(),

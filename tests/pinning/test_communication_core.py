@@ -69,9 +69,9 @@ def test_a_thread_that_was_placed_before_is_nobodys_mistake() -> None:
         done = threading.Event()
         thread_on(second)
         pinning = Pinning(RankPlan(0, (first,), 1, numa_nodes=(0,)), True).bind(Changes())
-        print("before:", mismatch(pinning, observe()))
+        print("before:", mismatch(pinning, observe(pinning)))
         thread_on(second)
-        print("after:", mismatch(pinning, observe()))
+        print("after:", mismatch(pinning, observe(pinning)))
         done.set()
     """
     before, after = jobs.run([sys.executable, "-c", program], timeout=60).stdout.splitlines()
