@@ -182,7 +182,6 @@ def check_other_size() -> None:
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     close(model.state_dict(), saved["model"])
-    list(train(model, optimizer, steps=0))
     alone = Net()
     plain = adamw(alone)
     alone.load_state_dict(model.module.state_dict())
