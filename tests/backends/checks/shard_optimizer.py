@@ -86,7 +86,7 @@ MAKE: dict[str, Make] = {
     "adamw": adamw,
     "fused": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
     "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
-    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1),
+    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.01),
 }
 
 
