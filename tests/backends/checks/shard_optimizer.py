@@ -185,7 +185,7 @@ def check_other_size() -> None:
     alone = Net()
     plain = adamw(alone)
     alone.load_state_dict(model.module.state_dict())
-    plain.load_state_dict(saved["optimizer"])
+    plain.load_state_dict(torch.load(file)["optimizer"])  # the other one goes on in the memory of what it was given
     for a, b in ((model, optimizer), (alone, plain)):  # the same gradients on all ranks
         for parameter in a.module.parameters() if a is model else a.parameters():
             if parameter.requires_grad:
