@@ -38,7 +38,11 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 JobAcctGatherType=jobacct_gather/none
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=2
+PartitionName=all Nodes=ALL Default=YES State=UP GraceTime=60
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 """
 
 

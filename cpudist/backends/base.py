@@ -109,6 +109,13 @@ class Backend(ABC):
         """What carries the messages: "mpi", "ofi", "tcp", …; None before `start`."""
         return None
 
+    def provider(self) -> str | None:
+        """The provider of libfabric that carries messages between hosts, such as "tcp"; several with a plus sign.
+
+        What has been opened, not what might be; None where that is none, or not known.
+        """
+        return None
+
     def details(self) -> dict[str, Any]:
         """More for the run record: library versions and the like."""
         return {}

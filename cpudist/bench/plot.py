@@ -8,6 +8,7 @@ from typing import Any
 
 from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.ddp import DdpTimes, StepTimes
+from cpudist.bench.jobs import JobTimes
 from cpudist.bench.measure import CCL, COPY, GLOO, MPI, PIECES, RAW
 from cpudist.bench.table import size_cell
 from cpudist.bench.timing import Timings
@@ -23,12 +24,14 @@ _COLORS = {
 }
 
 
-def draw(times: CollectiveTimes | DdpTimes | TrainTimes, path: Path) -> None:
+def draw(times: CollectiveTimes | DdpTimes | TrainTimes | JobTimes, path: Path) -> None:
     """Draw a benchmark's results into a PNG file."""
     if isinstance(times, CollectiveTimes):
         _draw_collectives(times, path)
     elif isinstance(times, DdpTimes):
         _draw_ddp(times, path)
+    elif isinstance(times, JobTimes):
+        _draw_jobs(times, path)
     else:
         _draw_train(times, path)
 
@@ -64,6 +67,19 @@ def _draw_train(times: TrainTimes, path: Path) -> None:
         axes.barh(list(part), medians, xerr=errors, color="tab:blue", capsize=2)
         axes.invert_yaxis()
         axes.set(title=f"training step, {name}", xlabel="seconds")
+    figure.savefig(path, dpi=120)
+
+
+def _draw_jobs(times: JobTimes, path: Path) -> None:
+    """A bar per way to start the script, one panel per dtype."""
+    dtypes = times.by_dtype()
+    figure = _figure(width=9, height=1 + 2 * len(dtypes))
+    for (dtype, rows), axes in zip(dtypes.items(), figure.subplots(len(dtypes), 1, squeeze=False).flat, strict=True):
+        ran = [row for row in rows if row.outcomes]
+        medians, errors = _medians_and_errors([row.per_sample() for row in ran])
+        axes.barh([row.name for row in ran], medians, xerr=errors, color="tab:blue", capsize=2)
+        axes.invert_yaxis()
+        axes.set(title=f"whole jobs, {dtype}", xlabel="seconds per sample")
     figure.savefig(path, dpi=120)
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,17 +36,25 @@ def environment(job: Job) -> dict[str, Any]:
     """The job and this rank's machine."""
     world = job.world
     return {
-        "cpudist": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **machine(),
         **job.backend.details(),
         "launcher": world.launcher,
         "world_size": world.size,
         "hosts": list(world.hosts),
         "transport": job.backend.transport(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """This process's machine and software."""
+    return {
+        "cpudist": __version__,
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
         "cpu_model": cpu_model(),
         "cpus": allowed_cpus(),
-        "threads": torch.get_num_threads(),
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -69,6 +78,15 @@ def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
         f"rank 0: cpus {environment['cpus']}, {threads} thread{'s' if threads > 1 else ''}, "
         f"{environment['cpu_model']}\n"
         f"times: {times}"
+    )
+
+
+def headline_of_jobs(machine: Mapping[str, Any], ranks: int) -> str:
+    """What a reader of the table of whole jobs must know."""
+    return (
+        f"{ranks} ranks on the cpus {machine['cpus']}, {machine['cpu_model']}\n"
+        f"torch {machine['torch']}, transformers {machine['transformers']}\n"
+        "median of the rounds (their range); samples/s as Trainer says it, without start-up"
     )
 
 

@@ -27,6 +27,12 @@ def time_cell(timings: Timings | None) -> str:
     return f"{_digits(timings.median / scale)} {unit} ({_digits(low / scale)}-{_digits(high / scale)})"
 
 
+def rate_cell(timings: Timings) -> str:
+    """How often in a second: `6.14 (5.9-6.2)`."""
+    low, high = timings.spread
+    return f"{_digits(1 / timings.median)} ({_digits(1 / high)}-{_digits(1 / low)})"
+
+
 def ratio_cell(ratio: Ratio | None) -> str:
     """`1.07 (1.02-1.1)`."""
     if ratio is None:

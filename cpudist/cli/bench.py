@@ -1,4 +1,4 @@
-"""`cpudist bench`: measure communication and training on this machine; every rank of a job runs it."""
+"""`cpudist bench`: measure communication and training on this machine; every rank of a job runs it, but for `jobs`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cpudist.cli.parser import Parser
 from cpudist.console import say
 from cpudist.environments import Environment
 from cpudist.errors import UserError
 
+if TYPE_CHECKING:
+    from cpudist.bench.collectives import CollectiveTimes
+    from cpudist.bench.ddp import DdpTimes
+    from cpudist.bench.jobs import JobTimes
+    from cpudist.bench.train import TrainTimes
+
 _TIMEOUT = 300.0  # seconds, for any one call
 _ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "train": 1}
+_JOBS = "jobs"
 
 _EPILOG = """\
 what is measured:
@@ -26,6 +34,8 @@ what is measured:
                 in float32 and bfloat16, on ccl and gloo at several bucket sizes, and without communication
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
+  jobs          (a quarter of an hour) one script of Hugging Face's Trainer on two ranks, as torchrun and accelerate
+                launch start it on gloo, and mpirun on ccl, in float32 and bfloat16. No launcher: it starts them
 
 All contenders take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
@@ -40,6 +50,8 @@ examples:
     mpirun -f hostfile -n 4 -ppn 2 cpudist bench ddp
   what is worth having on this CPU:
     cpudist bench train
+  what a whole job gains here by being started with cpudist:
+    cpudist bench jobs
 """
 
 
@@ -53,21 +65,31 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("subject", choices=tuple(_ENOUGH_RANKS), metavar="{collectives,ddp,train}")
+    subjects = (*_ENOUGH_RANKS, _JOBS)
+    parser.add_argument("subject", choices=subjects, metavar=f"{{{','.join(subjects)}}}", action=_Subject)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and where they are from")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
     parser.add_argument("--quick", action="store_true", help="a smoke test in seconds; its figures mean little")
-    parser.set_defaults(action=_bench, every_rank=True)
+
+
+class _Subject(argparse.Action):
+    """What is measured decides who measures it: every rank of a job, or this process, which starts jobs."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: object, option: str | None = None
+    ) -> None:
+        namespace.subject = value
+        namespace.every_rank = value != _JOBS
+        namespace.action = _jobs if value == _JOBS else _bench
 
 
 def _bench(options: argparse.Namespace, environment: Environment) -> None:
     # Late: they import torch, which takes seconds that --help need not wait for.
     from cpudist import api
-    from cpudist.bench import collectives, ddp, plot, report, train
+    from cpudist.bench import collectives, ddp, report, train
 
-    if options.busy and options.subject != "collectives":
-        raise UserError("--busy is for collectives: cpudist bench collectives --busy")
+    _check_busy(options)
     job = api.enter(environment, "ccl", _TIMEOUT)
     world = job.world
     if world.size < _ENOUGH_RANKS[options.subject]:
@@ -77,9 +99,9 @@ def _bench(options: argparse.Namespace, environment: Environment) -> None:
 
     def progress(line: str) -> None:
         if world.rank == 0:
-            say(line, program="cpudist bench")
+            _progress(line)
 
-    subjects: dict[str, Callable[..., collectives.CollectiveTimes | ddp.DdpTimes | train.TrainTimes]] = {
+    subjects: dict[str, Callable[..., CollectiveTimes | DdpTimes | TrainTimes]] = {
         "collectives": partial(collectives.run, beside_others=options.busy),
         "ddp": ddp.run,
         "train": train.run,
@@ -87,12 +109,46 @@ def _bench(options: argparse.Namespace, environment: Environment) -> None:
     measured = subjects[options.subject](world, progress, options.quick)
     if world.rank == 0:
         where = report.environment(job)
-        print(report.headline(where, options.busy), measured.table(), sep="\n\n", flush=True)
-        if options.json:
-            report.write(options.json, options.subject, where, measured)
-        if options.plot:
-            plot.draw(measured, options.plot)
+        _show(options, report.headline(where, options.busy), where, measured)
     job.leave()
+
+
+def _jobs(options: argparse.Namespace, environment: Environment) -> None:
+    from cpudist.bench import jobs, launchers, report
+
+    _check_busy(options)
+    if environment.placement().size > 1:
+        raise UserError(f"bench jobs starts its jobs itself; run it without {environment.name}: cpudist bench jobs")
+    _check_outputs(options)
+    where = report.machine()
+    measured = jobs.run(_progress, options.quick)
+    _show(options, report.headline_of_jobs(where, launchers.RANKS), where, measured)
+    for line in measured.other_losses():
+        _progress(f"warning: trained to something else: {line}")
+
+
+def _show(
+    options: argparse.Namespace,
+    headline: str,
+    where: dict[str, Any],
+    measured: CollectiveTimes | DdpTimes | TrainTimes | JobTimes,
+) -> None:
+    from cpudist.bench import plot, report
+
+    print(headline, measured.table(), sep="\n\n", flush=True)
+    if options.json:
+        report.write(options.json, options.subject, where, measured)
+    if options.plot:
+        plot.draw(measured, options.plot)
+
+
+def _progress(line: str) -> None:
+    say(line, program="cpudist bench")
+
+
+def _check_busy(options: argparse.Namespace) -> None:
+    if options.busy and options.subject != "collectives":
+        raise UserError("--busy is for collectives: cpudist bench collectives --busy")
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -72,7 +72,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument(
         "--max-restarts",
-        type=_restarts,
+        type=_number,
         default=0,
         metavar="N",
         help="start again after a failure, so often (default 0)",
@@ -82,6 +82,13 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         type=_count,
         metavar="N",
         help="start again on so many hosts at least (default: all of the job's)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_number,
+        default=0,
+        metavar="SECONDS",
+        help="wait so long for hosts that are still starting (default 0)",
     )
     parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
@@ -95,7 +102,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _restarts(text: str) -> int:
+def _number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
@@ -134,6 +141,7 @@ def _launch(options: argparse.Namespace, environment: Environment) -> None:
         all_output=options.all_output,
         max_restarts=options.max_restarts,
         min_nodes=options.min_nodes,
+        wait=options.wait,
     )
     if options.dry_run:
         print(show(wishes))

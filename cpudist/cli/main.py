@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from cpudist import environments
-from cpudist.cli import bench, build, doctor, launch, plan, stacks
+from cpudist.cli import bench, build, doctor, launch, plan, render, stacks
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.environments import Environment
 from cpudist.errors import USER_ERROR, UserError
 from cpudist.version import __version__
 
-COMMANDS = (launch, stacks, plan, doctor, build, bench)
+COMMANDS = (launch, render, stacks, plan, doctor, build, bench)
 
 _EPILOG = """\
 `cpudist COMMAND --help` explains a command. Training is started with `cpudist-train`.

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,11 +24,14 @@ from cpudist.huggingface.versions import TRANSFORMERS, check_known
 if TYPE_CHECKING:
     from cpudist.job import Job
 
+# How much the means over the batches of a Trainer's step count in that over the step, where shares are unequal.
+WeightsByTrainer: TypeAlias = "WeakKeyDictionary[Any, Iterator[float]]"
+
 _COMPUTE_LOSS = ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]
 
 
-def patch(trainer_module: ModuleType, job: Job) -> None:
-    """Change `Trainer.compute_loss`: what a model should have divided is divided after it."""
+def patch(trainer_module: ModuleType, job: Job, weights: WeightsByTrainer) -> None:
+    """Change `Trainer.compute_loss`: what a model should have divided, or weighed, is so after it."""
     cls = trainer_module.Trainer
     original: Any = getattr(cls, "compute_loss", None)
     known = original is not None and list(inspect.signature(original).parameters) == _COMPUTE_LOSS
@@ -45,8 +48,9 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
         divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # Trainer itself, where a subclass says so
         batches = 1 if divides else getattr(self, "current_gradient_accumulation_steps", 1)
         too_large = batches * (self.accelerator.num_processes if multiplies else 1)
+        weight = next(weights[self]) if self in weights and model.training else 1.0
         if not (hands_over and too_large > 1 and isinstance(num_items_in_batch, torch.Tensor)):
-            return original(self, model, inputs, return_outputs, num_items_in_batch)
+            return _divide(original(self, model, inputs, return_outputs, num_items_in_batch), 1 / weight)
         if self in uses_count:
             result = original(self, model, inputs, return_outputs, num_items_in_batch)
         else:
@@ -55,13 +59,16 @@ def patch(trainer_module: ModuleType, job: Job) -> None:
             with torch.compiler.set_stance("force_eager"):  # compiled code would not tell
                 result = original(self, model, inputs, return_outputs, count)
             uses_count[self] = count.used
-        if uses_count[self]:
-            return result
-        if return_outputs:
-            return result[0] / too_large, result[1]
-        return result / too_large
+        return result if uses_count[self] else _divide(result, too_large / weight)
 
     job.changes.attribute(cls, "compute_loss", compute_loss)
+
+
+def _divide(result: Any, number: float) -> Any:
+    """What `compute_loss` returns, a loss or one with outputs, with the loss divided by `number`."""
+    if number == 1:
+        return result
+    return (result[0] / number, *result[1:]) if isinstance(result, tuple) else result / number
 
 
 class _Count(torch.Tensor):

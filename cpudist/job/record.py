@@ -50,7 +50,7 @@ class RunRecord:
         tokens_per_sample: for the rate in tokens, where samples have a fixed length.
         results: a recipe's metrics, a sample of what the model does, files written.
         gradients: how they are reduced; see `gradients.describe`.
-        network: over which interface and address of rank 0's host the ranks have met.
+        network: over which interface and address of rank 0's host the ranks have met; libfabric's provider is added.
     """
 
     def __init__(self, world: World, backend: Backend, pinning: list[dict[str, Any]], restarts: int) -> None:
@@ -113,7 +113,7 @@ class RunRecord:
             "world_size": world.size,
             "backend": world.backend,
             "transport": backend.transport(),
-            "network": self.network,
+            "network": {**self.network, "provider": backend.provider()},
             "dtype": self.dtype,
             "optimizations": self.optimizations,
             "gradients": self.gradients or None,

@@ -187,6 +187,8 @@ class Watch:
         """Tell where this rank is, and, if it has waited for a third of the timeout, ask who is missing."""
         place = here(self.world, self.backend, at_end=self._at_end)
         self._watched.set({_HERE.format(rank=self.world.rank): place.to_json().encode()})
+        (loss,) = explain_losses([Loss(self.world.rank, "closed")], {self.world.rank: place}, self._hosts)
+        self._watched.last_words(_LOST, str(self.world.rank), _CLAIMS, f"{loss}; the job is over")
         for call in place.under_way[:1]:
             if call.seconds > self.timeout / 3:
                 self._report_stall(call)

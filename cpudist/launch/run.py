@@ -18,6 +18,7 @@ from cpudist.launch.attempt import Outcome, attempt
 from cpudist.launch.check import Checked, check
 from cpudist.launch.hostfile import Host, spread, write
 from cpudist.launch.launchers import Launcher, Start, find_launcher
+from cpudist.launch.wait import wait_for
 from cpudist.placement.plan import Part
 
 JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
@@ -40,6 +41,7 @@ class Wishes:
         all_output: whether the output of all ranks is shown, each line with its rank.
         max_restarts: how often to start again after a failure.
         min_nodes: with how many hosts to be content then; None: with no fewer than at first.
+        wait: how many seconds hosts may take to be there at all.
     """
 
     hosts: Sequence[Host] | None
@@ -51,6 +53,7 @@ class Wishes:
     all_output: bool = False
     max_restarts: int = 0
     min_nodes: int | None = None
+    wait: int = 0
 
 
 def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
@@ -61,6 +64,8 @@ def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
     """
     launcher = find_launcher(wishes.mpi, variables)
     hosts, restarts = wishes.hosts or [_this_host()], 0
+    if wishes.wait:
+        wait_for(hosts, wishes.wait)
     placed = _place(wishes, hosts)
     least = len(placed) if wishes.min_nodes is None else wishes.min_nodes
     while True:

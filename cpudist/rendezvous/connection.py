@@ -125,6 +125,10 @@ class Connection:
         """Let the server append a line to `key` when this connection breaks: `value`, and "closed" or "silent"."""
         self._ask(Code.WILL, self._name(key), value.encode())
 
+    def last_words(self, key: str, value: str, unless: str, text: str) -> None:
+        """Let the server say `text` if that will is executed and nobody lives to say so, and then to set `unless`."""
+        self._ask(Code.LAST_WORDS, self._name(key), value.encode(), self._name(unless), text.encode())
+
     def withdraw(self, key: str, value: str) -> None:
         """Make that will void, whichever connection it came by."""
         self._ask(Code.WITHDRAW, self._name(key), value.encode())

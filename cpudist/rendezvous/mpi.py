@@ -10,11 +10,13 @@ import atexit
 import ctypes
 import os
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 from cpudist.console import first_line
 from cpudist.environments import OverMpi, Placement
 from cpudist.errors import UserError
+from cpudist.rendezvous import startup
 from cpudist.waiting import bounded
 
 
@@ -26,7 +28,7 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     """
     if rendezvous.library is not None and "mpi4py.MPI" not in sys.modules:
         os.environ.setdefault("MPI4PY_LIBMPI", rendezvous.library)
-    mpi = _initialised(timeout)
+    mpi = _initialised(timeout, speaks=placement.rank == 0)
     world = mpi.COMM_WORLD
     if (world.size, world.rank) != (placement.size, placement.rank):
         version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
@@ -38,8 +40,11 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     return world
 
 
-def _initialised(timeout: float) -> Any:
-    """The module ``mpi4py.MPI`` with MPI started, or the end of this process when that takes too long."""
+def _initialised(timeout: float, *, speaks: bool) -> Any:
+    """The module ``mpi4py.MPI`` with MPI started, or the end of this process when that takes too long.
+
+    `speaks`: whether this is the rank that Intel MPI speaks on.
+    """
     import mpi4py
 
     # mpi4py's own MPI_Init holds the GIL, so nothing could end a process that waits in it for a rank that is gone.
@@ -54,7 +59,7 @@ def _initialised(timeout: float) -> Any:
         ) from None
     if not MPI.Is_initialized():
         provided = ctypes.c_int()
-        with bounded("MPI_Init", timeout):
+        with bounded("MPI_Init", timeout), startup.heard() if speaks else nullcontext():
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         atexit.register(_finalize, MPI)
         os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))

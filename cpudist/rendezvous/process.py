@@ -33,14 +33,12 @@ class StoreProcess:
     """
 
     def __init__(self, addresses: list[str], port: int, token: bytes, silence: float) -> None:
-        # By standard input, where nobody else sees the token. Standard error is the job's: a launcher that waits for
-        # its end should not wait for this process.
+        # By standard input, where nobody else sees the token. Standard error is the job's.
         self._process = subprocess.Popen(
             # Isolated: modules in the working folder, or where PYTHONPATH leads, may have the names of Python's own.
             [sys.executable, "-I", "-c", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,  # a launcher that kills rank 0's group leaves it the seconds to tell the others
         )

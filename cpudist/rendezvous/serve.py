@@ -3,17 +3,20 @@
 A process, so that it answers whatever rank 0 is doing, and knows of its end as of any other rank's: from connections
 that break. It reads one JSON line (token, addresses, port, silence) from standard input, prints the port, and ends when
 its standard input has ended and nobody is connected any more, at the latest a few seconds later. No signal that is
-meant for the job ends it.
+meant for the job ends it. Where a launcher has killed all ranks at once, nobody but this process can say which one was
+lost first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import socket
 import sys
 
+from cpudist.console import say
 from cpudist.rendezvous.server import Server
 
 _BACKLOG = 4096
@@ -21,7 +24,8 @@ _BACKLOG = 4096
 
 def main() -> None:
     """Serve as standard input says, for as long as it stays open."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Slurm sends its signals, SIGUSR1 before the time is over among them, to all that a rank has started.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the ranks still have to tell each other how they end
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -32,7 +36,16 @@ def main() -> None:
         print(f"error {error.strerror}".split(" (while")[0], flush=True)
         return
     print(listening[0].getsockname()[1], flush=True)
-    Server(bytes.fromhex(wishes["token"]), listening, wishes["silence"]).run(sys.stdin.fileno())
+    server = Server(bytes.fromhex(wishes["token"]), listening, wishes["silence"])
+    for text in server.run(sys.stdin.fileno(), _fall_silent)[:1]:  # what came next are consequences
+        say(text)
+
+
+def _fall_silent() -> None:
+    """Let go of standard error: it is the job's, and a launcher may wait until nobody has it any more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.close(nowhere)
 
 
 def listen(addresses: list[str], port: int) -> list[socket.socket]:

@@ -53,6 +53,8 @@ class Server:
         self._values = Values()
         self._peers: set[_Peer] = set()
         self._wills: list[tuple[bytes, bytes]] = []  # of those that have gone, still to be executed
+        self._last_words: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}  # of wills
+        self._unsaid: list[tuple[bytes, bytes]] = []  # of those that have gone; the first to go first
         self._strangers: dict[_Peer, None] = {}  # of them, who are still at the handshake; the oldest first
         self._owned = True
         self._end = 0.0  # when to stop waiting for the peers, once the owner has gone
@@ -75,16 +77,32 @@ class Server:
             Code.WAIT_ANY: self._wait_any,
             Code.WILL: self._will,
             Code.WITHDRAW: self._withdraw,
+            Code.LAST_WORDS: self._keep_last_words,
         }
 
-    def run(self, owner: int) -> None:
-        """Serve until `owner`, a file descriptor, has come to its end, and those who are connected have gone."""
+    def run(self, owner: int, fall_silent: Callable[[], None]) -> list[str]:
+        """Serve until `owner`, a file descriptor, has come to its end, and those who are connected have gone.
+
+        `fall_silent` is called as soon as the owner has gone and there will be nothing to say.
+
+        Returns:
+            The last words of peers that were lost, in this order, if no other peer has lived to say so.
+        """
         self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._lose_owner(owner))
         while self._owned or (self._peers and time.monotonic() < self._end):
             for key, events in self._selector.select(min(self._values.expire() or _PAUSE_SECONDS, _PAUSE_SECONDS)):
                 key.data(events)
             self._show_out()
             self._execute_wills()
+            if not self._owned and not self._may_speak():
+                fall_silent()
+        return [text.decode(errors="replace") for text in self._still_unsaid()]
+
+    def _may_speak(self) -> bool:
+        return bool(self._still_unsaid()) or any(peer.wills for peer in self._peers)
+
+    def _still_unsaid(self) -> list[bytes]:
+        return [text for unless, text in self._unsaid if not self._values.has_all([unless])]
 
     def _lose_owner(self, owner: int) -> None:
         self._selector.unregister(owner)
@@ -129,6 +147,8 @@ class Server:
         if peer.waiting is not None:
             self._values.forget(peer.waiting)
         self._wills += [(key, value + f" {how}\n".encode()) for key, value in peer.wills]
+        if how == "closed":
+            self._unsaid += [self._last_words[will] for will in peer.wills if will in self._last_words]
 
     def _execute_wills(self) -> None:
         """Not where a peer is dropped, which may be in the middle of telling others that another one was."""
@@ -246,8 +266,14 @@ class Server:
         peer.wills.append((key, value))
         return wire.pack(Code.WILL)
 
+    def _keep_last_words(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        key, value, unless, text = fields
+        self._last_words[key, value] = unless, text
+        return wire.pack(Code.LAST_WORDS)
+
     def _withdraw(self, _peer: _Peer, fields: list[bytes]) -> bytes:
         key, value = fields
+        self._last_words.pop((key, value), None)
         for peer in self._peers:
             with suppress(ValueError):
                 peer.wills.remove((key, value))

@@ -45,6 +45,7 @@ class Code(IntEnum):
     WITHDRAW = 12  # key value: such a will of any connection is void
     AGES = 13  # keys -> for each the milliseconds since it was set last, -1 where it is missing
     MISSING = 14
+    LAST_WORDS = 15  # key value unless text: to be said at the end, if that will was executed and `unless` is missing
 
 
 class Garbage(Exception):

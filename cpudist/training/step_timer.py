@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpudist.huggingface.shares import SharedSampler
 from cpudist.job.record import RunRecord, Training
 
 if TYPE_CHECKING:
@@ -51,8 +52,11 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        self._record.training = Training(samples_per_step=samples * self._world_size)
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * self._world_size
+        sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
+        if isinstance(sampler, SharedSampler):  # shares are not equal
+            samples = sampler.samples_per_step
+        self._record.training = Training(samples_per_step=samples)
         self._record.dtype = _dtype(args, kwargs.get("model"))
         self._warm = False
         self._mark()

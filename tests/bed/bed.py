@@ -141,6 +141,33 @@ class Bed:
             output.seek(0)
             return Ended(status, output.read(), left, at)
 
+    def start(
+        self,
+        host: str,
+        command: list[str],
+        output: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start `command` on a host and return at once; what it writes goes to `output`. It ends with the bed."""
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                self._inside(host, command, cwd),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=jobs.environment(env),
+                start_new_session=True,
+            )
+        self._end.callback(process.wait, _START_SECONDS)
+        self._end.callback(process.kill)
+        return process
+
+    def add_names(self, names: Mapping[str, str]) -> None:
+        """Let every host know more names: name -> host."""
+        with (self._folder / "hosts").open("a") as file:
+            file.writelines(f"{self.addresses[host][0]} {name}\n" for name, host in names.items())
+
     def _inside(self, host: str, command: list[str], cwd: str | Path | None = None) -> list[str]:
         first = str(self._hosts[host].first.pid)
         inside = [*_WITH_PYTEST, "nsenter", "--target", first, *_RUN_INSIDE, "env", f"--chdir={cwd or Path.cwd()}"]

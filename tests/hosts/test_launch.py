@@ -96,6 +96,19 @@ def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path:
     assert seen(tmp_path) == {}
 
 
+def test_waiting_for_hosts_has_an_end(own_bed: Bed, tmp_path: Path) -> None:
+    """One does not exist, the other one does not know the name that we have given ourselves."""
+    hosts = hostfile(tmp_path, "h0:2\nnosuchhost:2\nh1:2\n")
+    renamed = ["sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
+    command = launch("--hostfile", hosts, "--wait", "1", "--", str(SCRIPT), str(tmp_path))
+    result = own_bed.run("h0", [*renamed, *command], timeout=60, env=CACHE)
+    assert result.returncode == 2, result.output
+    unknown, unknowing = result.stderr.splitlines()
+    assert unknown.startswith(f"cpudist: after 1 s, {hosts}, line 2: nosuchhost ssh cannot reach it")
+    assert "line 3: h1 does not know the name elsewhere; add it to DNS" in unknowing
+    assert seen(tmp_path) == {}
+
+
 def test_a_host_that_does_not_let_us_in(own_bed: Bed, tmp_path: Path) -> None:
     (Path(own_bed.hostfile()).parent / "ssh" / "authorized_keys").unlink()
     hosts = hostfile(tmp_path, "h0:2\nh1:2\n")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 from jobs import Result, mpirun, run, train
 from safetensors.torch import load_file
+from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from cpudist.huggingface.checkpoint_files import checkpoints
+from cpudist.huggingface.shares import Begun
 
 BOUND = 150.0
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -82,21 +85,59 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
         resumed = _train(ranks, tmp_path / str(ranks), ["course.py"], *words)
         assert resumed["losses"] == pytest.approx(whole["losses"], abs=2e-4), "transformers 4 rounds them to 1e-4"
         assert resumed["rates"] == whole["rates"]
-        assert resumed["stderr"].count(f"made by 2 ranks with 12 samples in a step; going on with as many at {ranks}")
+        assert resumed["stderr"].count(
+            f"12 samples in a step, as on the 2 ranks that it was begun with; going on with as many at {ranks}: "
+        )
         assert resumed["stderr"].count(change) == 1
     asked = _train(1, tmp_path / "asked", ["course.py"], *words, "--per_device_train_batch_size", "12")
     assert asked["losses"] == pytest.approx(whole["losses"], abs=2e-4), "not with the 6 of the checkpoint"
     assert "going on with as many" not in asked["stderr"]
 
+    grouped = (
+        ["--train_sampling_strategy", "group_by_length"]
+        if hasattr(TrainingArguments, "train_sampling_strategy")
+        else ["--group_by_length"]
+    )
     world = tmp_path / "2" / "checkpoint-20" / "world.json"
-    for ranks, samples, said in (
-        (5, 15, "15 samples in a step, of which 2 ranks cannot have equal shares; the next smaller number is 1\n"),
-        (3, 36, "of batches of 18, have other samples than those of 2 ranks, of batches of 12: start as many ranks"),
+    for begun, more, said in (
+        (
+            Begun(5, 15, 15),
+            ["--average_tokens_across_devices", "false"],
+            "2 cannot have equal shares, nor unequal ones: --average_tokens_across_devices is false; start 1\n",
+        ),
+        (Begun(5, 15, 15), grouped, "grouped by length, they come in another order on 2: start as many ranks"),
     ):
-        world.write_text(json.dumps({"world_size": ranks, "samples_per_step": samples}))
-        result = _start(2, tmp_path / "2", ["course.py"], *words, "--dataloader_drop_last", "true")
+        world.write_text(json.dumps(asdict(begun)))
+        result = _start(2, tmp_path / "2", ["course.py"], *words, *more)
         assert result.returncode == 2, result.output
         assert said in result.stderr, result.output
+
+
+def test_goes_on_with_unequal_shares_and_the_same_samples(tmp_path: Path) -> None:
+    """32 samples in a step, 4 ranks, then 3 and 3 again; the step is in the second of the epochs of 7 steps.
+
+    The same samples are seen at the same learning rate, those that fill up the last step of an epoch too.
+    """
+    words = ["--per_device_train_batch_size", "8", "--max_steps", "17", "--save_steps", "5"]
+
+    def train(ranks: int, name: str, *more: str) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+        found = _train(ranks, tmp_path / name, ["seen.py", str(tmp_path / f"{name}.seen")], *words, *more)
+        return found, json.loads((tmp_path / f"{name}.seen").read_text())
+
+    whole, seen = train(4, "4")
+    assert all(sum(samples.values()) == 32 for samples in seen.values())
+    assert len(set().union(*(seen[str(step)] for step in range(7)))) == 204, "an epoch has all samples"
+    for name, checkpoint in (("3", "4/checkpoint-10"), ("again", "3/checkpoint-15")):
+        resumed, seen_then = train(3, name, "--resume_from_checkpoint", str(tmp_path / checkpoint))
+        assert list(seen_then) == [str(step) for step in range(int(checkpoint.rpartition("-")[2]), 17)]
+        assert seen_then == {step: seen[step] for step in seen_then}
+        assert resumed["rates"] == whole["rates"]
+        assert resumed["losses"] == pytest.approx(whole["losses"], abs=2e-4), "transformers 4 rounds them to 1e-4"
+        said = "as on the 4 ranks that it was begun with; going on with as many at 3, 10 or 11 each: "
+        said += "--per_device_train_batch_size 6 --gradient_accumulation_steps 2\n"
+        assert resumed["stderr"].count(f"{checkpoint} has 32 samples in a step, {said}") == 1
+    record = json.loads((tmp_path / "again.json").read_text())  # of two steps, the first of which does not count
+    assert record["samples_per_second"] * record["step_seconds"]["median"] == pytest.approx(32, rel=1e-4)
 
 
 @pytest.mark.parametrize(

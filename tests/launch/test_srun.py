@@ -13,7 +13,7 @@ from slurm_node import slurm_node
 SCRIPT = Path(__file__).parents[1] / "hosts" / "checks" / "greets.py"
 
 
-@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+@pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
 def test_two_ranks(mpi: str, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     train = jobs.train("--backend", "ccl", "--record", str(record), str(SCRIPT), str(tmp_path))
@@ -21,6 +21,8 @@ def test_two_ranks(mpi: str, tmp_path: Path) -> None:
         path = f"{jobs.BIN}{os.pathsep}{variables['PATH']}"
         command = ["srun", "--ntasks=2", f"--mpi={mpi}", *train]
         result = jobs.run(command, timeout=120, env={**variables, "PATH": path})
+    if "can not load PMIx library" in result.stderr:
+        pytest.skip("Slurm's plugin pmix finds no libpmix.so (Debian: libpmix-dev)")
     assert result.returncode == 0, result.output
     fields = json.loads(record.read_text())
     assert (fields["launcher"], fields["world_size"], fields["exit"]) == ("slurm", 2, "completed")

@@ -28,6 +28,7 @@ MEMBER = json.dumps(
     {"node": "n" * 90, "host": "node0123", "placement": {"rank": 1}, "cpus": [*range(16)], "threads": 16}
 )
 HERE = json.dumps({"rank": 1, "host": "node0123", "line": "train.py:88", "under_way": [{"name": "all_reduce"}] * 2})
+WORDS = "rank 1 on node0123 ended without a word (killed, out of memory, or crashed?); it was last in train.py:88"
 
 
 class Rank(Connection):
@@ -88,6 +89,10 @@ def measure(size: int) -> str:
         for _ in range(rounds):  # the requests of one beat of a watch
             for number, rank in enumerate(ranks):
                 rank.ask(Code.SET, f"/here/{number}".encode(), HERE.encode())
+            for rank in ranks:
+                rank.answer()
+            for number, rank in enumerate(ranks):
+                rank.ask(Code.LAST_WORDS, b"/lost", str(number).encode(), b"/failure/claims", WORDS.encode())
             for rank in ranks:
                 rank.answer()
             all_ask(ranks, Code.WAIT_ANY, wire.number(0), b"/failure/reported", b"/lost")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -98,6 +101,37 @@ def test_a_broken_connection_leaves_its_will(server: StoreProcess, client: Conne
     while client.get(["lost"]) != [b"1 closed\n3 closed\n"]:
         assert time.monotonic() < deadline, client.get(["lost"])
         time.sleep(0.01)
+
+
+KILLED_TOGETHER = """
+import os, signal, sys
+from cpudist.rendezvous.connection import Address, Connection
+from cpudist.rendezvous.process import StoreProcess
+server = StoreProcess(["127.0.0.1"], 0, b"token", silence=5)
+ranks = [Connection(Address(("127.0.0.1",), server.port, b"token", 5), 5) for _ in range(3)]
+for number, rank in enumerate(ranks):
+    rank.will("lost", str(number))
+    rank.last_words("lost", str(number), "claimed", f"{number} was lost")
+if "withdrawn" in sys.argv:
+    ranks[0].withdraw("lost", "1")
+if "claimed" in sys.argv:
+    ranks[0].add("claimed", 1)
+ranks[1].close()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("", "cpudist: 1 was lost\n"), ("claimed", ""), ("withdrawn", "cpudist: 0 was lost\n")],
+)
+def test_where_nobody_is_left_the_store_says_who_was_lost_first(what: str, said: str) -> None:
+    """Standard error ends with the store's process, and not before."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_TOGETHER, what], stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert done.stderr == said
 
 
 def test_who_does_not_know_the_token_is_not_let_in(server: StoreProcess) -> None:

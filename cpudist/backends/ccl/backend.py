@@ -13,6 +13,7 @@ from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.backends.process_group import Members, ProcessGroupBackend, groups
 from cpudist.errors import UserError
+from cpudist.rendezvous import startup
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -72,6 +73,11 @@ class CclBackend(ProcessGroupBackend):
         if self._intel:
             return os.environ.get("CCL_ATL_TRANSPORT")
         return extension.transport()
+
+    def provider(self) -> str | None:
+        if self.transport() == "mpi":
+            return startup.provider()
+        return None if self._intel else "+".join(sorted(extension.load().providers())) or None
 
     def details(self) -> dict[str, Any]:
         if self._intel:

@@ -118,4 +118,5 @@ def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Pa
         *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libintlc.so.5", "-l:libhwloc.so.15"),
         *("-lc10", "-ltorch_cpu", "-ltorch_python"),
         *(f"-Wl,-rpath,{oneccl.lib}", "-Wl,--disable-new-dtags"),
+        "-Wl,--wrap=dlsym",  # csrc/oneccl/provider.cpp
     ]

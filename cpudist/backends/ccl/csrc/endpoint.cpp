@@ -10,7 +10,7 @@ Endpoint::Endpoint(TransportPtr transport, int rank, int size)
 Endpoint::~Endpoint() {
   // A message header may still be awaited, and after a failure anything may still be under way.
   const bool freed = Engine::get().exclusively_if_usable([this] {
-    if (mailbox_->listening()) return false;
+    if (aborted_ || mailbox_->listening()) return false;
     mailbox_.reset();
     transport_.reset();
     return true;

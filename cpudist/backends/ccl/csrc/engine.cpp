@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backoff.hpp"
+#include "endpoint.hpp"
 #include "errors.hpp"
 
 namespace cpudist {
@@ -53,6 +54,7 @@ void Engine::submit(const AsyncWorkPtr& work, bool background) {
   Finished finished;
   Lock lock(mutex_);
   check_usable();
+  check_value(!work->endpoint_->aborted(), work->call().name, ": the group has been aborted");
   work->start();
   in_flight_.push_back(work);
   progress(finished);
@@ -76,12 +78,18 @@ bool Engine::progress(Finished& finished) {
       abandon_all((*it)->call().describe() + " failed: " + error.what(), finished);
       return true;
     }
-    (*it)->end();
-    (*it)->call().group->completed((*it)->call());
+    complete(**it);
     finished.push_back(std::move(*it));
     it = in_flight_.erase(it);
   }
   return moved;
+}
+
+void Engine::complete(AsyncWork& work) {
+  work.end();
+  auto& group = *work.call().group;
+  group.completed(work.call());
+  if (group.hook && work.isSuccess() && work.retrieveOpType() != c10d::OpType::UNKNOWN) [[unlikely]] hooks_.tell(work);
 }
 
 // Tells who waits for these works. A future's callbacks may wait for other works, so somebody else polls meanwhile.
@@ -184,7 +192,18 @@ void Engine::drain(Milliseconds limit) {
   }
 }
 
+void Engine::abort(const CallGroup& group) {
+  Finished finished;
+  Lock lock(mutex_);
+  const auto oldest = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
+    return work->call().group.get() == &group;
+  });
+  if (oldest != in_flight_.end()) abandon_all((*oldest)->call().describe() + " was aborted", finished);
+  announce(lock, finished);
+}
+
 void Engine::close() {
+  constexpr Milliseconds kHooksLimit{5000};
   Finished finished;
   Lock lock(mutex_);
   if (usable()) abandon_all("the process is ending", finished);
@@ -192,6 +211,7 @@ void Engine::close() {
   auto threads = std::move(threads_);
   lock.unlock();
   for (auto& thread : threads) thread.join();
+  hooks_.close(kHooksLimit);
 }
 
 void Engine::start_thread(bool polls) {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "calls.hpp"
+#include "completion_hooks.hpp"
 
 namespace cpudist {
 
@@ -57,6 +58,16 @@ class Engine {
   // kNoTimeout: the limit that each work carries.
   void drain(Milliseconds limit);
 
+  // From now on `hook` is told of each work of the group that completes without an error.
+  void set_hook(CallGroup& group, std::shared_ptr<const CompletionHooks::Hook> hook);
+
+  // Waits for the works of the group that are under way, and until its hook has been told of all.
+  void wait_for_all(const CallGroup& group, Milliseconds timeout);
+
+  // Gives up what is under way in the group. A transport cannot take back what it has begun, so if there is anything,
+  // communication is out of use in this process.
+  void abort(const CallGroup& group);
+
   // From here on no call enters a transport and nothing that it may still touch is released (at interpreter exit).
   void close();
 
@@ -79,6 +90,7 @@ class Engine {
   static void after_fork_in_child();
   void check_usable() const;
   bool progress(Finished& finished);
+  void complete(AsyncWork& work);
   void announce(Lock& lock, Finished& finished);
   void expire(AsyncWork& work, Clock::duration waited, Finished& finished);
   void expire_late(Finished& finished);
@@ -93,6 +105,7 @@ class Engine {
   std::list<AsyncWorkPtr> in_flight_;
   std::list<AsyncWorkPtr> abandoned_;  // transports may still write to their buffers: never freed
   std::vector<std::weak_ptr<CallGroup>> groups_;
+  CompletionHooks hooks_;
   std::string reason_;
   std::atomic<bool> out_of_use_{false};
   std::atomic<int64_t> blocked_ns_{0};

@@ -9,6 +9,7 @@
 #include "engine.hpp"
 #include "errors.hpp"
 #include "oneccl/baseline.hpp"
+#include "oneccl/provider.hpp"
 #include "process_group.hpp"
 #include "store.hpp"
 
@@ -116,6 +117,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("blocked_seconds", [] { return Engine::get().blocked_seconds(); });
   module.def("traffic", &traffic);
   module.def("calls", &calls);
+  module.def("providers", &cpudist::oneccl::opened_providers);
   module.def("allreduce_baseline", &allreduce_baseline, py::arg("store"), py::arg("rank"), py::arg("size"),
              py::arg("bytes"), py::arg("bfloat16"), py::arg("buffers"), py::arg("repeats"), py::arg("piece_bytes"),
              Unlocked());

@@ -8,6 +8,7 @@
 #include "engine.hpp"
 #include "errors.hpp"
 #include "farewell.hpp"
+#include "gil.hpp"
 #include "schedules.hpp"
 
 namespace cpudist {
@@ -330,13 +331,33 @@ WorkPtr ProcessGroupCcl::barrier(const c10d::BarrierOptions& options) {
   return run(kind, std::move(schedule), {}, {}, options.timeout, options.asyncOp);
 }
 
+void ProcessGroupCcl::registerOnCompletionHook(CompletionHooks::Hook&& hook) {
+  if (onCompletionHook_) throw backend_error("this group has a completion hook already");
+  const auto shared = std::make_shared<const CompletionHooks::Hook>(std::move(hook));  // copying it would need the GIL
+  onCompletionHook_ = [shared](std::shared_ptr<c10d::WorkInfo> info) { (*shared)(std::move(info)); };
+  const WithoutGil without_gil;
+  Engine::get().set_hook(*group_, shared);
+}
+
+void ProcessGroupCcl::waitForPendingWorks() {
+  const WithoutGil without_gil;
+  Engine::get().wait_for_all(*group_, timeout_);
+}
+
 void ProcessGroupCcl::shutdown() {
   constexpr Milliseconds kLimit{5000};
   auto& engine = Engine::get();
-  if (!endpoint_ || !engine.usable()) return;
+  if (!endpoint_ || endpoint_->aborted() || !engine.usable()) return;
   auto call = next_call("shutdown", kLimit);
   engine.submit(c10::make_intrusive<FarewellWork>(std::move(call), std::exchange(endpoint_, nullptr)),
                 /*background=*/true);
+}
+
+void ProcessGroupCcl::abort() {
+  const WithoutGil without_gil;
+  if (!endpoint_) return;
+  endpoint_->abort();
+  Engine::get().abort(*group_);
 }
 
 }  // namespace cpudist

@@ -48,8 +48,17 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  // The hook is told of each collective and message that this rank completes without an error: its kind, its number (0
+  // for messages), when it was called and when it was complete. Engine, CompletionHooks: in which thread.
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  // Throws what the works under way throw.
+  void waitForPendingWorks() override;
+  void enableCollectivesTiming() override {}  // times are always known
+
   // Begins to take the group down, on all its ranks; Engine::drain() finishes that.
   void shutdown() override;
+  // Ends the group on this rank alone, and what is under way with an error. Waits for nobody.
+  void abort() override;
 
  private:
   // What every collective has besides its schedule.

@@ -1,28 +1,9 @@
 #include "work.hpp"
 
-#include <optional>
-
-#include <torch/csrc/utils/pybind.h>
-
 #include "engine.hpp"
+#include "gil.hpp"
 
 namespace cpudist {
-
-namespace {
-
-// torch holds the GIL in is_completed() and get_future(). Polling needs the engine's lock, whose holder may want the
-// GIL, and may take long.
-class WithoutGil {
- public:
-  WithoutGil() {
-    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
-  }
-
- private:
-  std::optional<pybind11::gil_scoped_release> released_;
-};
-
-}  // namespace
 
 std::string Call::describe() const {
   std::string text = name;

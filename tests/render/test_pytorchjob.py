@@ -1,0 +1,95 @@
+"""The PyTorchJob against its CRD's schema, and what stands in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from render import schemas
+from render.example import ALL, env
+
+CRDS = Path(__file__).parents[2].parent / "shared" / "kubernetes"
+Documents = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.mark.parametrize("words", [[], ["--replicas", "1"], ALL, [*ALL, "--min-replicas", "1", "--max-restarts", "5"]])
+def test_it_is_what_the_schema_wants(documents: Documents, words: list[str]) -> None:
+    (job,) = documents("pytorchjob", *words)
+    schemas.check(job)
+
+
+@pytest.mark.parametrize("kind", schemas.FILES)
+def test_the_schema_is_the_crds(kind: str) -> None:
+    crd = CRDS / schemas.FILES[kind][1]
+    if not crd.exists():
+        pytest.skip(f"{crd} is not there")
+    assert schemas.load(kind) == schemas.cut(crd)
+
+
+def test_what_was_asked_for_is_there(documents: Documents) -> None:
+    (job,) = documents("pytorchjob", *ALL)
+    assert job["metadata"] == {"name": "digits", "namespace": "team-a"}
+    assert job["spec"]["nprocPerNode"] == "2"
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Master": 1, "Worker": 2}
+    assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+    pod = replicas["Worker"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"] == ["torchrun", "--nproc-per-node=2", "--no-python", "cpudist-train"]
+    train = ["images", "--dataset_name", "digits", "--output_dir", "out", "--do_train"]
+    assert container["args"] == ["--checkpoint-on-signal", *train]
+    assert container["workingDir"] == "/work"
+    assert container["resources"]["limits"] == {"cpu": "16", "memory": "32Gi"}
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {
+        "shared-memory": "/dev/shm",
+        "data": "/work",
+    }
+    assert pod["volumes"] == [
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+    ]
+    assert pod["nodeSelector"] == {"disk": "ssd", "zone": "b"}
+    assert pod["tolerations"] == [
+        {"key": "batch", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists"},
+    ]
+    assert pod["terminationGracePeriodSeconds"] == 300
+    # 16 CPUs for 2 ranks: of eight CPUs one is for messages.
+    planned = {"OMP_NUM_THREADS": "7", "CCL_WORKER_COUNT": "1", "LD_PRELOAD": "libtcmalloc_minimal.so.4"}
+    assert env(container) == {**planned, "HF_HOME": "/work/hf", "PET_SHUTDOWN_TIMEOUT": "290"}
+
+
+def test_what_the_user_sets_wins(documents: Documents) -> None:
+    (job,) = documents(
+        "pytorchjob", "--env", "OMP_NUM_THREADS=3", "--env", "MALLOC_CONF=x", "--env", "CCL_WORKER_COUNT=2"
+    )
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    given = {"OMP_NUM_THREADS": "3", "MALLOC_CONF": "x", "CCL_WORKER_COUNT": "2"}
+    assert given.items() <= env(container).items()
+    assert "LD_PRELOAD" not in env(container)
+    assert len(container["env"]) == len(env(container))
+
+
+def test_an_elastic_job_has_no_master(documents: Documents) -> None:
+    (job,) = documents("pytorchjob", "--replicas", "4", "--min-replicas", "2", "--max-restarts", "3")
+    assert job["spec"]["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 4, "maxRestarts": 3, "rdzvBackend": "c10d"}
+    assert job["spec"]["runPolicy"]["backoffLimit"] == 3
+    (worker,) = job["spec"]["pytorchReplicaSpecs"].values()
+    assert (worker["replicas"], worker["restartPolicy"]) == (4, "OnFailure")
+
+
+def test_every_computed_value_says_why(text: Callable[..., str]) -> None:
+    lines = [line.strip() for line in text("pytorchjob", "--ranks-per-pod", "2").splitlines()]
+    for start in (
+        "nprocPerNode:",
+        "backoffLimit:",
+        "terminationGracePeriodSeconds:",
+        "requests:",
+        "sizeLimit:",
+        "value:",
+    ):
+        for index in (index for index, line in enumerate(lines) if line.startswith(start)):
+            assert lines[index - 1].startswith("# "), lines[index]
