@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from cpudist import environments, huggingface
 from cpudist.errors import UserError
+from cpudist.job.gradients import note_at_first_use
 from cpudist.job.job import current, require, start_job
 from cpudist.job.pinned import decide_in_place
 from cpudist.job.pinning_check import PinningCheck
 from cpudist.job.process_group import let_scripts_join
+from cpudist.optimization import master_weights
 
 if TYPE_CHECKING:
     import torch
@@ -93,17 +95,27 @@ def shutdown() -> None:
         running.leave()
 
 
-def wrap(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+def wrap(model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
     """Make the model's gradients agree across ranks: DDP, or the backend's own way.
 
     Args:
         model: the model, on `World.device`.
+        shard_optimizer: on ccl and gloo, let each rank update its part of every parameter, so that time and state of
+            the optimizer are divided by the number of ranks. Results and checkpoints are those of DDP, but all ranks
+            call ``optimizer.state_dict()``. For optimizers of torch that update each element by itself, and for
+            training loops of one's own; DDP's options do not apply.
         options: the backend's own; those of `DistributedDataParallel` for ccl and gloo.
 
     Raises:
-        UserError: there is no running job.
+        UserError: there is no running job, or the backend or the model allows no `shard_optimizer`.
     """
-    return require().backend.wrap(model, **options)
+    job = require()
+    if shard_optimizer:
+        master_weights.check_without(model, "shard_optimizer=True")
+        options["shard_optimizer"] = True
+    wrapped = job.backend.wrap(model, **options)
+    note_at_first_use(wrapped, job.record)
+    return wrapped
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:

@@ -76,8 +76,12 @@ class Backend(ABC):
         return {}
 
     @abstractmethod
-    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Make the model's gradients agree across ranks."""
+    def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
+        """Make the model's gradients agree across ranks; with `shard_optimizer` each rank updates its part.
+
+        Raises:
+            UserError: it cannot, or takes no such options.
+        """
 
     def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
         """Make ready a model that somebody else wraps and trains, as Trainer does; it is on its device."""

@@ -13,6 +13,7 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.base import Backend
+from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,9 +48,20 @@ class ProcessGroupBackend(Backend):
             "USE_TORCH_XLA": "0",
         }
 
-    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Wrap in `DistributedDataParallel`; `options` are DDP's own."""
-        return DistributedDataParallel(model, **{**self.ddp_options(), **options})
+    def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
+        """Wrap in `DistributedDataParallel`, whose own `options` are, or in `ShardedDataParallel`, which has none."""
+        if not shard_optimizer:
+            return DistributedDataParallel(model, **{**self.ddp_options(), **options})
+        if options:
+            raise UserError(f"with shard_optimizer=True there is no DDP to take {', '.join(options)}; leave them out")
+        return ShardedDataParallel(model, averages=self.averages())
+
+    def averages(self) -> bool:
+        """Whether its groups know `ReduceOp.AVG`; gloo's do not."""
+        return False
+
+    def ddp_options(self) -> dict[str, Any]:
+        return {"gradient_as_bucket_view": True}  # otherwise each gradient is copied once more (docs/performance.md)
 
     def set_timeout(self, seconds: float) -> None:
         if dist.is_initialized():

@@ -3,9 +3,10 @@
 Left alone, accelerate (1.15) and Trainer (4.57, 5.x) would take torch_xla for a CPU job where that is installed,
 train every rank alone, refuse or ignore the names "ccl", `use_ipex` and `no_cuda`, ignore `ddp_timeout`, and leave
 half a checkpoint where they are killed. This package is the one place that changes them, while a job runs. One module
-per part that is changed, named after it (accelerate_state.py, accelerate_loader.py, training_arguments.py, trainer.py,
-trainer_loss.py, trainer_checkpoints.py, trainer_resuming.py, trainer_sharing.py); versions.py refuses versions that it
-was not written for. The libraries are never imported here, only changed once the script has imported them.
+per part that is changed, named after it (accelerate_state.py, accelerate_loader.py, accelerate_ddp.py,
+training_arguments.py, trainer.py, trainer_loss.py, trainer_checkpoints.py, trainer_resuming.py, trainer_sharing.py);
+versions.py refuses versions that it was not written for. The libraries are never imported here, only changed once the
+script has imported them.
 
 It must not know environments, recipes or command lines.
 """
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from cpudist.huggingface import (
+    accelerate_ddp,
     accelerate_loader,
     accelerate_state,
     trainer,
@@ -51,6 +53,7 @@ def install(job: Job) -> None:
     for module, patch in (
         ("accelerate.state", partial(accelerate_state.patch, job=job)),
         ("accelerate.data_loader", partial(accelerate_loader.patch, job=job)),
+        ("accelerate.accelerator", partial(accelerate_ddp.patch, job=job)),
         ("transformers.training_args", partial(training_arguments.patch, job=job)),
         ("transformers.modeling_utils", partial(trainer.patch_models, job=job, masters=masters)),
         ("transformers.trainer", partial(trainer.patch, job=job, masters=masters)),

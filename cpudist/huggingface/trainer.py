@@ -42,7 +42,10 @@ def patch(trainer_module: ModuleType, job: Job, masters: MastersByModel) -> None
             seen.add(self)
             job.backend.prepare(self.model)
             _optimize(self, masters)
-        return original(self, model, training, dataloader)
+        result = original(self, model, training, dataloader)
+        if (handler := self.accelerator.ddp_handler) is not None:  # what accelerate will give to DDP
+            handler.gradient_as_bucket_view = job.backend.ddp_options().get("gradient_as_bucket_view", False)
+        return result
 
     job.changes.attribute(cls, "_wrap_model", wrap_model)
 

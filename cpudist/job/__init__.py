@@ -3,7 +3,7 @@
 - `job.py`: `Job`, the one owner of a job's state, and `current`, the one that runs.
 - `watch.py`, `failure.py`: one rank fails, the job ends everywhere; `leftovers.py`: so does its launcher.
 - `whereabouts.py`, `stall.py`: where a rank is, and who keeps the others waiting.
-- `record.py`: what is known of the run.
+- `record.py`: what is known of the run; `gradients.py`: of how gradients are reduced.
 - `pinned.py`: torch and the rank's threads follow its pinning; `pinning_check.py`: whether they did.
 - `process_group.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 

@@ -49,6 +49,7 @@ class RunRecord:
         training: what a training loop has measured.
         tokens_per_sample: for the rate in tokens, where samples have a fixed length.
         results: a recipe's metrics, a sample of what the model does, files written.
+        gradients: how they are reduced; see `gradients.describe`.
         network: over which interface and address of rank 0's host the ranks have met; libfabric's provider is added.
     """
 
@@ -59,6 +60,7 @@ class RunRecord:
         self.training = Training()
         self.tokens_per_sample: int | None = None
         self.results: dict[str, Any] = {}
+        self.gradients: dict[str, Any] = {}
         self.network: dict[str, str | None] = {}
         self._world = world
         self._backend = backend
@@ -114,6 +116,7 @@ class RunRecord:
             "network": {**self.network, "provider": backend.provider()},
             "dtype": self.dtype,
             "optimizations": self.optimizations,
+            "gradients": self.gradients or None,
             "pinning": self._pinning,
             "steps": training.steps or None,
             "samples_per_second": _rounded(samples_per_second),

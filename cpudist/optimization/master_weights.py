@@ -9,14 +9,18 @@ bfloat16 can resolve (Micikevicius et al., "Mixed Precision Training", 2018, sec
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.errors import UserError
 
 LOW = torch.bfloat16
+
+_kept: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # the models with master weights
 
 
 def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> MasterWeights:
@@ -27,9 +31,22 @@ def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Mas
     Raises:
         UserError: the model is wrapped in DDP already, which knows the parameters as they were.
     """
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(model, DistributedDataParallel | ShardedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
+    _kept.add(model)
     return MasterWeights(model, optimizer)
+
+
+def check_without(model: torch.nn.Module, option: str) -> None:
+    """Refuse `option` for a model with master weights.
+
+    Raises:
+        UserError: it has some.
+    """
+    if any(module in _kept for module in model.modules()):
+        raise UserError(
+            f"{option} knows no master weights; call cpudist.optimize(..., autocast=True) for bfloat16, or leave it out"
+        )
 
 
 class MasterWeights:

@@ -54,6 +54,8 @@ def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path, bac
     fields = json.loads(record.read_text())
     assert (fields["steps"], fields["dtype"], fields["exit"]) == (20, "bfloat16", "completed")
     assert fields["loss"]["last"] < fields["loss"]["first"]
+    bucket = 100 if backend == "ccl" else 25  # no core to spare for a thread that would overlap them
+    assert (fields["gradients"]["bucket_cap_mb"], fields["gradients"]["gradient_as_bucket_view"]) == (bucket, True)
     assert fields["optimizations"][0] == ("native" if ipex.missing() else "ipex")
     lines = [line for line in result.stderr.splitlines() if "cpudist: optimize: " in line]
     assert len(lines) == 1, result.output

@@ -23,6 +23,7 @@ _FIELDS = [
     "network",
     "dtype",
     "optimizations",
+    "gradients",
     "pinning",
     "steps",
     "samples_per_second",
@@ -47,7 +48,7 @@ def record(tmp_path: Path) -> RunRecord:
 def test_what_nobody_knew_is_null(record: RunRecord) -> None:
     fields = record.as_dict("completed")
     assert list(fields) == _FIELDS
-    assert fields["steps"] is None
+    assert fields["steps"] is fields["gradients"] is None
     assert fields["loss"] == {"first": None, "last": None}
     assert fields["step_seconds"] == {"median": None, "p95": None}
     assert (fields["pinning"][0]["cpus"], fields["restarts"]) == ([0, 1], 1)

@@ -49,11 +49,15 @@ class CclBackend(ProcessGroupBackend):
         super().start(world, store, timeout)
 
     def ddp_options(self) -> dict[str, Any]:
+        options = super().ddp_options()
         if self._intel or extension.load().polls():
-            return {}
+            return options
         # Without a thread that polls no bucket overlaps with computing, so few large ones are fastest
         # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
-        return {"bucket_cap_mb": 100}
+        return {**options, "bucket_cap_mb": 100}
+
+    def averages(self) -> bool:
+        return self._intel is None
 
     def _bound(self, group: Any, seconds: float) -> None:
         if self._intel:

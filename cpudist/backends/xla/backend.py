@@ -152,8 +152,10 @@ class XlaBackend(Backend):
         if self._sharding is not None:
             self._sharding.apply(model)
 
-    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, whose options these are; under a mesh, lay the model out on it instead."""
+        if shard_optimizer:
+            raise UserError("shard_optimizer=True is for the backends ccl and gloo; leave it out on xla")
         self.prepare(model)
         if self._sharding is not None:
             if options:

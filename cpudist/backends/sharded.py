@@ -1,0 +1,134 @@
+"""Data parallelism whose optimizer is shared out: each rank updates its rows of every parameter.
+
+Gradients are reduce-scattered, so a rank gets the sum of its own rows alone; its optimizer updates these; then all
+ranks gather the updated rows (stage 2 of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", 2020, section 5). As in torch's FSDP2, optimizers see parameters as `DTensor`s that are sharded by
+rows, so what is computed from all gradients, such as their norm, is right without anybody's doing. Unlike there, whole
+parameters stay in the module, each in its own memory, and collectives work on them in place: nothing is packed, and
+nothing has to be gathered for a forward pass or a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from cpudist.backends.sharded_optimizer import ShardedOptimizers
+from cpudist.backends.shards import Shard
+from cpudist.errors import UserError
+
+
+class ShardedDataParallel(torch.nn.Module):
+    """A model whose `parameters` are this rank's shards, for any optimizer that updates each element by itself.
+
+    The optimizer may be made before or after this. Parameters that no rank used in a backward pass keep no gradient, as
+    under DDP with ``find_unused_parameters``. Communication comes after the backward pass, and after the optimizer's
+    step. `state_dict` and the module itself hold whole parameters on every rank; `Optimizer.state_dict` gathers the
+    whole state, so all ranks call it.
+
+    Args:
+        module: the model, on the CPU; all ranks start with rank 0's parameters and buffers.
+        averages: whether the default process group can average; otherwise sums are divided.
+
+    Raises:
+        UserError: the ranks have different models.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, averages: bool) -> None:
+        super().__init__()
+        self.module = module
+        group: Any = dist.group.WORLD
+        self._group = group
+        self._averages = averages
+        self._syncs = True  # whether the next backward pass reduces gradients
+        self._queued = False  # whether this backward pass will
+        self._buffers_differ = (
+            True  # whether a training step, or loading, may have changed them since the last broadcast
+        )
+        _check_same(module)
+        from torch.distributed.device_mesh import DeviceMesh  # late, as in shards.py
+
+        mesh = DeviceMesh.from_group(self._group, "cpu")
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._shards = [Shard(parameter, mesh) for parameter in trained]
+        self._by_parameter = {shard.whole: shard.own for shard in self._shards}
+        _broadcast(tensor.detach() for tensor in [*module.parameters(), *module.buffers()])
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._after_gradient)  # type: ignore[no-untyped-call]
+        self._optimizers = ShardedOptimizers(self._shards, self._group)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._queued = False  # should a backward pass have failed
+        if self._buffers_differ:
+            _broadcast(self.module.buffers())
+        self._buffers_differ = self._syncs and torch.is_grad_enabled()
+        for shard in self._shards:
+            shard.forget_if_zeroed()
+        return self.module(*args, **kwargs)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The shards, under their parameters' names; parameters that are not trained as they are."""
+        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
+            yield name, self._by_parameter.get(parameter, parameter)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for shard in self._shards:
+            shard.forget_if_zeroed()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backward passes in here stay on their rank; the next one outside reduces them all."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def _after_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            Variable._execution_engine.queue_callback(self._after_backward)
+
+    @torch.no_grad()
+    def _after_backward(self) -> None:
+        self._queued = False
+        if not self._syncs:
+            for shard in self._shards:
+                shard.keep_for_later()
+            return
+        used = torch.tensor([shard.whole.grad is not None for shard in self._shards], dtype=torch.uint8)
+        dist.all_reduce(used, dist.ReduceOp.MAX)
+        reduced = [shard for shard, anywhere in zip(self._shards, used.tolist(), strict=True) if anywhere]
+        if not reduced:
+            return
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM)
+        outputs, inputs = zip(*(shard.give_gradient() for shard in reduced), strict=True)
+        self._group.reduce_scatter_tensor_coalesced(list(outputs), list(inputs), options).wait()
+        for shard in reduced:
+            shard.take_reduced(1 if self._averages else self._group.size())
+
+
+def _check_same(module: torch.nn.Module) -> None:
+    """Refuse models that differ between ranks, which collectives would wait for or mix up."""
+    own = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    for rank, other in enumerate(every):
+        if other != every[0]:
+            raise UserError(f"rank {rank} has another model than rank 0: names, shapes and types must be the same")
+
+
+@torch.no_grad()
+def _broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    """Rank 0's values to all."""
+    for tensor in tensors:
+        dist.broadcast(tensor, 0)
