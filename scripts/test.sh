@@ -9,8 +9,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
 # What is said between hosts does not.
-readonly DEPENDS_ON_VERSIONS=(tests/backends/test_calls.py tests/backends/ccl/test_ccl.py tests/backends/ccl/test_edges.py
-    tests/backends/xla tests/huggingface tests/job/test_job.py tests/optimization tests/training -k "not across_hosts")
+readonly DEPENDS_ON_VERSIONS=(
+    tests/backends/{test_calls,test_shard_optimizer}.py tests/backends/ccl/test_{ccl,edges,hooks}.py tests/backends/xla
+    tests/huggingface tests/job/test_job.py tests/optimization
+    tests/training/test_target.py tests/training/recipes/test_{clm,qa,images,recipe_script,recipes}.py
+    -k "not across_hosts"
+)
 
 check_source() {
     say "style, types and imports"

@@ -23,7 +23,8 @@ def test_4_ranks_then_3_with_the_same_schedule(own_bed: Bed, tmp_path: Path) -> 
     """8 samples in a step: 2 each, then 2 or 3. The learning rate falls from step to step as on 4 ranks."""
     hosts, output = tmp_path / "hosts", tmp_path / "out"
     hosts.write_text("h0:3\nh1:1\n")
-    words = ["launch", "--hostfile", str(hosts), "--max-restarts", "1", "--min-nodes", "1", "--", "clm", *MODEL]
+    words = ["launch", "--hostfile", str(hosts), "--max-restarts", "1", "--min-nodes", "1"]
+    words += ["--", "--timeout", "15", "clm", *MODEL]
     words += ["--train_file", f"{sysconfig.get_path('stdlib')}/heapq.py", "--output_dir", str(output), "--do_train"]
     words += ["--max_steps", str(STEPS), "--save_steps", "20", "--learning_rate", str(RATE), "--logging_steps", "1"]
     words += ["--per_device_train_batch_size", "2", "--save_total_limit", "1", "--disable_tqdm", "true"]

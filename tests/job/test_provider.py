@@ -26,7 +26,7 @@ def test_the_record_names_the_provider(
 ) -> None:
     result, network = job_on(launcher, variables, tmp_path)
     assert network["provider"] == provider
-    assert result.stdout.splitlines() == ["summed", "summed"], result.output
+    assert result.stdout.count("summed") == 2, result.output
 
 
 def test_what_the_user_asks_of_intel_mpi_is_shown_to_the_user(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_a_pytorchjob_is_preempted_and_goes_on(
     assert all(rank["omp_threads"] == 1 for rank in found["pinning"])
 
 
-@pytest.mark.parametrize(("mpi", "name"), [("intel", "intel-mpi"), ("mpich", "mpich"), ("openmpi", "open-mpi")])
+@pytest.mark.parametrize(("mpi", "name"), [("intel", "intel-mpi"), ("openmpi", "open-mpi")])
 def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
     bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, mpi: str, name: str
 ) -> None:
