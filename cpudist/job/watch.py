@@ -223,9 +223,7 @@ class Watch:
             abort(1)
 
     def _say_who_is_lost(self) -> None:
-        lines = self._watched.get([_LOST]) or [b""]
-        losses = [Loss.from_line(line) for line in lines[0].decode().splitlines()]
-        for sentence in explain_losses(losses, self._last_seen(self._watched), self._hosts):
+        for sentence in explain_losses(_losses(self._watched), self._last_seen(self._watched), self._hosts):
             say(f"{sentence}; ending the job")
 
     # What the others have told
@@ -255,11 +253,17 @@ class Watch:
                 if self.on_failure is not None:
                     self.on_failure()
                 store.set({_RECORDED: b"1"})
-            else:
+            elif all(loss.rank != 0 for loss in _losses(store)):
                 store.wait_all([_RECORDED], GRACE_SECONDS)
         if not first:
             time.sleep(_BEHIND_SECONDS)
         abort(status)
+
+
+def _losses(store: Connection) -> list[Loss]:
+    """Which ranks are lost, in the order in which the store has noticed."""
+    lines = store.get([_LOST]) or [b""]
+    return [Loss.from_line(line) for line in lines[0].decode().splitlines()]
 
 
 def _reported_status(store: Connection, otherwise: int) -> int:
