@@ -27,7 +27,7 @@ check_source() {
 run_tests() {
     build_backend
     say "tests"
-    timeout 2700 python -m pytest "$@"
+    timeout 3300 python -m pytest "$@"
 }
 
 # Both, whatever becomes of the first: one failing environment says nothing about the other.

@@ -107,6 +107,7 @@ def test_jobs_are_not_started_by_jobs() -> None:
     assert result.stderr.count("run it without intel-mpi: cpudist bench jobs") == 1, result.output
 
 
+@pytest.mark.long
 def test_real_jobs(tmp_path: Path) -> None:
     kept, drawn = tmp_path / "jobs.json", tmp_path / "jobs.png"
     command = [str(jobs.BIN / "cpudist"), "bench", "jobs", "--quick", "--json", str(kept), "--plot", str(drawn)]

@@ -30,7 +30,7 @@ def on_both(first: list[str], second: list[str]) -> list[str]:
     return ["sh", "-c", f"{over_ssh} & {shlex.join(first)}; status=$?; wait; exit $status"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_example_on_two_nodes(bed: Bed, processes: int) -> None:
     first, second = ([sys.executable, str(EXECUTE), str(processes), "2", str(node), "h0"] for node in (0, 1))
     result = bed.run("h0", on_both(first, second), timeout=240, env=VARIABLES)

@@ -19,6 +19,7 @@ STEPS, RATE = 60, 1e-3
 MODEL = ["--config_overrides", "n_layer=2,n_embd=32,n_head=2", "--vocab_size", "512", "--block_size", "16"]
 
 
+@pytest.mark.long
 def test_4_ranks_then_3_with_the_same_schedule(own_bed: Bed, tmp_path: Path) -> None:
     """8 samples in a step: 2 each, then 2 or 3. The learning rate falls from step to step as on 4 ranks."""
     hosts, output = tmp_path / "hosts", tmp_path / "out"

@@ -25,6 +25,8 @@ from cpudist.backends.ccl.build import cache_folder
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.waiting import poll
 
+pytestmark = pytest.mark.long
+
 Documents = Callable[..., list[dict[str, Any]]]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -192,7 +194,8 @@ def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
     bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, mpi: str, name: str
 ) -> None:
     """The launcher starts first; names and sshd come later. Then a worker gets SIGTERM, and all ranks save and end."""
-    (job,) = documents("mpijob", *SMALL, "--mpi", mpi, "--mount-path", str(data), target=(*OVER_MPI, *ENDLESS))
+    backend = OVER_TCP if mpi == "openmpi" else OVER_MPI
+    (job,) = documents("mpijob", *SMALL, "--mpi", mpi, "--mount-path", str(data), target=(*backend, *ENDLESS))
     paths = {"/home/cpudist": str(tmp_path / "home"), "/etc/mpi": str(tmp_path)}
     _mount_keys(tmp_path / "bed" / "ssh", paths)
     workers = {f"digits-worker-{index}.digits.default.svc": f"h{1 + index}" for index in range(2)}

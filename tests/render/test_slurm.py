@@ -84,6 +84,7 @@ def test_mistakes(refused: Callable[..., list[str]], words: list[str], start: st
     assert line.startswith(f"cpudist: {start}")
 
 
+@pytest.mark.long
 def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
     """A job of a higher tier takes its node; then its time is nearly over, and it may not be queued again any more."""
     learn = ("--", "--backend", "ccl", "images", "--dataset_name", "digits", "--output_dir", "out", "--do_train")
