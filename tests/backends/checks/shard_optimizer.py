@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 import cpudist
@@ -69,7 +70,8 @@ def train(
         for part in reversed(range(accumulated)):
             with model.no_sync() if part else nullcontext():
                 backward(model, step + 10 * part)
-        yield float(clip_grad_norm_(model.parameters(), clip)) if clip else 0.0
+        norm = clip_grad_norm_(model.parameters(), clip) if clip else torch.zeros(())
+        yield float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         cpudist.step(optimizer)
         optimizer.zero_grad()
 
