@@ -28,8 +28,8 @@ class ShardedDataParallel(torch.nn.Module):
 
     The optimizer may be made before or after this. Parameters that no rank used in a backward pass keep no gradient, as
     under DDP with ``find_unused_parameters``. Communication comes after the backward pass, and after the optimizer's
-    step. The norm that `clip_grad_norm_` returns is a DTensor, as under FSDP2: ``norm.full_tensor()`` is the number, and
-    on torch 2.8 ``float(norm)`` is not. `state_dict` and the module itself hold whole parameters on every rank;
+    step. The norm that `clip_grad_norm_` returns is a DTensor, as under FSDP2: ``norm.full_tensor()`` is the number,
+    and on torch 2.8 ``float(norm)`` is not. `state_dict` and the module itself hold whole parameters on every rank;
     `Optimizer.state_dict` gathers the whole state, so all ranks call it.
 
     Args:
