@@ -272,7 +272,7 @@ def test_compiled_models_have_gradients(tmp_path: Path, intels: str, first: str)
     done = subprocess.run(
         [sys.executable, "-c", _COMPILES, intels], env=environment, capture_output=True, text=True, timeout=200
     )
-    assert done.stdout.splitlines()[-1:] == [f"{first} True"], done.stdout + done.stderr
+    assert f"{first} True" in done.stdout.splitlines(), done.stdout + done.stderr  # Intel's extension adds lines
 
 
 @WITH_IPEX
