@@ -51,6 +51,13 @@ class Backend(ABC):
             names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
             raise UserError(f"the backend {self.name} takes no {names}; leave it out, or name another --backend")
 
+    def find_others(self) -> Mapping[str, str]:
+        """This process's place among others, where no launcher has started it but its devices know: RANK, WORLD_SIZE …
+
+        Called after `configure`, before any other. Returns the variables that torchrun would set; none: it is alone.
+        """
+        return {}
+
     def unavailable(self) -> str | None:
         """Why this process cannot use the backend, in one line that names the remedy; None when it can."""
         return None
@@ -85,6 +92,14 @@ class Backend(ABC):
 
     def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
         """Make ready a model that somebody else wraps and trains, as Trainer does; it is on its device."""
+
+    def lay_out_by(self, table: Mapping[str, tuple[Any, ...]], whose: str) -> None:  # noqa: B027 - most have no mesh
+        """Take a recipe's table of how parameters lie on a mesh of devices, if the user has named no other.
+
+        Args:
+            table: patterns of parameters' names, and for each axis of the parameter the axes of the mesh that cut it.
+            whose: the recipe's name.
+        """
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work."""
