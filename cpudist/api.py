@@ -131,10 +131,15 @@ def wrap(model: torch.nn.Module, *, shard_optimizer: bool = False, **options: An
     return wrapped
 
 
-def step(optimizer: torch.optim.Optimizer) -> None:
+def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     """Apply the gradients of a backward pass; the same call for every backend.
+
+    Args:
+        optimizer: whose step it is.
+        scaler: for float16, the GradScaler that has scaled the loss: ``torch.amp.GradScaler("cpu")``, on xla
+            ``torch_xla.amp.GradScaler()``. It takes part in the step, and is updated.
 
     Raises:
         UserError: there is no running job.
     """
-    require().backend.step(optimizer)
+    require().backend.step(optimizer, scaler)

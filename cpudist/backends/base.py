@@ -101,9 +101,37 @@ class Backend(ABC):
             whose: the recipe's name.
         """
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work."""
-        optimizer.step()
+    def check_float16(self) -> None:
+        """Refuse float16 where this backend's devices cannot train in it.
+
+        Raises:
+            UserError: names the reason and what to use instead.
+        """
+        raise UserError(f"float16 is not for the backend {self.name}; use bfloat16 (--bf16) or float32")
+
+    def autocast(self, dtype: torch.dtype) -> torch.autocast:
+        """What lets a model on this backend's devices compute in `dtype` where that is safe."""
+        import torch
+
+        return torch.autocast(self.device_type, dtype=dtype)
+
+    def skip_on_device(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Let `optimizer` leave out the steps that a GradScaler rejects without waiting for the device to say which.
+
+        Returns what was done, for the run record; None where nothing was.
+        """
+        return None
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work.
+
+        With a GradScaler, which has scaled the loss, the gradients are unscaled first, and left out if not finite.
+        """
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
 
     def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait until this rank's device has done all that it was given. The CPU always has."""

@@ -191,8 +191,27 @@ class XlaBackend(Backend):
             xla_model.broadcast_master_param(model)
         return DistributedDataParallel(model, **{**self.ddp_options(), **options})
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step()
+    def check_float16(self) -> None:
+        if self._choice.kind != "cuda":
+            raise UserError(
+                f"float16 is for GPUs (--device cuda), and xla computes on {self._choice.kind.upper()} here; use "
+                "bfloat16 (--bf16) or float32"
+            )
+
+    def autocast(self, dtype: torch.dtype) -> torch.autocast:
+        if dtype is not torch.float16:
+            return super().autocast(dtype)
+        from torch_xla.amp import autocast
+
+        return autocast(self.device(), dtype=dtype)  # type: ignore[no-any-return]
+
+    def skip_on_device(self, optimizer: torch.optim.Optimizer) -> str | None:
+        from cpudist.backends.xla import syncfree
+
+        return syncfree.make(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        super().step(optimizer, scaler)
         import torch_xla
 
         torch_xla.sync()

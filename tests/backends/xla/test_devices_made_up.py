@@ -28,6 +28,14 @@ BOUND = 150.0
             ["fed in parts: True", "refused: several hosts feed their own part of a batch: give torch_xla's MpDevice"],
         ),
         (
+            "float16",
+            [
+                "refused: float16 is for GPUs (--device cuda), and xla computes on CPU here; use bfloat16",
+                "the same: True 512.0 ['native', 'float16 autocast', 'sync-free AdamW']",
+                "did not wait: True",
+            ],
+        ),
+        (
             "hybrid",
             [
                 "the same: True True",

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch_xla import runtime
+from torch_xla.amp import GradScaler
 from torch_xla.core import xla_model
 from torch_xla.distributed import parallel_loader, spmd
 
@@ -93,6 +94,44 @@ def hybrid() -> None:
             print("refused:", error)
 
 
+def float16() -> None:
+    """Refused here; as on a GPU, a GradScaler and an optimizer that does not wait leave out just the bad step."""
+    torch.manual_seed(0)
+    world = cpudist.init("xla")
+    from transformers import TrainingArguments  # late: for the other cases it is slow
+
+    model = torch.nn.Linear(4, 4).to(world.device)
+    for ask in (lambda: cpudist.optimize(model, dtype=torch.float16), lambda: TrainingArguments(fp16=True)):
+        try:
+            ask()
+        except UserError as error:
+            print("refused:", error)
+    job.require().backend._choice = devices.Choice("cuda", "made up")
+    xla_model.xla_device_hw = lambda device: "CUDA"  # torch has no GPU for autocast, so all stays in float32
+    plain = torch.nn.Linear(4, 4)
+    plain.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    theirs, ours = torch.optim.AdamW(plain.parameters(), lr=0.01), torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, ours = cpudist.optimize(model, ours, torch.float16)
+    model = cpudist.wrap(model)
+    scaler = GradScaler(init_scale=1024.0)
+    batches = torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(0))
+    batches[2, 0, 0] = float("inf")
+    for number, batch in enumerate(batches):
+        ours.zero_grad()
+        scaler.scale(model(batch.to(world.device)).square().mean()).backward()
+        cpudist.step(ours, scaler)
+        if number != 2:
+            theirs.zero_grad()
+            plain(batch).square().mean().backward()
+            theirs.step()
+    found = [parameter.detach().cpu() for parameter in model.parameters()]
+    same = all(torch.allclose(one, other, atol=2e-4) for one, other in zip(found, plain.parameters(), strict=True))
+    print("the same:", same, scaler.get_scale(), job.require().record.optimizations)
+    waits = job.require().backend.details()["steps_that_waited_for_data_from_the_device"]
+    print("did not wait:", waits <= 2)  # for the copy above, and in DDP's first step
+    cpudist.shutdown()
+
+
 def pod() -> None:
     """The workers of a pod, started alike by nobody whom cpudist knows; WORKER is what the TPU's metadata would say."""
     runtime.use_spmd()
@@ -112,4 +151,4 @@ def pod() -> None:
 
 
 if __name__ == "__main__":
-    {"group": group, "ranks": ranks, "hosts": hosts, "hybrid": hybrid, "pod": pod}[sys.argv[1]]()
+    {"group": group, "ranks": ranks, "hosts": hosts, "hybrid": hybrid, "float16": float16, "pod": pod}[sys.argv[1]]()
