@@ -141,14 +141,24 @@ def test_a_checkpoint_in_pieces_is_resumed_on_other_meshes_and_on_none(tmp_path:
 
 
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
+    """By a table of the user's: a tuple of axes, None, and axes at the end that are not named."""
+    table = {"4.weight": [["model", "data"]], "10.weight": [None, "model"]}
+    (tmp_path / "table.json").write_text(json.dumps(table))
     words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]
+    words += ["--sharding", str(tmp_path / "table.json")]
     script = str(ROOT / "examples" / "train_images.py")
     result = _start(1, *train(*words, script, "--fake_data", "--steps", "2"))
     assert "mesh data=2,model=2 of 4 devices:\n    [0]  [1]\n    [2]  [3]\n" in result.stdout, result.output
-    assert "4.weight  32 x 16 x 5 x 5  (model, -, -, -)  pieces of 16 x 16 x 5 x 5: 0,2 | 1,3\n" in result.stdout
+    for says in (
+        "0.weight  16 x 1 x 5 x 5  (-, -, -, -)  whole on every device\n",
+        "4.weight  32 x 16 x 5 x 5  ((model, data), -, -, -)  pieces of 8 x 16 x 5 x 5: 0 | 2 | 1 | 3\n",
+        "10.weight  10 x 128  (-, model)  pieces of 10 x 64: 0,2 | 1,3\n",
+    ):
+        assert says in result.stdout, result.output
     assert result.stdout.count("a batch  64 x 1 x 28 x 28  (data, -, -, -)  pieces of 32 x 1 x 28 x 28: 0,1 | 2,3") == 1
     details = json.loads((tmp_path / "r.json").read_text())["details"]
     assert details["mesh"] == "data=2,model=2"
+    assert details["sharding"] == f"parameters by the table of {tmp_path / 'table.json'}"
     assert details["device_variables"]["CPU_NUM_DEVICES"].startswith("4: devices that each process makes")
 
 
