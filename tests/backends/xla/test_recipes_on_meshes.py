@@ -19,7 +19,7 @@ CHECK = Path(__file__).parent / "checks" / "recipes_on_meshes.py"
 @pytest.mark.parametrize(
     ("recipes", "meshes"),
     [
-        ("images", ["fsdp=4", "data=2,model=2"]),
+        ("images", ["data=2,model=2"]),
         pytest.param("clm,mlm,images", ["data=4", "fsdp=4", "model=4", "data=2,model=2"], marks=pytest.mark.long),
     ],
 )
