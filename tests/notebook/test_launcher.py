@@ -31,7 +31,7 @@ def test_what_the_notebook_has_made_gets_there_and_back() -> None:
 
 
 def test_trainer_finds_the_job_and_its_precision() -> None:
-    """From a notebook in which torch's threads, and a process group of its own, are at work."""
+    """From a notebook in which torch's threads, an MPI and a process group of its own are at work."""
     result = run(launches("trainer"), timeout=120)
     assert result.returncode == 0, result.output
     expected = {"world": 2, "kinds": {torch.bfloat16}, "equal": True, "backend": "ccl"}

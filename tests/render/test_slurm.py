@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -86,10 +87,13 @@ def test_mistakes(refused: Callable[..., list[str]], words: list[str], start: st
 
 @pytest.mark.long
 def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
-    """A job of a higher tier takes its node; then its time is nearly over, and it may not be queued again any more."""
+    """A job of a higher tier takes its node; then its time is nearly over, and it may not be queued again any more.
+
+    Slurm, which is told no more of this machine, takes each of its CPUs for a socket.
+    """
     learn = ("--", "--backend", "ccl", "images", "--dataset_name", "digits", "--output_dir", "out", "--do_train")
     quiet = ("--max_steps", "1000000", "--logging_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true")
-    words = ["--name", "digits", "--ranks-per-node", "2", "--cpus-per-rank", "1", "--max-restarts", "1"]
+    words = ["--name", "digits", "--ranks-per-socket", "1", "--cpus-per-rank", "1", "--max-restarts", "1"]
     (tmp_path / "job.sh").write_text(text("slurm", *words, target=(*learn, *quiet)))
     (tmp_path / "slurm").mkdir()
     with slurm_node(tmp_path / "slurm") as variables:
@@ -126,5 +130,6 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
             run("scancel", "--signal=USR1", job)  # as --signal has it sent
             assert said("SIGUSR1: saved out/checkpoint-"), output.read_text()
             assert poll(lambda: state() == "FAILED NonZeroExitCode", 30), state()
+            assert json.loads((tmp_path / "out" / "cpudist.json").read_text())["world_size"] == 2
         finally:
             run("scancel", job)

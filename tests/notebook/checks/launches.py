@@ -121,7 +121,10 @@ def main(what: str) -> None:
         print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
         return
     if what == "trainer":
-        # A group and a gradient of the notebook's own are nothing to the ranks.
+        # An MPI, a group and a gradient of the notebook's own are nothing to the ranks.
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
         torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
         Learner()(examples[0]["x"][None], examples[0]["labels"][None])["loss"].backward()
         with tempfile.TemporaryDirectory() as folder:
