@@ -74,6 +74,6 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
         "restart gives None",
         "interrupt raises KeyboardInterrupt ",
         "restart gives None",
-        "number raises UserError a cell with node_rank=0 has joined the job at h0:29500 already; give each node a number"
-        " of its own, or another master_port if that is another job",
+        "number raises UserError a cell with node_rank=0 has joined the job at h0:29500 already; give each node a"
+        " number of its own, or another master_port if that is another job",
     ], result.output
