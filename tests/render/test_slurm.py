@@ -113,17 +113,15 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
         def state() -> str:
             return run("squeue", "--noheader", "--states", "all", "--jobs", job, "--format", "%T %r")
 
-        def started_again() -> bool:
-            """Slurm would let two minutes pass, and says so only once the old processes have ended."""
-            if state() == "PENDING BeginTime":
-                run("scontrol", "update", f"JobId={job}", "StartTime=now")
-            return " Restarts=1 " in run("scontrol", "show", "job", job) and state() == "RUNNING None"
-
         try:
             assert said("'loss'"), output.read_text()
             run("sbatch", "--partition", "urgent", "--exclusive", "--output", "/dev/null", "--wrap", "true")
             assert said("SIGTERM: saved out/checkpoint-"), output.read_text()
-            assert poll(started_again, 60), state()
+            # Slurm would let two minutes pass. In the second in which it has killed a job it does not start that again.
+            assert poll(lambda: state() == "PENDING BeginTime", 90), state()
+            run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
+            assert poll(lambda: state() == "RUNNING None", 60), state()
+            assert " Restarts=1 " in run("scontrol", "show", "job", job)
             assert said("restart 1: going on from out/checkpoint-"), output.read_text()
             first = output.read_text().count("'loss'")
             assert poll(lambda: output.read_text().count("'loss'") > first, 150)
