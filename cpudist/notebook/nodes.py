@@ -145,13 +145,14 @@ class Nodes:
             raise StartupTimeout("it does not answer")
         (said,) = self._store.get([_SETTINGS]) or [b"{}"]
         for name, first in json.loads(said).items():
-            if own.get(name) != first:
-                has = f"has {name}={own.get(name)!r} in its cell, and node 0 {first!r}"
+            asked = own.get(name)
+            if asked != first:
+                has = f"has {name}={asked!r} in its cell, and node 0 {first!r}"
                 self.tell(0, Failure(f"node {settings.node_rank}", has, time.monotonic(), mistake=True))
                 self.leave(failed=False)
                 raise UserError(
-                    f"{name}={own.get(name)!r} in this node's cell, but {first!r} in node 0's; run the same call in all of"
-                    " them, but for node_rank"
+                    f"{name}={asked!r} in this node's cell, but {first!r} in node 0's; run the same call in all of them,"
+                    " but for node_rank"
                 )
 
     def _where(self) -> str:
