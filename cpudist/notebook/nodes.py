@@ -151,8 +151,8 @@ class Nodes:
                 self.tell(0, Failure(f"node {settings.node_rank}", has, time.monotonic(), mistake=True))
                 self.leave(failed=False)
                 raise UserError(
-                    f"{name}={asked!r} in this node's cell, but {first!r} in node 0's; run the same call in all of them,"
-                    " but for node_rank"
+                    f"{name}={asked!r} in this node's cell, but {first!r} in node 0's; run the same call in all of"
+                    " them, but for node_rank"
                 )
 
     def _where(self) -> str:
