@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cpudist import environments, huggingface
+from cpudist import backends, environments, huggingface
+from cpudist.environments.single import Single
 from cpudist.errors import UserError
 from cpudist.job.gradients import note_at_first_use
 from cpudist.job.job import current, require, start_job
@@ -77,10 +79,21 @@ def enter(
     pinning: Pinning | None = None,
 ) -> Job:
     """Start the job that `environment` describes, with scripts and libraries on its process group; see `init`."""
+    environment = _with_what_devices_know(environment, backend, options or {})
     started = start_job(environment, backend, timeout, options, interface, pinning)
     let_scripts_join(started)
     huggingface.install(started)
     return started
+
+
+def _with_what_devices_know(environment: Environment, backend: str, options: Mapping[str, Any]) -> Environment:
+    """The environment, or another one where no launcher is there but the backend's devices know of other processes."""
+    if backend == "auto" or not isinstance(environment, Single):
+        return environment
+    candidate = backends.get(backend)()
+    candidate.configure(**options)
+    found = candidate.find_others()
+    return environments.detect({**os.environ, **found}) if found else environment
 
 
 def shutdown() -> None:
@@ -118,10 +131,15 @@ def wrap(model: torch.nn.Module, *, shard_optimizer: bool = False, **options: An
     return wrapped
 
 
-def step(optimizer: torch.optim.Optimizer) -> None:
+def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     """Apply the gradients of a backward pass; the same call for every backend.
+
+    Args:
+        optimizer: whose step it is.
+        scaler: for float16, the GradScaler that has scaled the loss: ``torch.amp.GradScaler("cpu")``, on xla
+            ``torch_xla.amp.GradScaler()``. It takes part in the step, and is updated.
 
     Raises:
         UserError: there is no running job.
     """
-    require().backend.step(optimizer)
+    require().backend.step(optimizer, scaler)

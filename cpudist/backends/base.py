@@ -51,6 +51,13 @@ class Backend(ABC):
             names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
             raise UserError(f"the backend {self.name} takes no {names}; leave it out, or name another --backend")
 
+    def find_others(self) -> Mapping[str, str]:
+        """This process's place among others, where no launcher has started it but its devices know: RANK, WORLD_SIZE …
+
+        Called after `configure`, before any other. Returns the variables that torchrun would set; none: it is alone.
+        """
+        return {}
+
     def unavailable(self) -> str | None:
         """Why this process cannot use the backend, in one line that names the remedy; None when it can."""
         return None
@@ -86,9 +93,45 @@ class Backend(ABC):
     def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
         """Make ready a model that somebody else wraps and trains, as Trainer does; it is on its device."""
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work."""
-        optimizer.step()
+    def lay_out_by(self, table: Mapping[str, tuple[Any, ...]], whose: str) -> None:  # noqa: B027 - most have no mesh
+        """Take a recipe's table of how parameters lie on a mesh of devices, if the user has named no other.
+
+        Args:
+            table: patterns of parameters' names, and for each axis of the parameter the axes of the mesh that cut it.
+            whose: the recipe's name.
+        """
+
+    def check_float16(self) -> None:
+        """Refuse float16 where this backend's devices cannot train in it.
+
+        Raises:
+            UserError: names the reason and what to use instead.
+        """
+        raise UserError(f"float16 is not for the backend {self.name}; use bfloat16 (--bf16) or float32")
+
+    def autocast(self, dtype: torch.dtype) -> torch.autocast:
+        """What lets a model on this backend's devices compute in `dtype` where that is safe."""
+        import torch
+
+        return torch.autocast(self.device_type, dtype=dtype)
+
+    def skip_on_device(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Let `optimizer` leave out the steps that a GradScaler rejects without waiting for the device to say which.
+
+        Returns what was done, for the run record; None where nothing was.
+        """
+        return None
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work.
+
+        With a GradScaler, which has scaled the loss, the gradients are unscaled first, and left out if not finite.
+        """
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
 
     def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait until this rank's device has done all that it was given. The CPU always has."""

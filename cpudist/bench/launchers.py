@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpudist.machine.description import this_machine
-from cpudist.pinning.preload import wanted_library
+from cpudist.pinning.preload import wanted_allocator
 from cpudist.placement.openmp import THREADS
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Wishes
@@ -51,7 +51,7 @@ def find(folder: Path) -> list[Launcher]:
     torchrun = (_beside_python("torchrun"), "--standalone", "--nproc-per-node", str(RANKS))
     mpirun = ("mpirun", "-n", str(RANKS), _beside_python("cpudist-train"), "--backend", "ccl")
     without_mpi = "" if shutil.which("mpirun") else "there is no mpirun on PATH"
-    tcmalloc = wanted_library(os.environ)
+    tcmalloc = wanted_allocator(os.environ)
     return [
         Launcher("torchrun, gloo", torchrun, on_gloo, gloo),
         Launcher(

@@ -19,6 +19,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help explains what it takes")
 
 
+def number_of_processes(text: str) -> int:
+    """The value of an option that counts processes, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
+    return int(text)
+
+
 @contextlib.contextmanager
 def shown_once(environment: Environment) -> Iterator[None]:
     """Of all ranks that a launcher started, one shows what the block prints, such as help."""

@@ -9,10 +9,10 @@ import shlex
 import shutil
 from pathlib import Path
 
-from cpudist.cli.parser import Parser
+from cpudist.cli.parser import Parser, number_of_processes
 from cpudist.environments import Environment
 from cpudist.machine.description import machine_from, this_machine
-from cpudist.pinning.preload import wanted_library
+from cpudist.pinning.preload import wanted_allocator
 from cpudist.placement.by_hand import ByHand, by_hand
 from cpudist.placement.openmp import THREADS, threads_set
 from cpudist.placement.picture import draw
@@ -57,7 +57,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument(
         "--data-workers",
-        type=_workers,
+        type=number_of_processes,
         default=0,
         metavar="N",
         help="processes that load data for each rank (Trainer's --dataloader_num_workers), to be given cores",
@@ -84,12 +84,6 @@ def _ranks(text: str) -> int | Part:
     return int(text)
 
 
-def _workers(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
-    return int(text)
-
-
 def _plan(options: argparse.Namespace, environment: Environment) -> None:
     if not environment.speaks:
         return
@@ -99,7 +93,7 @@ def _plan(options: argparse.Namespace, environment: Environment) -> None:
     threads, variable = threads_set(env) or (None, THREADS)
     wishes = Wishes(options.ppn, options.data_workers, options.smt, threads, variable)
     plan = make_plan(machine, wishes)
-    hand = by_hand(plan, env, None if options.topology else wanted_library(env))
+    hand = by_hand(plan, env, None if options.topology else wanted_allocator(env))
     if options.json:
         print(json.dumps(plan.to_json(hand.variables, hand.kept), indent=2))
         return

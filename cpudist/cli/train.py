@@ -14,13 +14,15 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import get_args
 
 from cpudist import environments
-from cpudist.cli.parser import Parser, shown_once
+from cpudist.cli.parser import Parser, number_of_processes, shown_once
 from cpudist.console import say
 from cpudist.environments import Environment
 from cpudist.errors import USER_ERROR, UserError
 from cpudist.pinning import Pinning, pin
+from cpudist.pinning.preload import OpenMP
 from cpudist.training.recipes import RECIPES
 from cpudist.training.target import Recipe, Target, resolve
 
@@ -63,8 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if environment.speaks:
             say(str(error), program="cpudist-train")
         return USER_ERROR
-    # Not where another program calls this: the process is not ours then.
-    pinning = pin(environment, options.args) if argv is None and not options.no_pin else None
+    try:
+        # Not where another program calls this: the process is not ours then.
+        pinning = pin(environment, words, options.openmp) if argv is None and not options.no_pin else None
+    except UserError as error:  # about this host, so every rank says it
+        say(str(error), program="cpudist-train")
+        return USER_ERROR
     return _run(options, target, environment, pinning)
 
 
@@ -109,7 +115,20 @@ def _parser() -> Parser:
         metavar="FILE",
         help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
     )
-    parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and allocator alone")
+    parser.add_argument(
+        "--data-workers",
+        type=number_of_processes,
+        metavar="N",
+        help="processes that load data for each rank, to be given cores of their own; read from Trainer's "
+        "--dataloader_num_workers where it is on the command line or in a file of arguments",
+    )
+    parser.add_argument(
+        "--openmp",
+        choices=get_args(OpenMP),
+        default="torch",
+        help="torch computes with its own OpenMP (default) or with Intel's, from pip install intel-openmp",
+    )
+    parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and libraries alone")
     parser.add_argument(
         "--interface", metavar="NAME", help="network interface over which the ranks meet and send, such as eth0"
     )
@@ -139,6 +158,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     options = _parser().parse_args(words)
     if options.target is None and not options.help and words:
         raise UserError("no TARGET; give a script, -m and a module, or a recipe: " + ", ".join(RECIPES))
+    if options.no_pin and options.openmp != "torch":
+        raise UserError("--no-pin leaves the OpenMP library alone as well; leave out one of --no-pin and --openmp")
     return options
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from cpudist.doctor.finding import Finding
 from cpudist.doctor.probe import load
 from cpudist.machine.files import Files
-from cpudist.pinning.preload import allocator_decided, wanted_library
+from cpudist.pinning.preload import allocator_decided, wanted_allocator
 
 _OPENMP = {"libgomp": "GNU's", "libiomp5": "Intel's", "libomp": "LLVM's"}
 _GNU = "libgomp"
@@ -41,7 +41,7 @@ def _openmp(runtimes: list[Path], preloaded: str) -> Iterator[Finding]:
     elif len({_whose(path) for path in runtimes}) > 1:
         # Intel's and LLVM's have the functions of GNU's as well; the reverse is not true.
         other = next(path for path in runtimes if not path.name.startswith(_GNU))
-        preload = ":".join(str(path) for path in (wanted_library({}), other) if path)
+        preload = ":".join(str(path) for path in (wanted_allocator({}), other) if path)
         yield Finding(
             "warning",
             "OpenMP",
@@ -68,7 +68,7 @@ def _allocator(names: set[str], env: Mapping[str, str]) -> Finding:
         return Finding("ok", "allocator", f"{loaded}, preloaded")
     if decided := allocator_decided(env):
         return Finding("ok", "allocator", f"glibc's, and cpudist-train leaves it, since {decided} is set")
-    if library := wanted_library({}):
+    if library := wanted_allocator({}):
         return Finding("ok", "allocator", f"cpudist-train preloads tcmalloc: {library}")
     return Finding(
         "warning",

@@ -76,8 +76,10 @@ def _optimize(trainer: Any, masters: MastersByModel) -> None:
         return
     if args.torch_compile:
         choice.check_compiling()
-    dtype = torch.bfloat16 if args.bf16 else torch.float32
-    autocast = [choice.autocast_in(dtype)] if args.bf16 else []
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+    autocast = [choice.autocast_in(dtype)] if args.bf16 or args.fp16 else []
+    if args.fp16:
+        autocast += choice.skip_on_device(optimizer)
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
         choice.note(["native", *([choice.fused_name(optimizer)] if fused else []), *autocast])

@@ -67,6 +67,8 @@ def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], 
                 check_fp16()
             self.use_cpu = True
         if job.world.device_type == "xla":
+            if self.fp16 or self.fp16_full_eval:
+                job.backend.check_float16()
             self.use_cpu = False
             _without_fused(self, speaks=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:

@@ -25,7 +25,7 @@ def decide_in_place(environment: Environment) -> Pinning | None:
     """
     if any(name in os.environ for name in openmp.BINDING):
         return None
-    return decide(environment, sys.argv[1:], _chosen_threads())
+    return decide(environment, sys.argv, _chosen_threads())
 
 
 def follow(pinning: Pinning, changes: Changes) -> Pinning:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpudist.console import say
 from cpudist.job.pinned import limit_inter_op
-from cpudist.pinning.observe import mismatch, observe
+from cpudist.pinning.observe import Observed, mismatch, not_counted_in, observe
 
 if TYPE_CHECKING:
     from cpudist.job.job import Job
@@ -41,11 +41,19 @@ class PinningCheck:
         seen = observe(self._pinning)
         found = {"communication_cpus": list(plan.communication_cpus), "bound": self._pinning.bound, **seen.as_dict()}
         store.set(_KEY.format(rank=world.rank), json.dumps(found))
-        wrong = mismatch(self._pinning, seen)
-        if wrong and store.add(_WARNED, 1) == 1:
-            host = world.hosts[world.node_rank]
+        line = self._advice(seen)
+        if line and store.add(_WARNED, 1) == 1:
+            say(f"warning: rank {world.rank} on {world.hosts[world.node_rank]} {line}")
+
+    def _advice(self, seen: Observed) -> str:
+        """What is not as planned, or could have been planned, and what to do about it; nothing where all is well."""
+        if wrong := mismatch(self._pinning, seen):
             remedy = "--no-pin" if self._job.held else "cpudist.init(pin=False)"
-            say(f"warning: rank {world.rank} on {host} does not run as planned: {wrong}; {remedy} leaves all alone")
+            return f"does not run as planned: {wrong}; {remedy} leaves all alone"
+        if not_counted_in(self._pinning, seen):
+            command = f"cpudist-train --data-workers {seen.data_workers}"
+            return f"has {seen.data_workers} processes that load data on the cores that compute; {command} keeps cores"
+        return ""
 
     def collect(self) -> None:
         """On rank 0: put into the record what every rank has seen, once all have come to their end."""

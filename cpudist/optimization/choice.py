@@ -91,10 +91,32 @@ def fits(optimization: Optimization) -> bool:
     return running is None or optimization in running.backend.optimizations
 
 
-def device_type() -> str:
-    """Where the running job's models are; without one, on the CPU."""
+def check(dtype: torch.dtype) -> None:
+    """Refuse what cannot be trained in on the devices of the running job; without one, on the CPU.
+
+    Raises:
+        UserError: names the reason and what to use instead.
+    """
+    precision.check(dtype)
     running = job.current()
-    return "cpu" if running is None else running.world.device_type
+    if dtype is torch.float16:
+        if running is None or running.world.device_type == "cpu":
+            precision.check_fp16()
+        else:
+            running.backend.check_float16()
+
+
+def autocast(dtype: torch.dtype) -> torch.autocast:
+    """Autocast for the devices of the running job; without one, for the CPU."""
+    running = job.current()
+    return torch.autocast("cpu", dtype=dtype) if running is None else running.backend.autocast(dtype)
+
+
+def skip_on_device(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Let the optimizer leave out what a GradScaler rejects by itself, where the backend can; what was done, if any."""
+    running = job.current()
+    done = running.backend.skip_on_device(optimizer) if running is not None else None
+    return [done] if done else []
 
 
 def rank() -> int:

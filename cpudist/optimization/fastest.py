@@ -29,7 +29,8 @@ def optimize(
         model: the model, on the CPU.
         optimizer: its optimizer; None for a model that is not trained.
         dtype: what to compute in: ``torch.float32``; ``torch.bfloat16``, by bfloat16 parameters with float32 master
-            weights; ``torch.float16``, by autocast, on CPUs that have it (scale the loss: ``torch.amp.GradScaler``).
+            weights; ``torch.float16``, by autocast, on CPUs that have it, and on GPUs (scale the loss, and give the
+            scaler to `cpudist.step`).
         ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch.
         autocast: for bfloat16, keep float32 parameters and convert on the way: slower, but any model and optimizer will
             do, also those that mix number formats or call a closure.
@@ -45,7 +46,7 @@ def optimize(
         UserError: `dtype` cannot be computed in on this CPU, the model is wrapped in DDP already, or Intel's extension
             is asked for by ``ipex=True`` and cannot be used, or `compile` and Intel's extension is loaded.
     """
-    precision.check(dtype)
+    choice.check(dtype)
     reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
     if ipex and reason:
         raise UserError(f"{reason}; leave ipex out to go on without it")
@@ -57,8 +58,10 @@ def optimize(
         precision.compute_in(model, dtype)
         chosen.append(choice.MASTER_WEIGHTS)
     elif dtype is not torch.float32:
-        precision.compute_under_autocast(model, dtype, choice.device_type())
+        precision.compute_under_autocast(model, choice.autocast(dtype))
         chosen.append(choice.autocast_in(dtype))
+    if dtype is torch.float16 and optimizer is not None:
+        chosen += choice.skip_on_device(optimizer)
     if compile:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(choice.rank()))
         model = torch.compile(model)  # type: ignore[assignment]

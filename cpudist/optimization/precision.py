@@ -14,15 +14,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check(dtype: torch.dtype) -> None:
-    """Refuse what cannot be trained in here.
+    """Refuse what nothing here trains in.
 
     Raises:
-        UserError: names the reason and what to use instead.
+        UserError: names what to use instead.
     """
     if dtype not in DTYPES:
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
-    if dtype is torch.float16:
-        check_fp16()
 
 
 def check_fp16() -> None:
@@ -44,9 +42,9 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def compute_under_autocast(model: torch.nn.Module, dtype: torch.dtype, device_type: str = "cpu") -> None:
-    """Let `model` run its forward pass under autocast: matrix products in `dtype`, the rest in float32."""
-    _replace_forward(model, lambda forward: torch.autocast(device_type, dtype=dtype)(forward))
+def compute_under_autocast(model: torch.nn.Module, autocast: torch.autocast) -> None:
+    """Let `model` run its forward pass under `autocast`: matrix products in its type, the rest in float32."""
+    _replace_forward(model, autocast)
 
 
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ from cpudist.machine.cpulist import format_list
 from cpudist.machine.description import this_machine
 from cpudist.pinning import threads
 from cpudist.pinning.launcher import find_launcher
-from cpudist.pinning.preload import start_again, wanted_library
+from cpudist.pinning.preload import OpenMP, start_again, to_preload
 from cpudist.pinning.share import own_share
 from cpudist.pinning.tasks import tasks
 from cpudist.pinning.wishes import wishes_of
@@ -58,19 +58,22 @@ class Pinning:
             threads.settle(self.plan, changes)
 
 
-def pin(environment: Environment, arguments: Sequence[str]) -> Pinning | None:
+def pin(environment: Environment, arguments: Sequence[str], openmp: OpenMP = "torch") -> Pinning | None:
     """Pin this process, which must not have imported torch or touched MPI. It may start once more.
 
     Args:
         environment: what started it.
-        arguments: what the target gets, which may say how many processes load data.
+        arguments: the words of the command line, which may say how many processes load data.
+        openmp: the runtime that torch is to compute with.
 
     Returns:
         What it was given; None where nothing was done, because its launcher does not say how many ranks share the node.
+
+    Raises:
+        UserError: the OpenMP that is asked for cannot be had on this host.
     """
-    library = wanted_library(os.environ)
-    if library is not None:
-        start_again(library)
+    if libraries := to_preload(os.environ, openmp):
+        start_again(libraries)
     pinning = decide(environment, arguments)
     if pinning is None:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import re
 from collections import Counter
@@ -14,10 +16,12 @@ from cpudist.machine.cpulist import format_list
 from cpudist.pinning.apply import Pinning
 from cpudist.pinning.tasks import tasks
 from cpudist.pinning.threads import COMMUNICATION_THREAD
+from cpudist.placement.place import CORES_FOR_A_DATA_CORE
 
 _SELF = Path("/proc/self")
 # A thread that has used this share of the busiest one's time computes; the others wait, watch, or move messages.
 _BUSY = 0.2
+_DATA_WORKER = "pt_data_worker"  # torch/utils/data/_utils/worker.py
 # Libraries and what was read before pinning lie anywhere.
 _NEAR = 0.8
 
@@ -35,10 +39,12 @@ class Thread:
 
 @dataclass(frozen=True)
 class Observed:
-    """The threads of this process, and how many of its pages lie on which NUMA node."""
+    """The threads of this process, how many of its pages lie on which NUMA node, and how many processes load data
+    for it."""
 
     threads: tuple[Thread, ...]
     pages: dict[int, int]
+    data_workers: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For the run record."""
@@ -46,6 +52,7 @@ class Observed:
             "threads": dict(sorted(Counter(thread.kind for thread in self.threads).items())),
             "ran_on": sorted({thread.cpu for thread in self.threads}),
             "pages": {str(node): count for node, count in sorted(self.pages.items())},
+            "data_workers": self.data_workers,
         }
 
 
@@ -63,7 +70,7 @@ def observe(pinning: Pinning) -> Observed:
         else:
             kind = "computing" if used[thread.number] > _BUSY * most else "other"
         threads.append(Thread(thread.number, kind, thread.mask, thread.cpu))
-    return Observed(tuple(threads), _pages())
+    return Observed(tuple(threads), _pages(), _data_workers())
 
 
 def mismatch(pinning: Pinning, observed: Observed) -> str:
@@ -85,6 +92,22 @@ def mismatch(pinning: Pinning, observed: Observed) -> str:
     if pinning.bound and total and near < _NEAR * total:
         reasons.append(f"{1 - near / total:.0%} of its memory lies far from its cores")
     return "; ".join(reasons)
+
+
+def not_counted_in(pinning: Pinning, observed: Observed) -> bool:
+    """Whether processes that load data, which nobody had told of, run on the cores that compute, though a core could be
+    kept for them."""
+    plan = pinning.plan
+    return observed.data_workers > 0 and not plan.data_cpus and len(plan.cpus) >= CORES_FOR_A_DATA_CORE
+
+
+def _data_workers() -> int:
+    """Processes of torch's DataLoader, which give themselves a name."""
+    names = []
+    for process in multiprocessing.active_children():
+        with contextlib.suppress(OSError):  # it has ended
+            names.append(Path(f"/proc/{process.pid}/comm").read_text().strip())
+    return names.count(_DATA_WORKER)
 
 
 def _pages() -> dict[int, int]:

@@ -13,7 +13,7 @@ from cpudist.pinning.launcher import Launcher
 from cpudist.placement.openmp import THREADS, threads_set
 from cpudist.placement.plan import Wishes
 
-_DATA_WORKERS = "dataloader_num_workers"
+_OWN_OPTION, _TRAINERS = "data_workers", "dataloader_num_workers"
 
 
 def wishes_of(environment: Environment, arguments: Sequence[str], launcher: Launcher, several: bool) -> Wishes:
@@ -37,19 +37,38 @@ def threads_of_person(
 
 
 def data_workers(arguments: Sequence[str]) -> int:
-    """Trainer's dataloader_num_workers, as far as it stands on the command line or in a JSON file of arguments."""
+    """How many processes load data: cpudist-train's --data-workers, or Trainer's dataloader_num_workers, as far as that
+    stands on the command line or in a file of arguments.
+
+    Args:
+        arguments: all words of the command, the script's or recipe's name among them.
+    """
+    for name in (_OWN_OPTION, _TRAINERS):
+        if (value := _option(arguments, name)).isdecimal():
+            return int(value)
+    # TRL's parser takes the file of --config, HfArgumentParser one that stands alone behind the script.
+    alone = arguments[-1] if len(arguments) > 1 and not arguments[-2].startswith("-") else ""
+    return _from_file(Path(_option(arguments, "config") or alone))
+
+
+def _option(arguments: Sequence[str], wanted: str) -> str:
+    """The value of `--wanted VALUE` or `--wanted=VALUE`; empty where there is none."""
     for word, following in itertools.pairwise([*arguments, ""]):
-        name, _, value = word.replace("-", "_").partition("=")
-        if name == f"__{_DATA_WORKERS}" and (value or following).isdecimal():
-            return int(value or following)
-    if len(arguments) == 1 and arguments[0].endswith(".json"):  # HfArgumentParser's rule
-        return _from_file(Path(arguments[0]))
-    return 0
+        name, equals, value = word.partition("=")
+        if name.replace("-", "_") == f"__{wanted}":
+            return value if equals else following
+    return ""
 
 
 def _from_file(path: Path) -> int:
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        return 0
+    from ruamel.yaml import YAML  # late: most jobs have no such file
+    from ruamel.yaml.error import YAMLError
+
+    load = json.loads if path.suffix == ".json" else YAML(typ="safe").load
     try:
-        number = json.loads(path.read_text(encoding="utf-8"))[_DATA_WORKERS]
-    except (OSError, ValueError, LookupError, TypeError):  # the script will say what is wrong with it
+        number = load(path.read_text(encoding="utf-8"))[_TRAINERS]
+    except (OSError, ValueError, LookupError, TypeError, YAMLError):  # the script will say what is wrong with it
         return 0
     return number if isinstance(number, int) and number > 0 else 0

@@ -26,7 +26,7 @@ from cpudist.placement.plan import Part, Plan, RankPlan, Wishes
 # one of 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); of two, it costs more than it brings.
 _CORES_FOR_A_COMMUNICATION_CORE = 8
 # Of so many cores of a rank, one may load data.
-_CORES_FOR_A_DATA_CORE = 4
+CORES_FOR_A_DATA_CORE = 4
 
 
 def make_plan(machine: Machine, wishes: Wishes) -> Plan:
@@ -148,7 +148,7 @@ def _rank_plan(rank: int, share: list[Core], spare: list[Core], wishes: Wishes) 
 
     enough = len(share) >= _CORES_FOR_A_COMMUNICATION_CORE or len(share) > (wishes.omp_threads or len(share))
     communication = take(1, of_computing=1 if enough else 0) if wishes.communicates else []
-    data = take(wishes.data_workers, of_computing=len(share) // _CORES_FOR_A_DATA_CORE)
+    data = take(wishes.data_workers, of_computing=len(share) // CORES_FOR_A_DATA_CORE)
     cpus = tuple(sorted(cpu for core in computing for cpu in (core.cpus if wishes.smt else core.cpus[:1])))
     return RankPlan(
         rank,

@@ -66,7 +66,13 @@ class Recipe:
 
     def run(self) -> None:
         sys.argv = [f"cpudist-train {self.name}", *self.args]
-        importlib.import_module(f"cpudist.training.recipes.{self.name}").main(list(self.args))
+        recipe = importlib.import_module(f"cpudist.training.recipes.{self.name}")
+        from cpudist.job import current  # late: it imports torch, which not every target needs
+
+        job = current()
+        if job is not None:
+            job.backend.lay_out_by(recipe.SHARDING, self.name)
+        recipe.main(list(self.args))
 
 
 def resolve(name: str, args: list[str], *, module: bool = False) -> Target:

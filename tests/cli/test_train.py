@@ -43,6 +43,9 @@ def test_module_target() -> None:
         (["--timeout", "soon", "run.py"], "'soon' is not a number of seconds"),
         (["--timeout", "-3", "run.py"], "above 0"),
         (["--backend", "gloo"], "no TARGET"),
+        (["--no-pin", "--openmp", "intel", "x.py"], "leave out one of --no-pin and --openmp"),
+        (["--openmp", "gnu", "x.py"], "invalid choice"),
+        (["--data-workers", "-1", "x.py"], "no number of processes"),
     ],
 )
 def test_wrong_options_say_what_and_where_to_look(words: list[str], part: str) -> None:

@@ -28,6 +28,7 @@ def main() -> None:
         model(torch.randn(64, 256)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    maps = Path("/proc/self/maps").read_text()
     found = {
         "rank": dist.get_rank(),
         "main": sorted(os.sched_getaffinity(0)),
@@ -36,7 +37,8 @@ def main() -> None:
         "argv": sys.argv[1:],
         "stdin": sys.stdin.read() if dist.get_rank() == 0 else "",
         "preloaded": os.environ.get("CPUDIST_PRELOADED") == str(os.getpid()),
-        "tcmalloc": "libtcmalloc" in Path("/proc/self/maps").read_text(),
+        "tcmalloc": "libtcmalloc" in maps,
+        "intel_openmp": "libiomp5" in maps,
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

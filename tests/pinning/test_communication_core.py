@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -10,9 +11,10 @@ from typing import Any
 
 import jobs
 import pytest
+from torch.utils.data import DataLoader
 
 from cpudist.pinning import Pinning
-from cpudist.pinning.observe import Observed, Thread, mismatch
+from cpudist.pinning.observe import Observed, Thread, mismatch, not_counted_in, observe
 from cpudist.placement.plan import RankPlan
 
 SCRIPT = str(Path(__file__).with_name("planned.py"))
@@ -49,6 +51,19 @@ def test_communication_that_leaves_its_core_is_named() -> None:
     assert mismatch(pinning, Observed((main, Thread(2, "communication", frozenset({2}), 2)), {})) == ""
     strays = Observed((main, Thread(2, "communication", frozenset({0, 1}), 1)), {})
     assert mismatch(pinning, strays) == "its communication may leave the CPUs 2 that are kept for it"
+
+
+def test_processes_that_load_data_are_seen() -> None:
+    """Those that a script starts in its code, where no command line tells of them."""
+    batches = iter(DataLoader(range(8), num_workers=2))
+    next(batches)
+    roomy = Pinning(RankPlan(0, (0, 1, 2, 3), 4, numa_nodes=(0,)), bound=False)
+    seen = observe(roomy)
+    assert seen.data_workers == 2
+    assert not_counted_in(roomy, seen)
+    assert not not_counted_in(Pinning(RankPlan(0, (0, 1, 2), 3, data_cpus=(3,), numa_nodes=(0,)), bound=False), seen)
+    assert not not_counted_in(Pinning(RankPlan(0, (0, 1), 2, numa_nodes=(0,)), bound=False), seen)
+    assert not not_counted_in(roomy, dataclasses.replace(seen, data_workers=0))
 
 
 def test_a_thread_that_was_placed_before_is_nobodys_mistake() -> None:

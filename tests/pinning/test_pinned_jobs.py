@@ -18,7 +18,7 @@ from slurm_node import slurm_node
 
 from cpudist.machine.cpulist import format_mask, parse_list
 from cpudist.machine.description import this_machine
-from cpudist.pinning.preload import wanted_library
+from cpudist.pinning.preload import wanted_allocator
 from cpudist.placement.place import make_plan
 from cpudist.placement.plan import Plan, Wishes
 
@@ -80,8 +80,18 @@ def test_ranks_pin_themselves(name: str) -> None:
         launcher = [*launcher, "-x", "PYTHONPATH"]
     found = probe(launcher)
     check(found, plan())
-    there = wanted_library({}) is not None
+    there = wanted_allocator({}) is not None
     assert [(rank["preloaded"], rank["tcmalloc"]) for rank in found] == [(there, there)] * 2
+    assert not any(rank["intel_openmp"] for rank in found)
+
+
+def test_intels_openmp_serves_torch() -> None:
+    """Its threads are where GNU's would be, which a second runtime would double."""
+    found = probe(TORCHRUN, "--openmp", "intel")
+    check(found, plan())
+    assert [(rank["intel_openmp"], rank["tcmalloc"]) for rank in found] == [
+        (True, wanted_allocator({}) is not None)
+    ] * 2
 
 
 @pytest.mark.parametrize("binding", ["none", "mask_cpu"])
@@ -144,7 +154,7 @@ def test_threads_and_allocator_that_the_user_has_set_stay() -> None:
 
 
 def test_starting_again_keeps_standard_input(tmp_path: Path) -> None:
-    if wanted_library({}) is None:
+    if wanted_allocator({}) is None:
         pytest.skip("tcmalloc (Debian: libtcmalloc-minimal4) is not installed")
     text = tmp_path / "input"
     text.write_text("a line\n")
@@ -164,7 +174,7 @@ def test_starting_again_keeps_standard_input(tmp_path: Path) -> None:
 
 def test_it_starts_again_once_and_never_twice(tmp_path: Path) -> None:
     """Each start of the interpreter is written down; what the rank starts is not meant, and does not start again."""
-    if wanted_library({}) is None:
+    if wanted_allocator({}) is None:
         pytest.skip("tcmalloc (Debian: libtcmalloc-minimal4) is not installed")
     starts = tmp_path / "starts"
     (tmp_path / "sitecustomize.py").write_text(

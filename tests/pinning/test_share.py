@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from cpudist import environments
+from cpudist.errors import UserError
 from cpudist.machine.description import Machine
 from cpudist.machine.limits import Limits
 from cpudist.machine.topology import Cpu, assemble
 from cpudist.pinning import apply
 from cpudist.pinning.launcher import Launcher, find_launcher
-from cpudist.pinning.preload import wanted_library
+from cpudist.pinning.preload import to_preload, wanted_allocator
 from cpudist.pinning.share import own_share
 from cpudist.pinning.wishes import data_workers, threads_of_person
 from cpudist.placement.plan import Wishes
@@ -117,9 +119,11 @@ def test_whose_word_the_number_of_threads_is(
     ("words", "expected"),
     [
         ([], 0),
-        (["--dataloader_num_workers", "2", "--bf16"], 2),
-        (["--dataloader-num-workers=3"], 3),
-        (["--bf16", "--dataloader_num_workers"], 0),
+        (["train.py"], 0),
+        (["train.py", "--dataloader_num_workers", "2", "--bf16"], 2),
+        (["train.py", "--dataloader-num-workers=3"], 3),
+        (["train.py", "--bf16", "--dataloader_num_workers"], 0),
+        (["--data-workers", "4", "train.py", "--dataloader_num_workers", "2"], 4),
     ],
 )
 def test_data_workers_on_the_command_line(words: list[str], expected: int) -> None:
@@ -127,14 +131,25 @@ def test_data_workers_on_the_command_line(words: list[str], expected: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [('{"dataloader_num_workers": 3}', 3), ('{"bf16": true}', 0), ('{"dataloader_num_workers": "x"}', 0), ("[", 0)],
+    ("name", "text", "expected"),
+    [
+        ("arguments.json", '{"dataloader_num_workers": 3}', 3),
+        ("arguments.json", '{"bf16": true}', 0),
+        ("arguments.json", '{"dataloader_num_workers": "x"}', 0),
+        ("arguments.json", "[", 0),
+        ("arguments.yaml", "bf16: true\ndataloader_num_workers: 3  # of 4\n", 3),
+        ("arguments.yml", "# dataloader_num_workers: 3\nbf16: true\n", 0),
+        ("arguments.yaml", "\t{", 0),
+        ("arguments.txt", "dataloader_num_workers: 3\n", 0),
+    ],
 )
-def test_data_workers_in_a_file_of_arguments(text: str, expected: int, tmp_path: Path) -> None:
-    file = tmp_path / "arguments.json"
+def test_data_workers_in_a_file_of_arguments(name: str, text: str, expected: int, tmp_path: Path) -> None:
+    file = tmp_path / name
     file.write_text(text)
-    assert data_workers([str(file)]) == expected
-    assert data_workers([str(tmp_path / "missing.json")]) == 0
+    assert data_workers(["train.py", str(file)]) == expected
+    assert data_workers(["train.py", "--bf16", "--config", str(file)]) == expected
+    assert data_workers(["train.py", "--other", str(file)]) == 0
+    assert data_workers(["train.py", str(tmp_path / f"missing-{name}")]) == 0
 
 
 def test_the_launcher_is_the_ancestor_without_this_ranks_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +165,21 @@ def test_whoever_has_decided_on_an_allocator_keeps_it(tmp_path: Path, monkeypatc
     library.parent.mkdir()
     library.touch()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    assert wanted_library({}) == library
+    assert wanted_allocator({}) == library
     for name in ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "MALLOC_ARENA_MAX"):
-        assert wanted_library({name: "x"}) is None
+        assert wanted_allocator({name: "x"}) is None
+
+
+def test_intels_openmp_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_config_var", lambda _: "no-such-folder")
+    with pytest.raises(UserError, match="pip install intel-openmp"):
+        to_preload({}, "intel")
+    library = tmp_path / "lib" / "libiomp5.so"
+    library.parent.mkdir()
+    library.touch()
+    assert to_preload({}, "intel")[-1] == library
+    assert library not in to_preload({}, "torch")
+    with pytest.raises(UserError, match=r"LD_PRELOAD=/a/b\.so is set and stays"):
+        to_preload({"LD_PRELOAD": "/a/b.so"}, "intel")
+    assert to_preload({"CPUDIST_PRELOADED": str(os.getpid())}, "intel") == ()

@@ -70,6 +70,13 @@ class XlaBackend(Backend):
             )
         self._asked, self._mesh, self._table, self._show = device, mesh, sharding, show_sharding
 
+    def find_others(self) -> Mapping[str, str]:
+        if self._mesh is None or self.unavailable() is not None or self._choice.kind != "tpu":
+            return {}
+        from cpudist.backends.xla import pod
+
+        return pod.place()
+
     def unavailable(self) -> str | None:
         reason = versions.missing()
         if reason is not None:
@@ -83,13 +90,16 @@ class XlaBackend(Backend):
     def start(self, world: World, store: Store, timeout: float) -> None:
         # Groups that are made without a timeout would otherwise wait for torch's half an hour.
         distributed_c10d.default_pg_timeout = timedelta(seconds=timeout)
+        first = self._changes is None
         try:
-            if self._changes is None:
+            if first:
                 self._open(world, store, timeout)
             self._make_group(world, store, timeout)
         except BaseException:
             self.stop()
             raise
+        if first and world.rank == 0:
+            self._announce()
 
     def _make_group(self, world: World, store: Store, timeout: float) -> None:
         if self._sharding is not None:
@@ -110,26 +120,34 @@ class XlaBackend(Backend):
         _check_first(self._choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), self._mesh is not None)
         from torch_xla import runtime
 
-        from cpudist.backends.xla import several
+        from cpudist.backends.xla import launching, several
         from cpudist.backends.xla.graphs import Graphs
 
         if self._mesh is not None:
             from cpudist.backends.xla.spmd.sharding import Sharding
 
             self._sharding = Sharding.start(self._mesh, self._table, self._show, world)
-        else:
-            several.run_in_place(world, self._changes)
-            if self._choice.kind == "cpu":
-                self._host = _agree_on_host(world, store, timeout)
-                if world.size > 1 or runtime.addressable_runtime_device_count() > 1:
-                    several.make_one_world(world, self._changes)
+        elif self._choice.kind == "cpu":
+            self._host = _agree_on_host(world, store, timeout)
+            if world.size > 1 or runtime.addressable_runtime_device_count() > 1:
+                several.make_one_world(world, self._changes)
+        # Not earlier: it is the runtime's own that has begun the mesh.
+        launching.run_in_place(world, self._changes, mesh=self._sharding is not None)
+        launching.one_program_or_none(world, self._changes, mesh=self._sharding is not None)
         self._graphs = Graphs(speaks=world.rank == 0)
-        if world.rank == 0:
-            count = runtime.addressable_runtime_device_count()
-            kind = self._choice.kind.upper()
-            say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
-            if count > 1 and self._sharding is None:
-                say(f"warning: xla uses one of the {count} devices of each process; give --mesh data=-1 to use all")
+
+    def _announce(self) -> None:
+        """Say what is computed on. Not before the group is made: only then may the runtime be asked."""
+        from torch_xla import runtime
+
+        count = runtime.addressable_runtime_device_count()
+        kind = self._choice.kind.upper()
+        say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
+        if count > 1 and self._sharding is None:
+            say(
+                f"warning: xla uses one of the {count} devices of each process, unless the script calls use_spmd(); "
+                "give --mesh data=-1 to use all"
+            )
 
     def _devices_wanted(self) -> dict[str, str]:
         """On the CPU a mesh gets as many devices as it has places, where the user has not said how many there are."""
@@ -152,6 +170,12 @@ class XlaBackend(Backend):
         if self._sharding is not None:
             self._sharding.apply(model)
 
+    def lay_out_by(self, table: Mapping[str, tuple[Any, ...]], whose: str) -> None:
+        if self._sharding is not None:
+            from cpudist.backends.xla.spmd.table import Table
+
+            self._sharding.bring(Table(table, whose))
+
     def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, whose options these are; under a mesh, lay the model out on it instead."""
         if shard_optimizer:
@@ -165,10 +189,32 @@ class XlaBackend(Backend):
             from torch_xla.core import xla_model
 
             xla_model.broadcast_master_param(model)
-        return DistributedDataParallel(model, **{**self.ddp_options(), **options})
+        wrapped = DistributedDataParallel(model, **{**self.ddp_options(), **options})
+        if dist.get_world_size() == 1:  # nothing to exchange, and buckets would take a tenth of a small step
+            wrapped.require_backward_grad_sync = False
+        return wrapped
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step()
+    def check_float16(self) -> None:
+        if self._choice.kind != "cuda":
+            raise UserError(
+                f"float16 is for GPUs (--device cuda), and xla computes on {self._choice.kind.upper()} here; use "
+                "bfloat16 (--bf16) or float32"
+            )
+
+    def autocast(self, dtype: torch.dtype) -> torch.autocast:
+        if dtype is not torch.float16:
+            return super().autocast(dtype)
+        from torch_xla.amp import autocast
+
+        return autocast(self.device(), dtype=dtype)  # type: ignore[no-any-return]
+
+    def skip_on_device(self, optimizer: torch.optim.Optimizer) -> str | None:
+        from cpudist.backends.xla import syncfree
+
+        return syncfree.make(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        super().step(optimizer, scaler)
         import torch_xla
 
         torch_xla.sync()
@@ -216,6 +262,7 @@ class XlaBackend(Backend):
             details.update(self._host.details())
         if self._sharding is not None:
             details["mesh"] = self._sharding.mesh_text
+            details["sharding"] = f"parameters by the table of {self._sharding.table.whose}"
         if self._graphs is not None:
             details.update(self._graphs.summary())
         return details
@@ -266,13 +313,39 @@ def _agree_on_host(world: World, store: Store, timeout: float) -> HostCcl | Host
 
 
 def _join_runtime(world: World) -> None:
-    """Where the runtime connects devices itself, its own process group is the job's; it numbers the ranks."""
+    """Where the runtime connects devices itself, its own process group is the job's; it numbers the ranks.
+
+    Raises:
+        UserError: it has not connected as many as the launcher has started.
+    """
     import torch_xla.distributed.xla_backend  # noqa: F401 - registers "xla" with torch
     from torch_xla import runtime
 
-    if runtime.world_size() != world.size:
+    changes = Changes()
+    if world.size > 1:
+        for name, value in _as_torchrun_sets_them(world).items():
+            changes.default_variable(name, value)
+    try:
+        # First of all: it tells the runtime which device is this process's, and the runtime remembers what it says.
+        dist.init_process_group("xla", init_method="xla://")
+    finally:
+        changes.undo()
+    connected = dist.get_world_size(), runtime.process_count()
+    if connected != (world.size, world.size):
         raise UserError(
-            f"the runtime sees {runtime.world_size()} devices in this job, but {world.launcher} has started "
-            f"{world.size} ranks; start one rank for each device"
+            f"the runtime has connected {connected[0]} devices of {connected[1]} processes, and this job has "
+            f"{world.size} ranks ({world.launcher}); start one rank for each device, or one process of each host with "
+            "--mesh"
         )
-    dist.init_process_group("xla", init_method="xla://")
+
+
+def _as_torchrun_sets_them(world: World) -> dict[str, str]:
+    """By which the runtime finds a rank's place: it knows of no launcher but torchrun."""
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_size),
+        "MASTER_ADDR": world.hosts[0],
+        "TORCHELASTIC_RUN_ID": "cpudist",
+    }

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch_xla
-import torch_xla.distributed.xla_multiprocessing as multiprocessing
 from torch_xla import runtime
 from torch_xla.core import xla_model
 
 from cpudist.backends.xla.host import fetch, reduce_flat
+from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,19 +57,7 @@ def make_one_world(world: World, changes: Changes) -> None:
     changes.attribute(xla_model, "xla_rendezvous", rendezvous)
     for name in _REFUSED:
         changes.attribute(xla_model, name, _refusing(name))
-
-
-def run_in_place(world: World, changes: Changes) -> None:
-    """Let `torch_xla.launch` and `xmp.spawn` call their function here: the launcher has started the ranks already."""
-
-    def launch(fn: Callable[..., Any], args: tuple[Any, ...] = (), *_: Any, **__: Any) -> None:
-        fn(world.rank, *args)
-
-    def spawn(fn: Callable[..., Any], nprocs: int | None = None, start_method: str = "spawn", args: Any = ()) -> None:
-        fn(world.rank, *args)
-
-    changes.attribute(torch_xla, "launch", launch)
-    changes.attribute(multiprocessing, "spawn", spawn)
+    changes.attribute(torch_xla, "compile", _compile_in_parts(torch_xla.compile, speaks=world.rank == 0))
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
@@ -116,6 +104,17 @@ def rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag:
     payloads: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(payloads, payload)
     return payloads
+
+
+def _compile_in_parts(original: Callable[..., Any], speaks: bool) -> Callable[..., Any]:
+    """`torch_xla.compile` without ``full_graph=True``: the gradients leave the device in the middle of a step."""
+
+    def compile(f: Any = None, full_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if full_graph and speaks and dist.get_world_size() > 1:
+            say("xla: full_graph=True is left out: gradients go through the host, so a step is two graphs")
+        return original(f, full_graph and dist.get_world_size() == 1, *args, **kwargs)
+
+    return compile
 
 
 def _host_group() -> Any:

@@ -31,9 +31,12 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
+from cpudist.backends.xla.spmd import tables
 from cpudist.errors import UserError
 from cpudist.training.recipes import classification, data, script
 from cpudist.training.recipes.classification import Labelled
+
+SHARDING = tables.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
 
 # Without this, pandas takes the label "None" and the text "NA" for missing.
 _CSV = {"keep_default_na": False}

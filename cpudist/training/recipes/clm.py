@@ -25,8 +25,11 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
+from cpudist.backends.xla.spmd import tables
 from cpudist.training.recipes import data, script
 from cpudist.training.recipes import language_modeling as lm
+
+SHARDING = tables.DECODERS  # how a mesh of devices cuts the parameters (--mesh)
 
 # A core trains it in minutes. No dropout: it is for data that is seen many times, and takes a tenth of the time.
 _SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}

@@ -33,10 +33,13 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
+from cpudist.backends.xla.spmd import tables
 from cpudist.errors import UserError
 from cpudist.training.recipes import classification, data, script
 from cpudist.training.recipes.convnet import ConvnetConfig
 from cpudist.training.recipes.pixels import Shape, decode, fit_collator, pretrained_collator
+
+SHARDING = tables.IMAGES  # how a mesh of devices cuts the parameters (--mesh)
 
 _DIGITS, _DIGITS_SIZE = "digits", 8
 _DEFAULT_SIZE = 32

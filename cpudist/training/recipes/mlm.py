@@ -31,10 +31,13 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
+from cpudist.backends.xla.spmd import tables
 from cpudist.errors import UserError
 from cpudist.training.recipes import data, script
 from cpudist.training.recipes import language_modeling as lm
 from cpudist.training.recipes.script import IGNORED
+
+SHARDING = tables.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
 
 # Small and without dropout, for clm's reasons.
 _SMALL = {

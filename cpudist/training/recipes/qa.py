@@ -36,10 +36,13 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
+from cpudist.backends.xla.spmd import tables
 from cpudist.errors import UserError
 from cpudist.training.recipes import data, script, squad
 from cpudist.training.recipes.spans import Array, Search, best_answers, cut_into_windows
 from cpudist.training.recipes.squad import Question
+
+SHARDING = tables.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
 
 _PREDICTIONS = "eval_predictions.json"
 _SAMPLES = 4

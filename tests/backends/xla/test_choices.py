@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from importlib.metadata import PackageNotFoundError
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from cpudist import backends
 from cpudist.backends.xla import devices, versions
-from cpudist.backends.xla.spmd import mesh, specs, table
+from cpudist.backends.xla.spmd import mesh, specs, table, tables
 from cpudist.errors import UserError
+from cpudist.training.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -168,37 +170,65 @@ def test_a_spec_that_passes_cuts_evenly_and_covers_the_tensor(shape: list[int], 
     assert cuts <= math.prod(SIZES.values())
 
 
+OURS = [tables.DECODERS, tables.ENCODERS, tables.IMAGES, tables.ANY]
+
+
 @given(
+    st.sampled_from(OURS),
     st.sampled_from(["h.0.attn.c_attn.weight", "h.0.mlp.c_proj.weight", "wte.weight", "x.embed.weight", "y.weight"]),
     st.lists(st.integers(1, 64), max_size=4),
     st.dictionaries(st.sampled_from(["data", "model", "fsdp"]), st.integers(1, 8)),
 )
-def test_our_own_table_fits_every_parameter(name: str, shape: list[int], sizes: dict[str, int]) -> None:
-    spec = table.spec_for(name, shape, sizes, None)
+def test_our_own_tables_fit_every_parameter(
+    rows: dict[str, specs.Spec], name: str, shape: list[int], sizes: dict[str, int]
+) -> None:
+    spec = table.spec_for(name, shape, sizes, table.Table(rows, "ours"))
     assert specs.check(name, shape, spec, sizes) == spec
     assert "data" not in [axis for entry in spec for axis in specs.names_in(entry)]
 
 
-def test_our_own_table_cuts_where_megatron_does() -> None:
-    sizes = {"model": 2}
-    assert table.spec_for("transformer.h.3.attn.c_attn.weight", (8, 24), sizes, None) == (None, ("model",))
-    assert table.spec_for("transformer.h.3.attn.c_proj.weight", (8, 8), sizes, None) == (("model",), None)
-    assert table.spec_for("bert.encoder.layer.0.intermediate.dense.weight", (16, 8), sizes, None) == (("model",), None)
-    assert table.spec_for("bert.encoder.layer.0.output.dense.weight", (8, 16), sizes, None) == (None, ("model",))
+@pytest.mark.parametrize(
+    ("rows", "first", "second"),
+    [
+        (tables.DECODERS, "transformer.h.3.attn.c_proj.weight", "transformer.h.3.attn.c_attn.weight"),
+        (tables.DECODERS, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"),
+        (tables.DECODERS, "gpt_neox.layers.0.mlp.dense_h_to_4h.weight", "gpt_neox.layers.0.mlp.dense_4h_to_h.weight"),
+        (tables.ENCODERS, "bert.encoder.layer.0.intermediate.dense.weight", "bert.encoder.layer.0.output.dense.weight"),
+        (tables.ENCODERS, "distilbert.transformer.layer.0.ffn.lin1.weight", "x.layer.0.ffn.lin2.weight"),
+        (tables.IMAGES, "features.0.0.weight", "features.0.3.weight"),
+        (tables.IMAGES, "vit.embeddings.patch_embeddings.projection.weight", "vit.layer.0.output.dense.weight"),
+        (tables.ANY, "layers.0.linear1.weight", "layers.0.linear2.weight"),
+    ],
+)
+def test_our_own_tables_cut_where_megatron_does(rows: dict[str, specs.Spec], first: str, second: str) -> None:
+    """The first of two layers by what comes out, the second by what goes in; GPT-2 holds them the other way round."""
+    ours = table.Table(rows, "ours")
+    assert table.spec_for(first, (8, 24), {"model": 2}, ours) == (("model",), None)
+    assert table.spec_for(second, (24, 8), {"model": 2}, ours) == (None, ("model",))
+    assert table.spec_for(second, (24, 7), {"model": 2}, ours) == (None, None), "does not divide"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe_brings_a_table(name: str) -> None:
+    pytest.importorskip("transformers")
+    recipe = importlib.import_module(f"cpudist.training.recipes.{name}")
+    assert recipe.SHARDING in OURS
 
 
 def test_a_files_table_is_taken_at_its_word(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    path.write_text(json.dumps({"*.up.weight": ["model", None], "*.down.weight": [None, ["data", "model"]]}))
+    path.write_text(json.dumps({"*.up.weight": ["model", []], "*.down.weight": [None, ["data", "model"]]}))
     rows = table.read(str(path))
     assert table.spec_for("a.up.weight", (8, 6), SIZES, rows) == ("model", None)
     assert table.spec_for("a.down.weight", (6, 8), SIZES, rows) == (None, ("data", "model"))
     assert table.spec_for("other", (3, 3), SIZES, rows) == (None, None)
     with pytest.raises(UserError, match=r"a\.up\.weight \(6 x 6\) does not divide evenly"):
         table.spec_for("a.up.weight", (6, 6), SIZES, rows)
+    with pytest.raises(UserError, match=r"\(-, \(data, model\)\) of .*a\.down\.weight \(6 x 8\) names data"):
+        table.spec_for("a.down.weight", (6, 8), {"model": 2}, rows)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"a": "model"}', '{"a": [3]}'])
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": "model"}', '{"a": [3]}', '{"a": [["model", null]]}'])
 def test_files_that_are_no_table(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)

@@ -64,7 +64,7 @@ def test_a_program_for_the_runtime_trains_as_one_job() -> None:
     """Left alone, the runtime would train each rank by itself and end in success."""
     script = str(CHECKS / "written_for_the_runtime.py")
     weights = []
-    for ranks, way in ((1, "own"), (2, "own"), (2, "ddp")):
+    for ranks, way in ((1, "own"), (2, "compiled"), (2, "ddp")):
         result = _start(ranks, *train("--backend", "xla", script, way))
         found = re.search(r"^(\d) ranks, weights (\S+)$", result.stdout, re.MULTILINE)
         assert found is not None, result.output
@@ -73,11 +73,23 @@ def test_a_program_for_the_runtime_trains_as_one_job() -> None:
     assert weights == pytest.approx([weights[0]] * 3, abs=1e-5)
 
 
-def test_what_cannot_go_through_the_host_is_refused() -> None:
-    script = str(CHECKS / "written_for_the_runtime.py")
-    result = run(mpirun(2, *train("--backend", "xla", script, "refused")), timeout=BOUND)
+@pytest.mark.parametrize(
+    ("ranks", "devices", "words", "way", "says"),
+    [
+        (2, 1, [], "refused", "xm.collective_permute is not for several CPU processes"),
+        (2, 1, [], "program", "use_spmd() makes one program over the devices of one runtime and works beside no other"),
+        (1, 4, [], "own", "this one process has 4: start 4 ranks (mpirun -n 4, torchrun --nproc-per-node=4)"),
+        (1, 4, ["--mesh", "data=4"], "own", "start a rank for each device, and --mesh makes one program of all"),
+    ],
+)
+def test_what_would_train_apart_or_leave_devices_idle_is_refused(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, devices: int, words: list[str], way: str, says: str
+) -> None:
+    monkeypatch.setenv("CPU_NUM_DEVICES", str(devices))
+    command = train("--backend", "xla", *words, str(CHECKS / "written_for_the_runtime.py"), way)
+    result = run(mpirun(ranks, *command) if ranks > 1 else command, timeout=BOUND)
     assert result.returncode == 2, result.output
-    assert "xm.collective_permute is not for several CPU processes" in result.stderr, result.output
+    assert says in result.stderr, result.output
     assert "Traceback" not in result.stderr, result.output
 
 
@@ -129,14 +141,24 @@ def test_a_checkpoint_in_pieces_is_resumed_on_other_meshes_and_on_none(tmp_path:
 
 
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
+    """By a table of the user's: a tuple of axes, None, and axes at the end that are not named."""
+    table = {"4.weight": [["model", "data"]], "10.weight": [None, "model"]}
+    (tmp_path / "table.json").write_text(json.dumps(table))
     words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]
+    words += ["--sharding", str(tmp_path / "table.json")]
     script = str(ROOT / "examples" / "train_images.py")
     result = _start(1, *train(*words, script, "--fake_data", "--steps", "2"))
     assert "mesh data=2,model=2 of 4 devices:\n    [0]  [1]\n    [2]  [3]\n" in result.stdout, result.output
-    assert "4.weight  32 x 16 x 5 x 5  (model, -, -, -)  pieces of 16 x 16 x 5 x 5: 0,2 | 1,3\n" in result.stdout
+    for says in (
+        "0.weight  16 x 1 x 5 x 5  (-, -, -, -)  whole on every device\n",
+        "4.weight  32 x 16 x 5 x 5  ((model, data), -, -, -)  pieces of 8 x 16 x 5 x 5: 0 | 2 | 1 | 3\n",
+        "10.weight  10 x 128  (-, model)  pieces of 10 x 64: 0,2 | 1,3\n",
+    ):
+        assert says in result.stdout, result.output
     assert result.stdout.count("a batch  64 x 1 x 28 x 28  (data, -, -, -)  pieces of 32 x 1 x 28 x 28: 0,1 | 2,3") == 1
     details = json.loads((tmp_path / "r.json").read_text())["details"]
     assert details["mesh"] == "data=2,model=2"
+    assert details["sharding"] == f"parameters by the table of {tmp_path / 'table.json'}"
     assert details["device_variables"]["CPU_NUM_DEVICES"].startswith("4: devices that each process makes")
 
 
@@ -156,19 +178,6 @@ def test_user_errors_are_one_line(ranks: int, words: list[str], says: str) -> No
     assert result.returncode == 2, result.output
     assert re.search(says, result.stderr), result.output
     assert "Traceback" not in result.stderr, result.output
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("group", ["xla ProcessGroupXla", "moved: True pjrt", "refused: the runtime sees 1 devices in this job, but "]),
-        ("hosts", ["refused: several hosts feed their own part of a batch"]),
-    ],
-)
-def test_what_is_for_devices_that_are_not_here(what: str, says: list[str]) -> None:
-    result = _start(1, sys.executable, str(CHECKS / "made_up.py"), what)
-    for text in says:
-        assert text in result.stdout, result.output
 
 
 def _course(tmp_path: Path, ranks: int, backend: str, *words: str) -> dict[str, Any]:

@@ -82,17 +82,27 @@ def fit(axes: Sequence[Axis], devices: int) -> tuple[Axis, ...]:
 
 
 def make(axes: Sequence[Axis], device: str) -> Any:
-    """The runtime's mesh of `axes`; on TPUs its devices are ordered by how they are connected."""
+    """The runtime's mesh of `axes`; on TPUs its devices are ordered by how they are connected.
+
+    Raises:
+        UserError: the axes do not fit the TPU's slices, or how its chips are connected.
+    """
     from torch_xla import runtime
     from torch_xla.distributed import spmd
 
     names = tuple(axis.name for axis in axes)
     if device == "TPU":
-        return spmd.HybridMesh(
-            ici_mesh_shape=tuple(axis.inner for axis in axes),
-            dcn_mesh_shape=tuple(axis.slices for axis in axes),
-            axis_names=names,
-        )
+        try:
+            return spmd.HybridMesh(
+                ici_mesh_shape=tuple(axis.inner for axis in axes),
+                dcn_mesh_shape=tuple(axis.slices for axis in axes),
+                axis_names=names,
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise UserError(
+                f"--mesh {text_of(axes)} does not fit this TPU: {error}; several slices are written as data=2x4, two "
+                "of them with four chips each"
+            ) from error
     devices = list(range(runtime.global_runtime_device_count()))
     return spmd.Mesh(devices, tuple(axis.size for axis in axes), names)
 

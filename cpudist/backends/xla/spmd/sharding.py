@@ -24,17 +24,17 @@ class Sharding:
 
     Args:
         axes: of the mesh, one device for each place.
-        rows: how parameters lie on it; None for our own table.
+        parameters: how parameters lie on it.
         show: writes a line for the user, if he wants to see how tensors lie.
     """
 
     def __init__(
-        self, axes: tuple[mesh.Axis, ...], rows: table.Table | None, show: Callable[[str], object] | None
+        self, axes: tuple[mesh.Axis, ...], parameters: table.Table, show: Callable[[str], object] | None
     ) -> None:
         self.mesh = mesh.make(axes, runtime.device_type())
         self.mesh_text = mesh.text_of(axes)
         self.sizes = {axis.name: axis.size for axis in axes}
-        self._rows = rows
+        self.table = parameters
         self._show = show
         batch = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
         self._batch: specs.Entry = batch or None
@@ -47,8 +47,8 @@ class Sharding:
             UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
         """
         axes = mesh.parse(text)
-        rows = None if table_file is None else table.read(table_file)
-        _become_one_program()
+        parameters = table.DEFAULT if table_file is None else table.read(table_file)
+        become_one_program()
         if runtime.process_count() != world.size:
             raise UserError(
                 f"--mesh is one program over the devices of one runtime, which has connected {runtime.process_count()} "
@@ -56,16 +56,21 @@ class Sharding:
                 "process, or leave --mesh out"
             )
         speak = print if show and world.rank == 0 else None
-        sharding = cls(mesh.fit(axes, runtime.global_runtime_device_count()), rows, speak)
+        sharding = cls(mesh.fit(axes, runtime.global_runtime_device_count()), parameters, speak)
         spmd.set_global_mesh(sharding.mesh)
         return sharding
+
+    def bring(self, parameters: table.Table) -> None:
+        """Let parameters lie as `parameters` says, unless the user has named a table."""
+        if not self.table.exact:
+            self.table = parameters
 
     def apply(self, model: torch.nn.Module) -> None:
         """Lay the parameters of `model` out on the mesh, and from now on its inputs, too."""
         if self._show:
             self._show(picture.of_mesh(self.mesh_text, self.mesh))
         for name, parameter in model.named_parameters():
-            spec = table.spec_for(name, parameter.shape, self.sizes, self._rows)
+            spec = table.spec_for(name, parameter.shape, self.sizes, self.table)
             self._lay(name, parameter, spec)
         model.register_forward_pre_hook(self._lay_inputs, with_kwargs=True)
 
@@ -95,7 +100,8 @@ class Sharding:
 _is_one_program = False  # for as long as this process lives
 
 
-def _become_one_program() -> None:
+def become_one_program() -> None:
+    """Let the runtime make one program of all devices; what has been said before the first tensor stays so."""
     global _is_one_program
     if _is_one_program:  # an earlier job's: what remains of it is what the runtime says of itself, a variable
         os.environ["XLA_USE_SPMD"] = "1"

@@ -1,31 +1,42 @@
-"""What is there for TPUs and GPUs, as far as one CPU process can try it: the device is made up, the runtime is not."""
+"""What is there for TPUs and GPUs, as far as CPUs can try it: devices are made up, the runtime's interface is not."""
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import replace
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch_xla import runtime
+from torch_xla.amp import GradScaler
+from torch_xla.core import xla_model
+from torch_xla.distributed import parallel_loader, spmd
 
 import cpudist
 from cpudist import job
-from cpudist.backends.xla import backend
+from cpudist.backends.xla import backend, devices, several
+from cpudist.backends.xla.spmd import mesh
 from cpudist.errors import UserError
 
-if sys.argv[1] == "hosts":
-    world = cpudist.init("xla", mesh="data=2")
-    model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
-    runtime.process_count = lambda: 2
-    try:
-        model(torch.ones(4, 4).to(world.device))
-    except UserError as error:
-        print("refused:", error)
-    cpudist.shutdown()
-else:  # the runtime's own process group, as where it connects the devices
+
+def as_a_tpu(slices: int, x: int, y: int) -> None:
+    """Let the runtime say that it has `slices` slices of x times y chips, numbered along x first."""
+    chips = [(slice_, column, row) for slice_ in range(slices) for row in range(y) for column in range(x)]
+    attributes = [
+        {"name": f"TPU:{number}", "coords": [column, row, 0], **({"slice_index": slice_} if slices > 1 else {})}
+        for number, (slice_, column, row) in enumerate(chips)
+    ]
+    runtime.global_runtime_device_attributes = lambda: list(attributes)
+    runtime.global_runtime_device_count = lambda: len(chips)
+    xla_model.xla_device_hw = lambda device: "TPU"
+
+
+def group() -> None:
+    """The runtime's own process group, as where it connects the devices."""
     backend._agree_on_host = lambda *_: None
     world = cpudist.init("xla")
-    print(torch.distributed.get_backend(), type(torch.distributed.group.WORLD).__name__)
+    print(dist.get_backend(), type(dist.group.WORLD).__name__)
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(2, 4).to(world.device)).square().mean().backward()
@@ -33,7 +44,111 @@ else:  # the runtime's own process group, as where it connects the devices
     cpudist.step(optimizer)
     print("moved:", not torch.equal(before, next(model.parameters()).detach().cpu()), job.require().backend.transport())
     cpudist.shutdown()
-    try:
-        backend._join_runtime(replace(world, size=3))
-    except UserError as error:
-        print("refused:", error)
+
+
+def ranks() -> None:
+    """Each of several ranks has a device, and the runtime connects them, or, left alone on CPUs, does not."""
+    backend._agree_on_host = lambda *_: None
+    several.make_one_world = lambda *_: None
+    if sys.argv[2] == "connected":
+        place = int(os.environ["RANK"]) if "RANK" in os.environ else int(os.environ["PMI_RANK"])
+        runtime.process_count = runtime.global_device_count = lambda: 2
+        runtime.process_index = runtime.global_ordinal = lambda: place
+    world = cpudist.init("xla", timeout=60)
+    print(
+        f"rank {world.rank}: {dist.get_backend()} {dist.get_rank()} of {dist.get_world_size()}, {runtime.world_size()}"
+    )
+    cpudist.shutdown()
+
+
+def hosts() -> None:
+    """Of several hosts, each feeds its own part of a batch."""
+    world = cpudist.init("xla", mesh="data=2")
+    model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
+    batch = torch.arange(16.0).reshape(4, 4)
+    whole = model(batch.to(world.device)).cpu()
+    parts = spmd.ShardingSpec(spmd.get_global_mesh(), ("data", None), minibatch=True)
+    (fed,) = parallel_loader.MpDeviceLoader([batch], world.device, input_sharding=parts)
+    with patch.object(runtime, "process_count", lambda: 2):
+        print("fed in parts:", torch.allclose(model(fed).cpu(), whole))
+        try:
+            model(batch.to(world.device))
+        except UserError as error:
+            print("refused:", error)
+    cpudist.shutdown()
+
+
+def hybrid() -> None:
+    """--mesh over slices is the runtime's own HybridMesh, and the inner axes stay within a slice."""
+    as_a_tpu(2, 2, 4)
+    axes = mesh.fit(mesh.parse("data=2x-1,model=2"), 16)
+    grid = mesh.make(axes, "TPU").get_logical_mesh()
+    own = spmd.HybridMesh(ici_mesh_shape=(4, 2), dcn_mesh_shape=(2, 1), axis_names=("data", "model"))
+    print("the same:", (grid == own.get_logical_mesh()).all(), own.shape() == mesh.make(axes, "TPU").shape())
+    print("slices:", [sorted({int(chip) // 8 for chip in row}) for row in grid])
+    for slices, text in ((2, "data=16"), (1, "data=2x4"), (2, "data=4x4")):
+        as_a_tpu(slices, 2, 4)
+        try:
+            mesh.make(mesh.fit(mesh.parse(text), 8 * slices), "TPU")
+        except UserError as error:
+            print("refused:", error)
+
+
+def float16() -> None:
+    """Refused here; as on a GPU, a GradScaler and an optimizer that does not wait leave out just the bad step."""
+    torch.manual_seed(0)
+    world = cpudist.init("xla")
+    from transformers import TrainingArguments  # late: for the other cases it is slow
+
+    model = torch.nn.Linear(4, 4).to(world.device)
+    for ask in (lambda: cpudist.optimize(model, dtype=torch.float16), lambda: TrainingArguments(fp16=True)):
+        try:
+            ask()
+        except UserError as error:
+            print("refused:", error)
+    job.require().backend._choice = devices.Choice("cuda", "made up")
+    xla_model.xla_device_hw = lambda device: "CUDA"  # torch has no GPU for autocast, so all stays in float32
+    plain = torch.nn.Linear(4, 4)
+    plain.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    theirs, ours = torch.optim.AdamW(plain.parameters(), lr=0.01), torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, ours = cpudist.optimize(model, ours, torch.float16)
+    model = cpudist.wrap(model)
+    scaler = GradScaler(init_scale=1024.0)
+    batches = torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(0))
+    batches[2, 0, 0] = float("inf")
+    for number, batch in enumerate(batches):
+        ours.zero_grad()
+        scaler.scale(model(batch.to(world.device)).square().mean()).backward()
+        cpudist.step(ours, scaler)
+        if number != 2:
+            theirs.zero_grad()
+            plain(batch).square().mean().backward()
+            theirs.step()
+    found = [parameter.detach().cpu() for parameter in model.parameters()]
+    same = all(torch.allclose(one, other, atol=2e-4) for one, other in zip(found, plain.parameters(), strict=True))
+    print("the same:", same, scaler.get_scale(), job.require().record.optimizations)
+    waits = job.require().backend.details()["steps_that_waited_for_data_from_the_device"]
+    print("did not wait:", waits <= 2)  # for the copy above, and in DDP's first step
+    cpudist.shutdown()
+
+
+def pod() -> None:
+    """The workers of a pod, started alike by nobody whom cpudist knows; WORKER is what the TPU's metadata would say."""
+    runtime.use_spmd()
+    runtime.process_index()  # the runtime has started, on a CPU, and stays there whatever it is called
+    os.environ.pop("PJRT_DEVICE")
+    as_a_tpu(1, 2, 1)
+    runtime.process_count = lambda: 2
+    runtime.process_index = lambda: int(os.environ["WORKER"])
+    runtime.get_master_ip = lambda: "127.0.0.1"
+    devices.glob = lambda pattern: ["/dev/accel0"] if "accel" in pattern else []
+    devices.lacks = lambda kind: None
+    world = cpudist.init("xla", mesh="data=-1", timeout=60)
+    met = [None, None]
+    dist.all_gather_object(met, os.environ["WORKER"])
+    print(f"rank {world.rank} of {world.size}, met {met}, {job.require().backend.details()['mesh']}")
+    cpudist.shutdown()
+
+
+if __name__ == "__main__":
+    {"group": group, "ranks": ranks, "hosts": hosts, "hybrid": hybrid, "float16": float16, "pod": pod}[sys.argv[1]]()

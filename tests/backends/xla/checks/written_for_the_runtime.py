@@ -30,13 +30,19 @@ def train(index, steps):
     inputs = torch.randn(16 * steps, 8, generator=torch.Generator().manual_seed(0))
     mine = inputs[xr.global_ordinal() :: xr.world_size()]
     batches = [(batch, batch[:, :4].argmax(1)) for batch in mine.split(16 // xr.world_size())]
-    for batch, target in pl.MpDeviceLoader(batches, device):
+
+    def step(batch, target):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(batch), target).backward()
         if WAY == "ddp":
             optimizer.step()
         else:
             xm.optimizer_step(optimizer)
+
+    if WAY == "compiled":
+        step = torch_xla.compile(step, full_graph=True)
+    for batch, target in pl.MpDeviceLoader(batches, device):
+        step(batch, target)
     weight = next(model.parameters()).detach()
     everyones = xm.all_gather(weight.reshape(1, -1))
     assert everyones.shape == (xr.world_size(), weight.numel())
@@ -50,4 +56,6 @@ def train(index, steps):
 
 
 if __name__ == "__main__":
+    if WAY == "program":  # of all devices, where there is one process
+        xr.use_spmd()
     torch_xla.launch(train, args=(6,))

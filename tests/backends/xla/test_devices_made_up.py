@@ -1,0 +1,83 @@
+"""What is there for TPUs and GPUs: jobs on CPUs, against the runtime's own interface; only the devices are made up."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from jobs import Result, mpirun, run, torchrun
+
+from cpudist.machine.identity import free_port
+
+if importlib.util.find_spec("torch_xla") is None:
+    pytest.skip("torch_xla is not installed", allow_module_level=True)
+
+MADE_UP = [sys.executable, str(Path(__file__).parent / "checks" / "made_up.py")]
+BOUND = 150.0
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("group", ["xla ProcessGroupXla", "moved: True pjrt"]),
+        (
+            "hosts",
+            ["fed in parts: True", "refused: several hosts feed their own part of a batch: give torch_xla's MpDevice"],
+        ),
+        (
+            "float16",
+            [
+                "refused: float16 is for GPUs (--device cuda), and xla computes on CPU here; use bfloat16",
+                "the same: True 512.0 ['native', 'float16 autocast', 'sync-free AdamW']",
+                "did not wait: True",
+            ],
+        ),
+        (
+            "hybrid",
+            [
+                "the same: True True",
+                "slices: [[0], [0], [0], [0], [1], [1], [1], [1]]",
+                "refused: --mesh data=16 does not fit this TPU: Provide dcn_mesh_shape to create a mesh for multislice",
+                "refused: --mesh data=2x4 does not fit this TPU: Invalid dcn_mesh_shape for single slice mesh",
+                "refused: --mesh data=4x4 does not fit this TPU: Number of slices 2 must equal the product",
+            ],
+        ),
+    ],
+)
+def test_in_one_process(what: str, says: list[str]) -> None:
+    result = run([*MADE_UP, what], timeout=BOUND)
+    assert result.returncode == 0, result.output
+    for text in says:
+        assert text in result.stdout, result.output
+
+
+def test_ranks_that_the_runtime_connects_are_a_job() -> None:
+    """Under mpirun, of which the runtime does not know."""
+    result = run(mpirun(2, *MADE_UP, "ranks", "connected"), timeout=BOUND)
+    assert result.returncode == 0, result.output
+    for rank in (0, 1):
+        assert f"rank {rank}: xla, rank {rank} of 2" in result.stdout, result.output
+
+
+def test_ranks_that_the_runtime_does_not_connect_are_refused() -> None:
+    """Here the runtime is left to itself, and does what it does on CPUs: it makes a world of each process."""
+    result = run([*torchrun(2), MADE_UP[1], "ranks", "apart"], timeout=BOUND)
+    assert result.returncode != 0, result.output
+    says = "the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"
+    assert says in result.stderr, result.output
+
+
+def test_workers_of_a_pod_that_are_started_alike_are_one_job() -> None:
+    """Nobody tells them of each other but the runtime."""
+    port = str(free_port())
+
+    def worker(number: int) -> Result:
+        return run([*MADE_UP, "pod"], timeout=BOUND, env={"WORKER": str(number), "MASTER_PORT": port})
+
+    with ThreadPoolExecutor(2) as pool:
+        for number, result in enumerate(pool.map(worker, range(2))):
+            assert result.returncode == 0, result.output
+            assert f"rank {number} of 2, met ['0', '1'], data=2" in result.stdout, result.output
