@@ -82,6 +82,12 @@ def images(arguments: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     return nn.functional.interpolate(pixels, size=size).repeat(1, channels, 1, 1), torch.tensor(digits.target)
 
 
+def report(step: int, loss: float, rate: float, global_rate: float) -> None:
+    """A line as PyTorch/XLA's examples have it; rates in images per second, of this step and since the first."""
+    numbers = f"Step={step} Loss={loss:.5f} Rate={rate:.2f} GlobalRate={global_rate:.2f}"
+    print(f"| Training {numbers} Time={time.strftime('%H:%M:%S')}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train an image classifier and print step, loss and rate.")
     parser.add_argument("--model", choices=MODELS, default="mnist")
@@ -99,8 +105,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     pixels, labels = images(arguments)
 
+    began = last = time.perf_counter()
     for step in range(arguments.steps):
-        began = time.perf_counter()
         chosen = torch.arange(step * arguments.batch_size, (step + 1) * arguments.batch_size) % len(labels)
         mine = chosen[world.rank :: world.size]
         outputs = model(pixels[mine].to(world.device))
@@ -111,9 +117,11 @@ def main() -> None:
 
         mean = loss.detach().cpu()
         dist.all_reduce(mean)
+        now = time.perf_counter()
+        rate, global_rate = arguments.batch_size / (now - last), arguments.batch_size * (step + 1) / (now - began)
+        last = now
         if world.rank == 0:
-            rate = arguments.batch_size / (time.perf_counter() - began)
-            print(f"| step {step} | loss {mean.item() / world.size:.4f} | {rate:.1f} images/s", flush=True)
+            report(step, mean.item() / world.size, rate, global_rate)
     cpudist.shutdown()
 
 

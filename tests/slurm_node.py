@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ AuthInfo=socket={folder}/munge/socket
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
 SelectType=select/cons_tres
+FirstJobId={first}
 MpiDefault=none
 ReturnToService=2
 StateSaveLocation={folder}/state
@@ -80,7 +82,13 @@ def _configure(folder: Path) -> dict[str, str]:
         second.bind(("127.0.0.1", 0))
         ports = first.getsockname()[1], second.getsockname()[1]
     text = _CONFIGURATION.format(
-        host=socket.gethostname(), folder=folder, control=ports[0], daemon=ports[1], cpus=os.cpu_count()
+        host=socket.gethostname(),
+        folder=folder,
+        control=ports[0],
+        daemon=ports[1],
+        cpus=os.cpu_count(),
+        # A job's port follows from its number, and another test run may have a cluster on this machine too.
+        first=random.randrange(1, 1_000_000),
     )
     (folder / "slurm.conf").write_text(text)
     return {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}

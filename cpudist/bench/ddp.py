@@ -1,7 +1,7 @@
 """How long a training step takes under DistributedDataParallel, on ccl and on gloo.
 
 A step is forward, backward and optimizer of a BERT with 24 million parameters, on random tokens. Each backend
-is judged at its best bucket size; the same step without communication is what neither can beat.
+is judged at its best buckets; the same step without communication is what neither can beat.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 BACKENDS = (CCL, GLOO)
-BUCKETS_MB = (1, 4, 25, 100)
+
+
+class Buckets(NamedTuple):
+    """DDP's settings: how large buckets are, and whether gradients are views of them (`gradient_as_bucket_view`)."""
+
+    mb: int
+    views: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.mb} MB, views" if self.views else f"{self.mb} MB"
+
+
+CHOICES = tuple(Buckets(mb, views) for views in (False, True) for mb in (1, 25, 100))
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALONE = "no communication"
 
@@ -36,15 +48,15 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=2)
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A step in one dtype: without communication, and by backend and bucket size."""
+    """A step in one dtype: without communication, and by backend and buckets."""
 
     dtype: str
     alone: Timings
-    buckets: dict[str, dict[int, Timings]]
+    buckets: dict[str, dict[Buckets, Timings]]
 
-    def best(self, backend: str) -> int:
-        """The bucket size at which a step is fastest."""
-        return min(self.buckets[backend], key=lambda size: self.buckets[backend][size].median)
+    def best(self, backend: str) -> Buckets:
+        """The buckets with which a step is fastest."""
+        return min(self.buckets[backend], key=lambda buckets: self.buckets[backend][buckets].median)
 
     def ratio(self) -> Ratio:
         """gloo / ccl, each at its best."""
@@ -57,11 +69,11 @@ class StepTimes:
             "seconds": {
                 _ALONE: self.alone.as_dict(),
                 **{
-                    backend: {f"bucket_cap_mb={size}": timings.as_dict() for size, timings in sizes.items()}
-                    for backend, sizes in self.buckets.items()
+                    backend: {str(buckets): timings.as_dict() for buckets, timings in choices.items()}
+                    for backend, choices in self.buckets.items()
                 },
             },
-            "best_bucket_cap_mb": {backend: self.best(backend) for backend in self.buckets},
+            "best": {backend: str(self.best(backend)) for backend in self.buckets},
             "ratios": {"gloo/ccl": self.ratio().as_dict()},
         }
 
@@ -95,17 +107,17 @@ def _measure(
     say: Callable[[str], None],
     quick: bool,
 ) -> StepTimes:
-    sizes = BUCKETS_MB[:1] if quick else BUCKETS_MB
-    contenders = {(_ALONE, 0): model.contender(dtype, groups[CCL], BUCKETS_MB[0], communicate=False)}
-    for size in sizes:
+    choices = CHOICES[::-3] if quick else CHOICES
+    contenders = {(_ALONE, CHOICES[0]): model.contender(dtype, groups[CCL], CHOICES[0], communicate=False)}
+    for buckets in choices:
         for backend, group in groups.items():
-            contenders[backend, size] = model.contender(dtype, group, size)
+            contenders[backend, buckets] = model.contender(dtype, group, buckets)
     name = str(dtype).removeprefix("torch.")
     turns = _QUICK if quick else _FULL
     contenders = {key: together(contender, groups[GLOO]) for key, contender in contenders.items()}
     timings = take_turns(contenders, turns, lambda progress: say(f"{name}, {progress}"))
-    buckets = {backend: {size: timings[backend, size] for size in sizes} for backend in groups}
-    return StepTimes(name, timings[_ALONE, 0], buckets)
+    by_backend = {backend: {buckets: timings[backend, buckets] for buckets in choices} for backend in groups}
+    return StepTimes(name, timings[_ALONE, CHOICES[0]], by_backend)
 
 
 class _Training:
@@ -117,13 +129,15 @@ class _Training:
         self._tokens = workload.tokens(rank)
 
     def contender(
-        self, dtype: torch.dtype, group: dist.ProcessGroup, bucket: int, communicate: bool = True
+        self, dtype: torch.dtype, group: dist.ProcessGroup, buckets: Buckets, communicate: bool = True
     ) -> Contender:
-        """Training steps in `dtype`, with gradients reduced by `group` in buckets of `bucket` MB."""
+        """Training steps in `dtype`, with gradients reduced by `group` in these buckets."""
 
         def measure(calls: int) -> list[float]:
             gc.collect()  # the last turn's DDP, with its hooks on the model: it is part of reference cycles
-            model = DistributedDataParallel(self.model, process_group=group, bucket_cap_mb=bucket)
+            model = DistributedDataParallel(
+                self.model, process_group=group, bucket_cap_mb=buckets.mb, gradient_as_bucket_view=buckets.views
+            )
             with nullcontext() if communicate else model.no_sync():
                 return timed(partial(self._step, model, dtype))(calls)
 
@@ -139,11 +153,11 @@ class _Training:
 
 def _block(one: StepTimes) -> str:
     rows = [
-        [f"{size} MB" + "".join(f"  best of {b}" for b in BACKENDS if one.best(b) == size)]
-        + [table.time_cell(one.buckets[backend][size]) for backend in BACKENDS]
-        for size in one.buckets[BACKENDS[0]]
+        [str(buckets) + "".join(f"  best of {b}" for b in BACKENDS if one.best(b) == buckets)]
+        + [table.time_cell(one.buckets[backend][buckets]) for backend in BACKENDS]
+        for buckets in one.buckets[BACKENDS[0]]
     ]
-    lines = table.render(["bucket_cap_mb", *BACKENDS], rows)
+    lines = table.render(["buckets", *BACKENDS], rows)
     return (
         f"training step, {one.dtype}\n{lines}\n{_ALONE}: {table.time_cell(one.alone)}\n"
         f"gloo / ccl, each at its best: {table.ratio_cell(one.ratio())}"

@@ -49,7 +49,7 @@ def _draw_collectives(times: CollectiveTimes, path: Path) -> None:
 
 
 def _draw_ddp(times: DdpTimes, path: Path) -> None:
-    """A bar per backend and bucket size; one panel per dtype."""
+    """A bar per backend and kind of buckets; one panel per dtype."""
     figure = _figure(width=5.5 * len(times.steps), height=4)
     for one, axes in zip(times.steps, figure.subplots(1, len(times.steps), squeeze=False).flat, strict=True):
         _draw_steps(one, axes)
@@ -114,11 +114,11 @@ def _draw_operations(comparisons: list[Comparison], axes: Any) -> None:
 
 
 def _draw_steps(one: StepTimes, axes: Any) -> None:
-    _draw_bars({backend: list(sizes.values()) for backend, sizes in one.buckets.items()}, axes)
+    _draw_bars({backend: list(choices.values()) for backend, choices in one.buckets.items()}, axes)
     axes.axhline(one.alone.median, color="tab:gray", linestyle="--", label="no communication")
-    sizes = list(one.buckets[CCL])
-    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-    axes.set(title=f"training step, {one.dtype}", xlabel="bucket_cap_mb", ylabel="seconds")
+    labels = [str(buckets).replace(", ", "\n") for buckets in one.buckets[CCL]]
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set(title=f"training step, {one.dtype}", xlabel="buckets", ylabel="seconds")
 
 
 def _draw_bars(groups: dict[str, list[Timings]], axes: Any) -> None:

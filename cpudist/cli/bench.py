@@ -31,7 +31,7 @@ what is measured:
                 a copy of as much memory; all-gather, reduce-scatter, broadcast and all-to-all on ccl and gloo.
                 --busy: the allreduces up to 4 MB, with a process that computes on every core of the ranks
   ddp           (some minutes) a training step of a 24-million-parameter BERT under DistributedDataParallel,
-                in float32 and bfloat16, on ccl and gloo at several bucket sizes, and without communication
+                in float32 and bfloat16, on ccl and gloo with several kinds of buckets, and without communication
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
   jobs          (a quarter of an hour) one script of Hugging Face's Trainer on two ranks, as torchrun and accelerate

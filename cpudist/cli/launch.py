@@ -90,6 +90,13 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="SECONDS",
         help="wait so long for hosts that are still starting (default 0)",
     )
+    parser.add_argument(
+        "--grace",
+        type=_count,
+        default=60,
+        metavar="SECONDS",
+        help="with --checkpoint-on-signal: what saving may take after a signal (default 60)",
+    )
     parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for cpudist-train")
@@ -142,6 +149,7 @@ def _launch(options: argparse.Namespace, environment: Environment) -> None:
         max_restarts=options.max_restarts,
         min_nodes=options.min_nodes,
         wait=options.wait,
+        grace=options.grace,
     )
     if options.dry_run:
         print(show(wishes))

@@ -20,7 +20,6 @@ from cpudist.launch.launchers.base import Launcher, describe
 _LOOK_SECONDS = 0.1
 _ALONE_SECONDS = 5.0  # what a launcher gets to end when all ranks that can be reached have ended
 _STOP_SECONDS = 3.5  # what ranks get to end after the user's signal
-_CHECKPOINT_SECONDS = 60.0  # and where they save a checkpoint first; a second Ctrl-C cuts it short
 _TAIL_BYTES = 1 << 16
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
 _LOST = 1  # exit status of a job that lost a host
@@ -49,7 +48,7 @@ def attempt(
     command: Sequence[str],
     variables: Mapping[str, str],
     hosts: Sequence[Host],
-    saves: bool = False,
+    grace: float | None = None,
 ) -> Outcome:
     """Run `command` to its end and return how it ended; no process of it lives then on any host that answers.
 
@@ -58,12 +57,13 @@ def attempt(
         command: the command line.
         variables: the environment; CPUDIST_JOB_ID in it marks this attempt, and no other.
         hosts: where ranks run.
-        saves: whether ranks save a checkpoint on a signal: they get longer, and SIGUSR1 is such a signal too.
+        grace: the seconds that ranks get after a signal where they save a checkpoint first; SIGUSR1 is such a signal
+            then, and a second signal cuts it short. None: they save none.
 
     Raises:
         UserError: a host refuses what watches over the job there.
     """
-    with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * saves]) as stop:
+    with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * (grace is not None)]) as stop:
         guards = Guards(hosts, variables["CPUDIST_JOB_ID"], launcher.rank_variable)
         process: subprocess.Popen[bytes] | None = None
         try:
@@ -80,7 +80,7 @@ def attempt(
             assert process.stderr is not None
             # Hydra writes that a rank was killed to standard output, Open MPI to standard error.
             tails = [_Tail(process.stdout, sys.stdout), _Tail(process.stderr, sys.stderr)]
-            reason = _wait(process, guards, tails, stop, _CHECKPOINT_SECONDS if saves else _STOP_SECONDS)
+            reason = _wait(process, guards, tails, stop, _STOP_SECONDS if grace is None else grace)
             status = process.poll()
         finally:
             unreached = guards.end()

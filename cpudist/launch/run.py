@@ -42,6 +42,7 @@ class Wishes:
         max_restarts: how often to start again after a failure.
         min_nodes: with how many hosts to be content then; None: with no fewer than at first.
         wait: how many seconds hosts may take to be there at all.
+        grace: how many seconds ranks may take to save a checkpoint on a signal.
     """
 
     hosts: Sequence[Host] | None
@@ -54,6 +55,7 @@ class Wishes:
     max_restarts: int = 0
     min_nodes: int | None = None
     wait: int = 0
+    grace: int = 60
 
 
 def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
@@ -178,9 +180,9 @@ def _attempt(
     launcher: Launcher, wishes: Wishes, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
 ) -> Outcome:
     own = {**variables, **_own_variables(wishes), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
-    saves = _CHECKPOINT in wishes.arguments
+    grace = wishes.grace if _CHECKPOINT in wishes.arguments else None
     with _hostfile(placed, launcher) if wishes.hosts is not None else _no_hostfile() as file:
-        return attempt(launcher, launcher.command(_start(wishes, placed, file, own)), own, placed, saves)
+        return attempt(launcher, launcher.command(_start(wishes, placed, file, own)), own, placed, grace)
 
 
 def _own_variables(wishes: Wishes) -> dict[str, str]:

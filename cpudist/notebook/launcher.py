@@ -107,5 +107,8 @@ def _run(settings: Settings, payload: int) -> Result | Failure:
         assert outcome is not None
         nodes.leave(failed=isinstance(outcome, Failure))
         return outcome
+    except BaseException:  # the cell was interrupted
+        nodes.leave(failed=False)
+        raise
     finally:
         nodes.close()

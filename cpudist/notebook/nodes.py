@@ -20,7 +20,9 @@ from cpudist.notebook.settings import Settings
 from cpudist.rendezvous import Address, Connection, StoreLost, StoreProcess, silence
 
 _LOOPBACK = "127.0.0.1"
+_SETTINGS = "settings"  # what node 0's cell asks for
 _LOOK_SECONDS = 0.5
+_AGAIN_SECONDS = 0.2
 _READ_SECONDS = 5.0  # what node 0 gives the others to read why the job has failed
 
 
@@ -54,8 +56,8 @@ class Nodes:
         # Apart from the ranks' keys, which have an attempt in their names.
         address = Address((settings.master_addr,), port, self._token.encode(), quiet, f"{settings.job}/nodes")
         try:
-            self._store = Connection(address, settings.timeout)
-            self._arrive()
+            self._arrive(address)
+            self._compare()
         except BaseException as error:
             self.close()
             if isinstance(error, StartupTimeout):
@@ -105,27 +107,52 @@ class Nodes:
         if self._server is not None:
             self._server.close()
 
-    def _arrive(self) -> None:
-        """See that each node's cell is there once, and that all ask for the same."""
+    def _arrive(self, address: Address) -> None:
+        """Connect, and see that each node's cell is there once.
+
+        One that has left again was this notebook's last launch: node 0 will be there with the next one.
+        """
+        deadline = time.monotonic() + self._settings.timeout
+        node = self._settings.node_rank
+        while True:
+            self._store = Connection(address, max(deadline - time.monotonic(), 0.0))
+            with suppress(StoreLost):  # it was just closing
+                if self._store.add(f"arrived/{node}", 1) == 1:
+                    return
+                if not self._store.check([_left(node)]):
+                    raise UserError(
+                        f"a cell with node_rank={node} has joined the job at {self._where()} already; give each node a"
+                        " number of its own, or another master_port if that is another job"
+                    )
+            self._store.close()
+            time.sleep(_AGAIN_SECONDS)
+
+    def _compare(self) -> None:
+        """See that all cells ask for the same; the others hear of it where they do not."""
         settings = self._settings
-        if self._store.add(f"arrived/{settings.node_rank}", 1) != 1:
-            raise UserError(
-                f"a cell with node_rank={settings.node_rank} has joined the job at {self._where()} already; give each"
-                " node a number of its own, or another master_port if that is another job"
-            )
         own = {
+            "function": settings.function,
             "num_nodes": settings.num_nodes,
             "num_processes": settings.num_processes,
             "backend": settings.backend,
             "mixed_precision": settings.mixed_precision,
             "max_restarts": settings.max_restarts,
         }
-        first = json.loads(self._store.compare_set("settings", b"", json.dumps(own).encode()))
-        for name, value in own.items():
-            if first[name] != value:
+        if settings.node_rank == 0:
+            self._store.set({_SETTINGS: json.dumps(own).encode()})
+            return
+        if not self._store.wait_all([_SETTINGS], settings.timeout):
+            raise StartupTimeout("it does not answer")
+        (said,) = self._store.get([_SETTINGS]) or [b"{}"]
+        for name, first in json.loads(said).items():
+            asked = own.get(name)
+            if asked != first:
+                has = f"has {name}={asked!r} in its cell, and node 0 {first!r}"
+                self.tell(0, Failure(f"node {settings.node_rank}", has, time.monotonic(), mistake=True))
+                self.leave(failed=False)
                 raise UserError(
-                    f"{name}={value!r} in this node's cell, but {first[name]!r} in another node's; run the same call in"
-                    " all of them, but for node_rank"
+                    f"{name}={asked!r} in this node's cell, but {first!r} in node 0's; run the same call in all of"
+                    " them, but for node_rank"
                 )
 
     def _where(self) -> str:

@@ -23,6 +23,7 @@ class Settings:
     """One launch, as this node sees it; see `notebook_launcher` for what is not explained here.
 
     Attributes:
+        function: its name.
         num_processes: on each node.
         master_port: 0 for any that is free.
         job: what all nodes' cells call this job, and others do not.
@@ -30,6 +31,7 @@ class Settings:
         token: the secret that whoever joins must know; empty where the user has set none.
     """
 
+    function: str
     num_processes: int
     num_nodes: int
     node_rank: int
@@ -87,6 +89,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     if backend == "xla":
         processes = _processes_on_xla(processes)
     return Settings(
+        function=getattr(function, "__name__", type(function).__name__),
         num_processes=processes,
         num_nodes=nodes,
         node_rank=node_rank,

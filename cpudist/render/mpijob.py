@@ -72,6 +72,7 @@ def _replica(replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
 
 def _launcher(wishes: MpiJobWishes) -> dict[str, Any]:
     command = ["cpudist", "launch", "--hostfile", _HOSTFILE, "--mpi", wishes.mpi, "--wait", str(wishes.wait)]
+    command += ["--grace", str(wishes.saving)]
     return pods.launcher(wishes, "launcher", command, ["--", *train(wishes.arguments)])
 
 

@@ -19,8 +19,6 @@ from cpudist.render.ranks import train
 from cpudist.render.wishes import Wishes
 
 _PORT = 23456
-# What torchrun needs itself after its ranks have ended, before the kubelet kills it.
-_SHUTDOWN_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,8 @@ def _replica(wishes: PyTorchJobWishes, replicas: int) -> dict[str, Any]:
 
 def shutdown_timeout(wishes: Wishes) -> dict[str, Any]:
     """The variable that gives ranks more than torchrun's 30 s to save a checkpoint (torch 2.9 and newer)."""
-    seconds = max(wishes.grace - _SHUTDOWN_SECONDS, 1)
-    why = f"torchrun kills its ranks so many seconds after SIGTERM, {_SHUTDOWN_SECONDS} before the pod is killed"
-    return {"name": "PET_SHUTDOWN_TIMEOUT", "value": Noted(str(seconds), why)}
+    why = f"torchrun kills its ranks so many seconds after SIGTERM; the pod is killed after {wishes.grace}"
+    return {"name": "PET_SHUTDOWN_TIMEOUT", "value": Noted(str(wishes.saving), why)}
 
 
 def _elastic(wishes: PyTorchJobWishes) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import selectors
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from cpudist.errors import UserError
-from cpudist.waiting import bounded
 
 _START_SECONDS = 60.0
 _END_SECONDS = 1.0
@@ -49,12 +49,12 @@ class StoreProcess:
         with suppress(BrokenPipeError):
             self._said.write(json.dumps(wishes) + "\n")
             self._said.flush()
-        with bounded("starting the job's store", _START_SECONDS):
-            answer = self._says.readline().strip()
-        if not answer:
-            raise UserError(
-                f"rank 0 cannot start the job's store; see why: {sys.executable} -I -c '{_PROGRAM}' </dev/null"
-            )
+        try:
+            answer = self._answer()
+        except BaseException:  # also an interrupted cell's: it is not to be left behind
+            self._process.kill()
+            self.close()
+            raise
         if not answer.isdigit():
             self.close()
             where = f"port {port} of {', '.join(addresses) or 'this host'}"
@@ -63,6 +63,19 @@ class StoreProcess:
                 "choose another port (MASTER_PORT), or wait until the job that has it is over"
             )
         self.port = int(answer)
+
+    def _answer(self) -> str:
+        """What it says first. This process may be a notebook's kernel, so not to hear it is an error, and no end."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._says, selectors.EVENT_READ)
+            heard = bool(selector.select(_START_SECONDS))
+        answer = self._says.readline().strip() if heard else ""
+        if not answer:
+            raise UserError(
+                f"rank 0 cannot start the job's store{'' if heard else f' within {_START_SECONDS:g} s'}; see why:"
+                f" {sys.executable} -I -c '{_PROGRAM}' </dev/null"
+            )
+        return answer
 
     def disown(self) -> None:
         """In a forked child: the store must not live for as long as the child does."""

@@ -6,7 +6,7 @@ import pytest
 
 from cpudist.bench import table
 from cpudist.bench.collectives import CollectiveTimes, Comparison
-from cpudist.bench.ddp import DdpTimes, StepTimes
+from cpudist.bench.ddp import Buckets, DdpTimes, StepTimes
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
 from cpudist.bench.train import TrainTimes
 
@@ -149,25 +149,26 @@ def test_collectives_as_json() -> None:
     assert entry["ratios"] == {"gloo/ccl": {"median": 3.5, "spread": [3.0, 4.0], "rounds": [3.0, 4.0]}}
 
 
-def test_each_backend_is_judged_at_its_best_bucket() -> None:
+def test_each_backend_is_judged_at_its_best_buckets() -> None:
+    small, large = Buckets(1), Buckets(25, views=True)
     step = StepTimes(
         "float32",
         steady(0.3, 0.3),
         {
-            "ccl": {1: steady(0.5, 0.5), 25: steady(0.4, 0.4)},
-            "gloo": {1: steady(0.6, 0.5), 25: steady(0.9, 0.9)},
+            "ccl": {small: steady(0.5, 0.5), large: steady(0.4, 0.4)},
+            "gloo": {small: steady(0.6, 0.5), large: steady(0.9, 0.9)},
         },
     )
-    assert step.best("ccl") == 25
-    assert step.best("gloo") == 1
+    assert step.best("ccl") == large
+    assert step.best("gloo") == small
     assert step.ratio().spread == pytest.approx((1.25, 1.5))
     lines = DdpTimes((step,)).table().splitlines()
     assert lines[0] == "training step, float32"
-    assert lines[2].startswith("1 MB   best of gloo") or lines[2].startswith("1 MB  best of gloo")
-    assert lines[3].startswith("25 MB  best of ccl")
+    assert lines[2].startswith("1 MB  best of gloo ")
+    assert lines[3].startswith("25 MB, views  best of ccl ")
     assert lines[4] == "no communication: 300 ms (300-300)"
     assert lines[5] == "gloo / ccl, each at its best: 1.38 (1.25-1.5)"
-    assert step.as_dict()["best_bucket_cap_mb"] == {"ccl": 25, "gloo": 1}
+    assert step.as_dict()["best"] == {"ccl": "25 MB, views", "gloo": "1 MB"}
 
 
 def test_choices_are_compared_with_plain_float32() -> None:

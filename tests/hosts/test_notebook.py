@@ -41,9 +41,39 @@ def test_the_example_on_two_nodes(bed: Bed, processes: int) -> None:
 
 
 def test_a_rank_that_fails_on_one_node_is_shown_on_both(bed: Bed) -> None:
-    first, second = ([sys.executable, str(LAUNCHES), str(node)] for node in (0, 1))
+    first, second = ([sys.executable, str(LAUNCHES), str(node), "fails"] for node in (0, 1))
     result = bed.run("h0", on_both(first, second), timeout=120, env=VARIABLES)
     assert result.returncode == 0, result.output
-    assert result.stdout.splitlines()[0] == "RankFailed rank 1 on h1 failed:", result.output
+    assert result.stdout.splitlines()[0] == "fails raises RankFailed rank 1 on h1 failed:", result.output
     assert "ValueError: no such thing" in result.stdout
-    assert "ValueError no such thing" in result.stderr
+    assert "fails raises ValueError no such thing" in result.stderr
+
+
+@pytest.mark.long
+def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
+    """Each starts at once when the one before has ended here, whatever the other node is still at."""
+    cases = ["function", "nodes", "restart", "interrupt", "restart", "number"]
+    first, second = ([sys.executable, str(LAUNCHES), str(node), *cases] for node in (0, 1))
+    result = bed.run("h0", on_both(first, second), timeout=200, env=VARIABLES)
+    assert result.returncode == 0, result.output
+    outputs = (result.stdout, result.stderr)
+    here, there = (re.findall(r"^(\w+ (?:gives|raises) .*)$", output, re.MULTILINE) for output in outputs)
+    again = "run the same call in all of them, but for node_rank"
+    assert here == [
+        "function raises RankFailed node 1 has function='other' in its cell, and node 0 'fails'",
+        "nodes raises RankFailed node 1 has num_nodes=3 in its cell, and node 0 2",
+        "restart gives ranks 2, attempt 1",
+        "interrupt raises RankFailed the job was interrupted in another node's cell",
+        "restart gives ranks 2, attempt 1",
+        "number raises StartupTimeout starting the job: after 15 s still waiting for rank 1 of 2; look at their output,"
+        " or give more time with --timeout",
+    ], result.output
+    assert there == [
+        f"function raises UserError function='other' in this node's cell, but 'fails' in node 0's; {again}",
+        f"nodes raises UserError num_nodes=3 in this node's cell, but 2 in node 0's; {again}",
+        "restart gives None",
+        "interrupt raises KeyboardInterrupt ",
+        "restart gives None",
+        "number raises UserError a cell with node_rank=0 has joined the job at h0:29500 already; give each node a"
+        " number of its own, or another master_port if that is another job",
+    ], result.output

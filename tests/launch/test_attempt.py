@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,18 @@ subprocess.run(["sleep", "2"], env={{**os.environ, "PMI_RANK": "0"}})
 os.close(2)
 print(*range({LINES}), sep="\\n")
 """
+# Its rank takes a while to save a checkpoint.
+SAVER = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank = (
+    "import signal, sys, time\\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep({}), print('saved', flush=True), sys.exit(143)))\\n"
+    "print('at work', flush=True)\\n"
+    "time.sleep(1000)"
+)
+sys.exit(subprocess.run([sys.executable, "-c", rank], env={{**os.environ, "PMI_RANK": "0"}}).returncode)
+"""
 ATTEMPT = """
 import os, sys, uuid
 from pathlib import Path
@@ -25,7 +38,8 @@ from cpudist.launch.launchers.intel import Intel
 module._ALONE_SECONDS = module._REST_SECONDS = 0.2
 launcher = Intel(Path("mpirun"), "")
 variables = {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
-outcome = module.attempt(launcher, [sys.executable, "-c", sys.argv[1]], variables, [Host("localhost")])
+grace = float(sys.argv[2]) if sys.argv[2:] else None
+outcome = module.attempt(launcher, [sys.executable, "-c", sys.argv[1]], variables, [Host("localhost")], grace)
 sys.exit(outcome.status)
 """
 
@@ -40,5 +54,19 @@ def test_a_reader_may_take_its_time() -> None:
                 attempt.wait(3)  # for us
             assert attempt.stdout.read().split() == [str(number) for number in range(1, LINES)]
             assert attempt.wait(30) == 0
+        finally:
+            attempt.terminate()
+
+
+@pytest.mark.parametrize(("grace", "takes", "said"), [("60", 1, "saved\n"), ("1", 1000, "")])
+def test_ranks_may_save_for_so_long_and_no_longer(grace: str, takes: int, said: str) -> None:
+    command = [sys.executable, "-c", ATTEMPT, SAVER.format(takes), grace]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attempt:
+        try:
+            assert attempt.stdout is not None
+            assert attempt.stdout.readline() == "at work\n"
+            attempt.terminate()
+            assert attempt.stdout.read() == said
+            assert attempt.wait(30) == 128 + signal.SIGTERM
         finally:
             attempt.terminate()

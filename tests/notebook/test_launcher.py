@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import torch
 from jobs import environment, run
 
 SCRIPT = Path(__file__).with_name("checks") / "launches.py"
@@ -27,6 +28,14 @@ def test_what_the_notebook_has_made_gets_there_and_back() -> None:
     assert result.stdout.splitlines() == ["rank 0 prints", f"x {[9.0] * 4} torch.bfloat16 {cpus}"], result.output
     assert "rank 0 warns" in result.stderr
     assert "rank 1 warns" in result.stderr
+
+
+def test_trainer_finds_the_job_and_its_precision() -> None:
+    """From a notebook in which torch's threads, an MPI and a process group of its own are at work."""
+    result = run(launches("trainer"), timeout=120)
+    assert result.returncode == 0, result.output
+    expected = {"world": 2, "kinds": {torch.bfloat16}, "equal": True, "backend": "ccl"}
+    assert result.stdout.splitlines()[-1] == str(expected), result.output
 
 
 def test_a_ranks_exception_is_raised_with_its_traceback() -> None:

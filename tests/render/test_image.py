@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import jobs
@@ -20,9 +21,9 @@ DOCKERFILE = REPOSITORY / "Dockerfile"
 
 
 def run(*command: str | Path, **env: str) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=120, env={**os.environ, **env}
-    )
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=180, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -51,6 +52,14 @@ def test_hadolint_finds_nothing() -> None:
     assert json.loads(run(program, "--format", "json", DOCKERFILE)) == []
 
 
+def test_debian_has_the_packages() -> None:
+    """apt-get would install them, without a conflict."""
+    if shutil.which("apt-get") is None or not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
+        pytest.skip("this is no Debian with its lists of packages (apt-get update)")
+    (words,) = re.findall(r"apt-get (install .*?)\\\n    && rm", DOCKERFILE.read_text(), re.DOTALL)
+    run("apt-get", "--simulate", *words.replace("\\\n", " ").split())
+
+
 def test_what_is_copied_can_be_installed(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77")
     source, place = copied(tmp_path / "image") / "home" / "cpudist" / "source", tmp_path / "site"
@@ -77,3 +86,28 @@ def test_ssh_and_sshd_take_their_files(tmp_path: Path) -> None:
     assert {"port 2222", "passwordauthentication no", "usepam no", "strictmodes no"} <= set(effective)
     asked = run("ssh", "-G", "-F", image / "etc/ssh/ssh_config.d/cpudist.conf", "some-pod").splitlines()
     assert {"port 2222", "batchmode yes", "identityfile /home/cpudist/.ssh/id_rsa"} <= set(asked)
+
+
+@pytest.mark.long
+def test_the_installed_image_compiles_and_trains(tmp_path: Path) -> None:
+    """In a fresh environment, but for the packages from the registry, which are this one's."""
+    pytest.importorskip("setuptools", minversion="77")
+    source, place = copied(tmp_path / "image") / "home" / "cpudist" / "source", tmp_path / "opt" / "cpudist"
+    run(sys.executable, "-m", "venv", "--without-pip", place)
+    (packages,) = place.glob("lib/python*/site-packages")
+    # Below the environment's own, so that cpudist is found there first.
+    (packages / "registry.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
+    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "--quiet"]
+    run(*pip, "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", source)
+    variables = {
+        "PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "CPUDIST_CACHE": str(place / "cache"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    run(place / "bin" / "cpudist", "build", **variables)
+    assert list((place / "cache").rglob("*.so"))
+    run(place / "bin" / "cpudist", "doctor", **variables)
+    train = [place / "bin" / "cpudist-train", "--backend", "ccl", "--record", tmp_path / "record.json"]
+    train += ["images", "--dataset_name", "digits", "--output_dir", tmp_path / "out", "--do_train", "--max_steps", "2"]
+    run(jobs.BIN / "torchrun", "--standalone", "--nproc-per-node=2", "--no-python", *train, **variables)
+    assert json.loads((tmp_path / "record.json").read_text())["world_size"] == 2

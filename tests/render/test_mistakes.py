@@ -49,6 +49,7 @@ def test_each(refused: Refused, flag: str, value: str) -> None:
         (["--ranks-per-pod", "8", "--cpus", "4"], "--ranks-per-pod 8: more ranks than the 4 CPUs of a pod"),
         (["--ranks-per-pod", "4", "--memory", "1Gi"], "--memory 1Gi: 4 ranks need 2624Mi at least"),
         (["--shm", "8Gi", "--memory", "8Gi"], "--memory 8Gi: 1 ranks need 8592Mi at least, 8Gi of it for /dev/shm"),
+        (["--grace", "10"], "--grace 10: 10 seconds of it are for what starts the ranks to end"),
         (["--min-replicas", "3"], "--min-replicas 3: more than --replicas 2"),
         (["--max-replicas", "1"], "--max-replicas 1: fewer than --replicas 2"),
     ],

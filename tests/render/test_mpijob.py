@@ -25,7 +25,7 @@ def test_ranks_run_in_the_workers_and_get_the_launchers_variables(documents: Doc
     assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Launcher": 1, "Worker": 3}
     launcher, worker = (replicas[name]["template"]["spec"] for name in ("Launcher", "Worker"))
     (starts,), (trains,) = launcher["containers"], worker["containers"]
-    waits = ["cpudist", "launch", "--hostfile", "/etc/mpi/hostfile", "--mpi", "mpich", "--wait", "60"]
+    waits = ["cpudist", "launch", "--hostfile", "/etc/mpi/hostfile", "--mpi", "mpich", "--wait", "60", "--grace", "290"]
     assert starts["command"] == waits
     assert starts["args"][:3] == ["--", "--checkpoint-on-signal", "images"]
     assert env(starts).items() >= {"OMP_NUM_THREADS": "7", "HF_HOME": "/work/hf"}.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -86,10 +87,13 @@ def test_mistakes(refused: Callable[..., list[str]], words: list[str], start: st
 
 @pytest.mark.long
 def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
-    """A job of a higher tier takes its node; then its time is nearly over, and it may not be queued again any more."""
+    """A job of a higher tier takes its node; then its time is nearly over, and it may not be queued again any more.
+
+    Slurm, which is told no more of this machine, takes each of its CPUs for a socket.
+    """
     learn = ("--", "--backend", "ccl", "images", "--dataset_name", "digits", "--output_dir", "out", "--do_train")
     quiet = ("--max_steps", "1000000", "--logging_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true")
-    words = ["--name", "digits", "--ranks-per-node", "2", "--cpus-per-rank", "1", "--max-restarts", "1"]
+    words = ["--name", "digits", "--ranks-per-socket", "1", "--cpus-per-rank", "1", "--max-restarts", "1"]
     (tmp_path / "job.sh").write_text(text("slurm", *words, target=(*learn, *quiet)))
     (tmp_path / "slurm").mkdir()
     with slurm_node(tmp_path / "slurm") as variables:
@@ -109,22 +113,21 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
         def state() -> str:
             return run("squeue", "--noheader", "--states", "all", "--jobs", job, "--format", "%T %r")
 
-        def started_again() -> bool:
-            """Slurm would let two minutes pass, and says so only once the old processes have ended."""
-            if state() == "PENDING BeginTime":
-                run("scontrol", "update", f"JobId={job}", "StartTime=now")
-            return " Restarts=1 " in run("scontrol", "show", "job", job) and state() == "RUNNING None"
-
         try:
             assert said("'loss'"), output.read_text()
             run("sbatch", "--partition", "urgent", "--exclusive", "--output", "/dev/null", "--wrap", "true")
             assert said("SIGTERM: saved out/checkpoint-"), output.read_text()
-            assert poll(started_again, 60), state()
+            # Slurm would let two minutes pass. In the second in which it has killed a job it does not start that again.
+            assert poll(lambda: state() == "PENDING BeginTime", 90), state()
+            run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
+            assert poll(lambda: state() == "RUNNING None", 60), state()
+            assert " Restarts=1 " in run("scontrol", "show", "job", job)
             assert said("restart 1: going on from out/checkpoint-"), output.read_text()
             first = output.read_text().count("'loss'")
             assert poll(lambda: output.read_text().count("'loss'") > first, 150)
             run("scancel", "--signal=USR1", job)  # as --signal has it sent
             assert said("SIGUSR1: saved out/checkpoint-"), output.read_text()
             assert poll(lambda: state() == "FAILED NonZeroExitCode", 30), state()
+            assert json.loads((tmp_path / "out" / "cpudist.json").read_text())["world_size"] == 2
         finally:
             run("scancel", job)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.distributed import PrefixStore
 
 from cpudist.errors import StartupTimeout, UserError
-from cpudist.rendezvous import wire
+from cpudist.rendezvous import process, wire
 from cpudist.rendezvous.connection import Address, Connection, StoreLost
 from cpudist.rendezvous.process import StoreProcess
 from cpudist.rendezvous.store import JobStore
@@ -211,6 +211,20 @@ def test_a_port_that_is_taken_is_one_line(server: StoreProcess) -> None:
     with pytest.raises(UserError, match="Address already in use") as caught:
         StoreProcess(["127.0.0.1"], server.port, TOKEN, 5)
     assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_does_not_start_is_an_error_and_not_our_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for it may be a notebook's kernel, which nobody but its user ends."""
+    stuck = tmp_path / "python"
+    stuck.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nexec sleep 1000\n')
+    stuck.chmod(0o755)
+    monkeypatch.setattr(process, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    with pytest.raises(UserError, match="rank 0 cannot start the job's store within 1 s; see why: "):
+        StoreProcess(["127.0.0.1"], 0, TOKEN, silence=5)
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
 def test_the_server_ends_with_its_owner_and_says_so_to_nobody_else(server: StoreProcess, client: Connection) -> None:

@@ -189,7 +189,10 @@ class XlaBackend(Backend):
             from torch_xla.core import xla_model
 
             xla_model.broadcast_master_param(model)
-        return DistributedDataParallel(model, **{**self.ddp_options(), **options})
+        wrapped = DistributedDataParallel(model, **{**self.ddp_options(), **options})
+        if dist.get_world_size() == 1:  # nothing to exchange, and buckets would take a tenth of a small step
+            wrapped.require_backward_grad_sync = False
+        return wrapped
 
     def check_float16(self) -> None:
         if self._choice.kind != "cuda":

@@ -202,14 +202,16 @@ def max_length(wanted: int, tokenizer: PreTrainedTokenizerBase, config: Pretrain
 
 
 def padding_multiple(longest: int) -> int | None:
-    """A collator's ``pad_to_multiple_of``: at most 4 lengths up to `longest` tokens; None where any length will do.
-
-    Backends that compile a program for each shape of a batch say so by `Backend.fixed_shapes`.
-    """
-    job = current()
-    if job is None or not job.backend.fixed_shapes:
+    """A collator's ``pad_to_multiple_of``: at most 4 lengths up to `longest` tokens; None where any length will do."""
+    if not needs_fixed_shapes():
         return None
     return next(longest // lengths for lengths in range(_LENGTHS, 0, -1) if longest % lengths == 0)
+
+
+def needs_fixed_shapes() -> bool:
+    """Whether the job's backend compiles a program for each shape of a tensor, which takes longer than many steps."""
+    job = current()
+    return job is not None and job.backend.fixed_shapes
 
 
 def map_cached(

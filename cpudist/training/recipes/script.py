@@ -29,7 +29,7 @@ from cpudist.errors import UserError
 from cpudist.job import current
 from cpudist.training import curve
 from cpudist.training.recipes import resuming
-from cpudist.training.recipes.data import DataArguments
+from cpudist.training.recipes.data import DataArguments, needs_fixed_shapes
 
 IGNORED = -100  # the label that means "no target here"
 
@@ -202,8 +202,12 @@ def mean_loss(
         num_items_in_batch: the targets of the step; by default those of this batch.
     """
     targets = labels != IGNORED
+    if needs_fixed_shapes():
+        logits, wanted = outputs.logits.flatten(0, -2), labels.flatten()
+    else:  # the logits that count, which may be few
+        logits, wanted = outputs.logits[targets], labels[targets]
     losses = torch.nn.functional.cross_entropy(
-        outputs.logits[targets].float(), labels[targets], reduction="sum", label_smoothing=label_smoothing
+        logits.float(), wanted, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
     )
     count = targets.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
     return losses / count.clamp(min=1)  # by chance, nothing may be masked

@@ -1,8 +1,11 @@
-"""A notebook's cells on one of two nodes, whose number is the argument."""
+"""A notebook's cells on one of two nodes, one after the other: `nodes.py NODE CASE…`; prints what each came to."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 
 import cpudist
 
@@ -16,13 +19,50 @@ def fails() -> None:
     dist.barrier()
 
 
-def main(node: int) -> None:
+def fails_once() -> str:
+    if os.environ["CPUDIST_RESTART_COUNT"] == "0":
+        fails()
+    return f"ranks {cpudist.init().size}, attempt {os.environ['CPUDIST_RESTART_COUNT']}"
+
+
+def is_interrupted() -> None:
+    import torch.distributed as dist
+
+    world = cpudist.init()
+    dist.barrier()
+    if world.rank == 1:
+        os.kill(os.getppid(), signal.SIGINT)  # as Jupyter does with the cell
+    time.sleep(1000)
+
+
+def other() -> None:
+    """What nobody else runs."""
+
+
+def launch(case: str, node: int) -> object:
     options = {"num_processes": 1, "num_nodes": 2, "node_rank": node, "master_addr": "h0", "timeout": 60}
-    try:
-        cpudist.notebook_launcher(fails, **options)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
-        print(type(error).__name__, error)
+    if case == "fails":
+        return cpudist.notebook_launcher(fails, **options)
+    if case == "restart":
+        return cpudist.notebook_launcher(fails_once, **options, max_restarts=1)
+    if case == "interrupt":
+        return cpudist.notebook_launcher(is_interrupted, **options)
+    if case == "function":
+        return cpudist.notebook_launcher((fails, other)[node], **options)
+    if case == "nodes":
+        return cpudist.notebook_launcher(fails, **{**options, "num_nodes": 2 + node})
+    assert case == "number"
+    time.sleep(node)  # so that it is node 1's cell that comes second
+    return cpudist.notebook_launcher(fails_once, **{**options, "node_rank": 0, "timeout": 15})
+
+
+def main(node: int, cases: list[str]) -> None:
+    for case in cases:
+        try:
+            print(case, "gives", launch(case, node), flush=True)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test looks at it
+            print(case, "raises", type(error).__name__, error, flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 
@@ -67,6 +68,41 @@ def fails(how: str) -> str:
     return f"attempt {attempt}"
 
 
+class Learner(torch.nn.Module):
+    """Says what it computes in, in the place of learning much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.kinds: set[torch.dtype] = set()
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = self.layer(x)
+        self.kinds.add(found.dtype)
+        return {"loss": torch.nn.functional.cross_entropy(found.float(), labels)}
+
+
+examples = [{"x": torch.randn(4), "labels": torch.tensor(one % 2)} for one in range(16)]
+
+
+def trains(folder: str) -> dict[str, object]:
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        folder, max_steps=3, per_device_train_batch_size=2, report_to=[], save_strategy="no", disable_tqdm=True
+    )
+    model = Learner()
+    Trainer(model, arguments, train_dataset=examples).train()
+    weights = [torch.empty_like(model.layer.weight) for _ in range(2)]
+    torch.distributed.all_gather(weights, model.layer.weight.detach())
+    return {
+        "world": arguments.world_size,
+        "kinds": model.kinds,
+        "equal": torch.equal(*weights),
+        "backend": torch.distributed.get_backend(),
+    }
+
+
 def sleeps() -> None:
     world = cpudist.init()
     subprocess.Popen(["sleep", "1000"], start_new_session=True)  # also what ranks have started is to go
@@ -83,6 +119,18 @@ def main(what: str) -> None:
         found = cpudist.notebook_launcher(make(3.0), ("x",), mixed_precision="bf16", backend="ccl")
         assert isinstance(found["net"], Net)
         print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
+        return
+    if what == "trainer":
+        # An MPI, a group and a gradient of the notebook's own are nothing to the ranks.
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
+        torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        Learner()(examples[0]["x"][None], examples[0]["labels"][None])["loss"].backward()
+        with tempfile.TemporaryDirectory() as folder:
+            found = cpudist.notebook_launcher(trains, (folder,), backend="ccl", mixed_precision="bf16")
+        print(found)
+        torch.distributed.destroy_process_group()
         return
     if what == "sleep":
         cpudist.notebook_launcher(sleeps)

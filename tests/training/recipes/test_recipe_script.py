@@ -15,7 +15,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from cpudist.errors import UserError
 from cpudist.huggingface.checkpoint_files import run_of
-from cpudist.training.recipes import resuming
+from cpudist.training.recipes import resuming, script
 from cpudist.training.recipes.clm import DataArguments, next_token_losses
 from cpudist.training.recipes.language_modeling import ModelArguments
 from cpudist.training.recipes.script import IGNORED, ExactTrainer, mean_loss, parse, start
@@ -131,6 +131,23 @@ def test_parts_of_the_loss_add_up(seed: int, sizes: list[int]) -> None:
     else:
         whole = torch.nn.functional.cross_entropy(torch.cat(logits).flatten(0, 1), torch.cat(labels).flatten())
         assert float(parts) == pytest.approx(float(whole), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 5)])
+def test_the_loss_and_its_gradient_are_the_same_where_shapes_are_fixed(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(*shape, 7, requires_grad=True), torch.randint(7, shape)
+    if len(shape) > 1:
+        labels[0, 1:] = IGNORED
+    losses, gradients = [], []
+    for fixed in (False, True):
+        monkeypatch.setattr(script, "needs_fixed_shapes", lambda fixed=fixed: fixed)
+        losses.append(mean_loss(SequenceClassifierOutput(logits=logits), labels, label_smoothing=0.1))
+        gradients += torch.autograd.grad(losses[-1], logits)
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_samples() -> None:
