@@ -35,8 +35,8 @@ class Lazy(Backend):
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         return model
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        super().step(optimizer)
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        super().step(optimizer, scaler)
         self.calls.append("step")
 
     def synchronize(self) -> None:
@@ -89,3 +89,15 @@ def test_a_steps_time_is_taken_when_the_device_has_done_it(lazy: Lazy) -> None:
     timer.on_step_end(arguments, state, control)
     assert lazy.calls[-2:] == ["step", "synchronize"]
     assert record.training.steps == 1
+
+
+def test_a_grad_scaler_takes_part_in_the_step(lazy: Lazy) -> None:
+    """Gradients are unscaled; a step of gradients that are not finite is left out, and the scale becomes smaller."""
+    weight = torch.ones(1, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.5), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for value in (1.0, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale(weight * value).backward()
+        cpudist.step(optimizer, scaler)
+    assert (weight.item(), scaler.get_scale()) == (0.5, 512.0)
+    assert lazy.calls[-2:] == ["step", "step"]

@@ -16,11 +16,15 @@ if importlib.util.find_spec("torch_xla") is None:
 CHECK = Path(__file__).parent / "checks" / "recipes_on_meshes.py"
 
 
+ALL = ["data=4", "fsdp=4", "model=4", "data=2,model=2"]
+
+
 @pytest.mark.parametrize(
     ("recipes", "meshes"),
     [
         ("images", ["data=2,model=2"]),
-        pytest.param("clm,mlm,images", ["data=4", "fsdp=4", "model=4", "data=2,model=2"], marks=pytest.mark.long),
+        pytest.param("clm,mlm,images", ALL, marks=pytest.mark.long),
+        pytest.param("classify,qa", ALL, marks=pytest.mark.long),
     ],
 )
 def test_recipes_on_meshes_compute_as_on_one_device(
