@@ -1,14 +1,17 @@
-"""What a training step takes under `cpudist.wrap(model, shard_optimizer=True)`, DDP and FSDP2: mpirun -n 2 python FILE.
+"""What a step takes under `cpudist.wrap(model, shard_optimizer=True)`, DDP and FSDP2: mpirun -n 2 python FILE [DTYPE].
 
 The model and step of `cpudist bench ddp`, on ccl. All contenders take turns, and each turn makes the model anew. Ratios
-are to a step without communication, round by round.
+are to a step without communication, round by round. Beside them the limits: what a step costs that only waits for the
+other ranks, or only has less to update, and what moving as many bytes takes within a rank's own memory.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,25 +22,38 @@ from torch.nn.parallel import DistributedDataParallel
 import cpudist
 from cpudist.bench import table, workload
 from cpudist.bench.measure import timed, together
-from cpudist.bench.timing import Contender, Turns, ratio, take_turns
+from cpudist.bench.timing import Contender, Timings, Turns, ratio, take_turns
 
 Wrap = Callable[[torch.nn.Module], torch.nn.Module]
 ALONE = "no communication"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def contender(wrap: Wrap, dtype: torch.dtype, tokens: torch.Tensor) -> Contender:
-    """Steps of fused AdamW on a model that `wrap` has wrapped."""
+def contender(wrap: Wrap, dtype: torch.dtype, tokens: torch.Tensor, meets: bool = False, share: int = 1) -> Contender:
+    """Steps of fused AdamW on a model that `wrap` has wrapped.
+
+    `meets`: all ranks wait for each other before and after the optimizer. `share`: it updates one row of so many.
+    """
 
     def measure(calls: int) -> list[float]:
         gc.collect()  # the last turn's model
         model = wrap(workload.bert())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        rows = [torch.nn.Parameter(p.detach()[: -(-p.size(0) // share)]) for p in model.parameters()]
+        optimizer = torch.optim.AdamW(rows if share > 1 else model.parameters(), lr=1e-5, fused=True)
 
         def step() -> None:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
                 loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
+            if share > 1:
+                for row, parameter in zip(rows, model.parameters(), strict=True):
+                    row.grad = None if parameter.grad is None else parameter.grad[: row.size(0)]
+                model.zero_grad()
+            if meets:
+                dist.barrier()
             optimizer.step()
+            if meets:
+                dist.barrier()
             optimizer.zero_grad()
 
         return timed(step)(calls)
@@ -45,28 +61,83 @@ def contender(wrap: Wrap, dtype: torch.dtype, tokens: torch.Tensor) -> Contender
     return measure
 
 
+def averaging(model: torch.nn.Module) -> torch.nn.Module:
+    """DDP that leaves dividing by the number of ranks to the reduction, by a hook."""
+
+    def hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are text, as here
+        work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)
+    wrapped.register_comm_hook(None, hook)
+    return wrapped
+
+
+def memory(world_size: int, rank: int) -> dict[str, Contender]:
+    """Calls that move what a step has to: all gradients in, this rank's out; this rank's parameters in, all out."""
+    parts = [torch.ones(p.numel() // world_size * world_size) for p in workload.bert().parameters()]
+    parts = [part for part in parts if part.numel() > 0]
+    own = [part.view(world_size, -1)[rank] for part in parts]
+    others = [part.view(world_size, -1)[rank - 1] for part in parts]
+    group: Any = dist.group.WORLD
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+
+    def add() -> None:
+        for mine, theirs in zip(own, others, strict=True):
+            mine.add_(theirs)
+
+    def copy() -> None:
+        for mine, theirs in zip(own, others, strict=True):
+            theirs.copy_(mine)
+
+    calls = {
+        "reduce_scatter": lambda: group.reduce_scatter_tensor_coalesced(own, parts, options).wait(),
+        "its limit: add within a rank": add,
+        "all_gather": lambda: group.allgather_into_tensor_coalesced(parts, own).wait(),
+        "its limit: copy within a rank": copy,
+    }
+    return {name: timed(call) for name, call in calls.items()}
+
+
+def show(head: str, timings: Mapping[str, Timings]) -> None:
+    """Rank 0's table; ratios where there is something to compare with."""
+    if dist.get_rank() != 0:
+        return
+    rows = [
+        [name, table.time_cell(one), table.ratio_cell(ratio(one, timings[ALONE]) if ALONE in timings else None)]
+        for name, one in timings.items()
+    ]
+    print(table.render([head, "time", "of no communication"], rows), flush=True)
+
+
 def main() -> None:
+    dtypes = sys.argv[1:] or list(DTYPES)
     world = cpudist.init("ccl")
     gloo = dist.new_group(backend="gloo")
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
     ddp = partial(DistributedDataParallel, bucket_cap_mb=100)
+    views = partial(ddp, gradient_as_bucket_view=True)
     wraps: dict[str, Wrap] = {
-        ALONE: lambda model: model,
         "shard_optimizer": partial(cpudist.wrap, shard_optimizer=True),
-        "DDP, bucket views": partial(ddp, gradient_as_bucket_view=True),
+        "DDP, bucket views": views,
+        "DDP, bucket views, static graph": partial(views, static_graph=True),
+        "DDP, bucket views, averaging hook": averaging,
         "DDP": ddp,
         "FSDP2": partial(fully_shard, mesh=mesh, reshard_after_forward=False),
     }
-    for dtype in (torch.float32, torch.bfloat16):
-        tokens = workload.tokens(world.rank)
-        contenders = {name: together(contender(wrap, dtype, tokens), gloo) for name, wrap in wraps.items()}
-        timings = take_turns(contenders, Turns(rounds=3, calls=4, warm_up=3))
-        if world.rank == 0:
-            rows = [
-                [name, table.time_cell(one), table.ratio_cell(ratio(one, timings[ALONE]))]
-                for name, one in timings.items()
-            ]
-            print(table.render([str(dtype), "step", "of no communication"], rows), flush=True)
+    for name in dtypes:
+        step = partial(contender, dtype=DTYPES[name], tokens=workload.tokens(world.rank))
+        contenders = {
+            ALONE: step(lambda model: model),
+            "the same, ranks meet twice": step(lambda model: model, meets=True),
+            "the same, updates its share": step(lambda model: model, share=world.size),
+            **{name: step(wrap) for name, wrap in wraps.items()},
+        }
+        contenders = {name: together(one, gloo) for name, one in contenders.items()}
+        show(name, take_turns(contenders, Turns(rounds=3, calls=4, warm_up=3)))
+    limits = {name: together(one, gloo) for name, one in memory(world.size, world.rank).items()}
+    show("98 MB, float32", take_turns(limits, Turns(rounds=5, calls=4, warm_up=1)))
     cpudist.shutdown()
 
 

@@ -41,7 +41,7 @@ def gloo_losses() -> list[float]:
     return _losses(1, "gloo")
 
 
-@pytest.mark.parametrize(("ranks", "backend"), [(1, "xla"), (2, "xla"), (2, "ccl")])
+@pytest.mark.parametrize(("ranks", "backend"), [(1, "xla"), (2, "xla"), (1, "ccl"), (2, "ccl"), (2, "gloo")])
 def test_one_program_has_the_same_losses_everywhere(gloo_losses: list[float], ranks: int, backend: str) -> None:
     assert _losses(ranks, backend) == pytest.approx(gloo_losses, abs=1e-4)
 
@@ -104,10 +104,13 @@ def test_what_would_train_apart_or_leave_devices_idle_is_refused(
 )
 def test_a_rank_that_goes_wrong_ends_the_job(launch: list[str], way: str, says: str) -> None:
     python = [sys.executable] if "mpirun" in launch[0] else []
-    result = run([*launch, *python, str(CHECKS / "fails.py"), way], timeout=60)
+    result = run([*launch, *python, str(CHECKS / "fails.py"), way, "xla"], timeout=60)
     assert result.returncode != 0, result.output
     assert re.search(says, result.stderr), result.output
     assert "finished" not in result.stdout, result.output
+    if way == "dies":
+        ccl = run([*launch, *python, str(CHECKS / "fails.py"), way, "ccl"], timeout=60)
+        assert ccl.returncode == result.returncode, (ccl.output, result.output)
 
 
 def test_a_compile_after_warm_up_is_one_line_with_its_cause() -> None:

@@ -1,4 +1,4 @@
-"""One rank of an xla job goes wrong: WAY is raises, dies (killed) or hangs (never comes to the reduction)."""
+"""One rank of a job goes wrong, WAY BACKEND: WAY is raises, dies (killed) or hangs (never comes to the reduction)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import cpudist
 
-world = cpudist.init("xla", timeout=8)
+world = cpudist.init(sys.argv[2], timeout=8)
 model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number in range(100_000):
