@@ -1,9 +1,12 @@
 """The xla backend: PyTorch/XLA's PJRT runtime on CPUs, GPUs and TPUs, behind the one interface.
 
 - `versions.py`, `devices.py`: what must be installed, and which devices are used.
+- `pod.py`: the workers of a TPU pod, which find each other.
 - `backend.py`: the backend itself.
 - `host.py`, `group.py`, `several.py`: several CPU processes, which the runtime would train apart: everything that they
   tell each other goes through the host, over ccl or gloo.
+- `launching.py`: what scripts call to start processes, or one program, where a launcher or --mesh has done so.
+- `syncfree.py`: optimizers for float16 on GPUs.
 - `graphs.py`: what the runtime compiled, and why it had to again.
 - `spmd/`: one program over a mesh of devices.
 
