@@ -47,7 +47,7 @@ class PinningCheck:
 
     def _advice(self, seen: Observed) -> str:
         """What is not as planned, or could have been planned, and what to do about it; nothing where all is well."""
-        if wrong := mismatch(self._pinning, seen):
+        if wrong := mismatch(self._pinning, seen, openmp=self._job.world.device_type == "cpu"):
             remedy = "--no-pin" if self._job.held else "cpudist.init(pin=False)"
             return f"does not run as planned: {wrong}; {remedy} leaves all alone"
         if not_counted_in(self._pinning, seen):

@@ -73,8 +73,12 @@ def observe(pinning: Pinning) -> Observed:
     return Observed(tuple(threads), _pages(), _data_workers())
 
 
-def mismatch(pinning: Pinning, observed: Observed) -> str:
-    """In what the process differs from its plan, in words; nothing where it does not."""
+def mismatch(pinning: Pinning, observed: Observed, openmp: bool = True) -> str:
+    """In what the process differs from its plan, in words; nothing where it does not.
+
+    Args:
+        openmp: whether OpenMP's threads compute, whose number is planned; another runtime has as many as it likes.
+    """
     plan = pinning.plan
     reasons = []
     planned = [thread for thread in observed.threads if thread.number not in pinning.stay]
@@ -85,7 +89,7 @@ def mismatch(pinning: Pinning, observed: Observed) -> str:
     if pinning.bound and core and any(t.kind == "communication" and not t.mask <= core for t in planned):
         reasons.append(f"its communication may leave the CPUs {format_list(core)} that are kept for it")
     computing = sum(thread.kind in ("main", "computing") for thread in observed.threads)
-    if computing > max(plan.omp_threads, len(plan.cpus)):
+    if openmp and computing > max(plan.omp_threads, len(plan.cpus)):
         reasons.append(f"{computing} threads compute on {len(plan.cpus)} CPUs")
     total = sum(observed.pages.values())
     near = sum(observed.pages.get(node, 0) for node in plan.numa_nodes)

@@ -2,7 +2,7 @@
 
 - `versions.py`, `devices.py`: what must be installed, and which devices are used.
 - `pod.py`: the workers of a TPU pod, which find each other.
-- `backend.py`: the backend itself.
+- `backend.py`: the backend itself; `joining.py`: how its ranks come together.
 - `host.py`, `group.py`, `several.py`: several CPU processes, which the runtime would train apart: everything that they
   tell each other goes through the host, over ccl or gloo.
 - `launching.py`: what scripts call to start processes, or one program, where a launcher or --mesh has done so.

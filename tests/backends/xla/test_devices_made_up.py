@@ -59,7 +59,7 @@ def test_ranks_that_the_runtime_connects_are_a_job() -> None:
     result = run(mpirun(2, *MADE_UP, "ranks", "connected"), timeout=BOUND)
     assert result.returncode == 0, result.output
     for rank in (0, 1):
-        assert f"rank {rank}: xla, rank {rank} of 2" in result.stdout, result.output
+        assert f"rank {rank}: xla {rank} of 2, 2" in result.stdout, result.output
 
 
 def test_ranks_that_the_runtime_does_not_connect_are_refused() -> None:

@@ -12,6 +12,8 @@ from jobs import mpirun, run, train
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)
 
+pytestmark = pytest.mark.long  # compiling takes most of it
+
 SCRIPT = str(Path(__file__).resolve().parents[3] / "examples" / "train_images.py")
 BOUND = 200.0
 _SMALL = {
@@ -31,13 +33,12 @@ def _losses(model: str, ranks: int, *words: str) -> list[float]:
     return [float(line[2]) for line in lines]
 
 
-@pytest.mark.parametrize("model", ["mnist", pytest.param("resnet50", marks=pytest.mark.long)])
+@pytest.mark.parametrize("model", ["mnist", "resnet50"])
 def test_over_a_mesh_as_in_one_process(model: str) -> None:
     """Batch normalization counts the whole batch on a mesh, too."""
     assert _losses(model, 1, "--mesh", "data=2") == pytest.approx(_losses(model, 1), rel=1e-3)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", ["mnist", "resnet50"])
 def test_by_ddp_on_two_ranks(model: str) -> None:
     """Each rank normalizes its own part of a batch, so losses are not quite those of one process."""

@@ -4,7 +4,7 @@
 // one thread at a time move all of them on: whoever waits, whoever asks whether something is complete, and a thread of
 // its own. Where a rank has a core to spare, that thread polls all the time. Elsewhere it would steal the core that
 // computes, so it naps, and polls only what nobody else has moved meanwhile: enough for peers that wait for this rank
-// while it loads data, saves a file or waits for something else.
+// while it loads data, saves a file or waits for something else; and for a network, where the kernel sends meanwhile.
 #pragma once
 
 #include <condition_variable>
@@ -35,8 +35,8 @@ class Engine {
   // Moves everything on by one step.
   void poll();
 
-  // A future that completes with the work. Without a polling thread this waits for the work first, because a future's
-  // own wait() would not move anything.
+  // A future that completes with the work. Its own wait() moves nothing, so inside a machine, without a polling thread,
+  // this waits for the work first; across machines the thread that naps is enough.
   c10::intrusive_ptr<c10::ivalue::Future> future_of(AsyncWork& work);
 
   // Runs a call that blocks inside a transport (creating one, freeing one) with nobody else in any.

@@ -30,13 +30,13 @@ c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, 
   const int size = static_cast<int>(nodes.size());
   const auto timeout = milliseconds(timeout_seconds);
   std::string warning;
-  auto transport = Engine::get().exclusively([&] {
-    return cpudist::make_transport({rank, size, nodes, timeout, &group_store}, shared_memory, warning);
-  });
+  const cpudist::Group group{rank, size, nodes, timeout, &group_store};
+  auto transport = Engine::get().exclusively([&] { return cpudist::make_transport(group, shared_memory, warning); });
   if (rank == 0 && !warning.empty()) {
     std::cerr << "cpudist: warning: not using shared memory inside a machine: " + warning + "\n" << std::flush;
   }
-  return c10::make_intrusive<cpudist::ProcessGroupCcl>(std::move(transport), rank, size, timeout, name);
+  return c10::make_intrusive<cpudist::ProcessGroupCcl>(std::move(transport), rank, size, timeout,
+                                                       cpudist::CallGroup{name, !group.on_one_node()});
 }
 
 // torch hands groups back as their base class, which takes no timeout before torch 2.9.

@@ -84,10 +84,10 @@ Tensors split_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
 
 }  // namespace
 
-ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, std::string group)
+ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, CallGroup group)
     : Backend(rank, size),
       endpoint_(std::make_shared<Endpoint>(std::move(transport), rank, size)),
-      group_(std::make_shared<CallGroup>(CallGroup{std::move(group)})),
+      group_(std::make_shared<CallGroup>(std::move(group))),
       timeout_(timeout) {
   Engine::get().add(group_);
 }

@@ -13,7 +13,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class ProcessGroupCcl final : public c10d::Backend {
  public:
-  ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, std::string group);
+  ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, CallGroup group);
 
   const std::string getBackendName() const override { return "ccl"; }
   void setSequenceNumberForGroup() override {}

@@ -21,6 +21,7 @@ struct Call;
 // A process group as its calls know it.
 struct CallGroup {
   std::string name;
+  bool across_machines = false;
   // The collective that was completed last, and its number; the engine's lock guards them.
   const char* last_name = nullptr;
   uint64_t last_sequence = 0;

@@ -34,7 +34,7 @@ def as_a_tpu(slices: int, x: int, y: int) -> None:
 
 def group() -> None:
     """The runtime's own process group, as where it connects the devices."""
-    backend._agree_on_host = lambda *_: None
+    backend.joining.agree_on_host = lambda *_: None
     world = cpudist.init("xla")
     print(dist.get_backend(), type(dist.group.WORLD).__name__)
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
@@ -48,7 +48,7 @@ def group() -> None:
 
 def ranks() -> None:
     """Each of several ranks has a device, and the runtime connects them, or, left alone on CPUs, does not."""
-    backend._agree_on_host = lambda *_: None
+    backend.joining.agree_on_host = lambda *_: None
     several.make_one_world = lambda *_: None
     if sys.argv[2] == "connected":
         place = int(os.environ["RANK"]) if "RANK" in os.environ else int(os.environ["PMI_RANK"])
