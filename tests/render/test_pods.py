@@ -35,8 +35,8 @@ SMALL = ("--ranks-per-pod", "2", "--cpus", "2", "--memory", "3Gi", "--name", "di
 LEARN = ("images", "--dataset_name", "digits", "--output_dir", "out", "--do_train")
 QUIET = ("--logging_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true")
 ENDLESS = (*LEARN, *QUIET, "--max_steps", "1000000")
-# Two pods of two CPUs do not fit a machine of two: a core has ranks of both, and to yield it, as who polls does, gives
-# it to the own group alone. So oneCCL starts over libfabric in one second or in a minute, by chance; that is no test.
+# Two pods of two CPUs do not fit a machine of two: a core has ranks of both, and oneCCL starts over libfabric in one
+# second or in a minute, by chance (docs/kubernetes.md); that is no test.
 OVER_TCP, OVER_MPI = ("--", "--backend", "gloo"), ("--", "--backend", "ccl")
 
 
