@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cpudist.doctor import backend, clock, libraries, memory, network, processor, quota, versions
+from cpudist.doctor import backend, clock, libraries, memory, network, processor, quota, versions, xla
 from cpudist.doctor.finding import LEVELS, Finding
 from cpudist.errors import UserError
 from cpudist.machine.files import Files, Folder
@@ -18,7 +18,7 @@ from cpudist.machine.files import Files, Folder
 __all__ = ["Finding", "examine"]
 
 # In the order in which their findings matter, within one level.
-_GROUPS = (versions, network, backend, memory, quota, libraries, processor, clock)
+_GROUPS = (versions, network, backend, xla, memory, quota, libraries, processor, clock)
 
 
 def examine(files: Files | None = None, env: Mapping[str, str] = os.environ) -> list[Finding]:

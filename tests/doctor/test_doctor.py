@@ -14,7 +14,7 @@ import pytest
 from layouts import FOLDER
 
 from cpudist.cli import doctor as command
-from cpudist.doctor import backend, clock, libraries, memory, network, probe, processor, quota, versions
+from cpudist.doctor import backend, clock, libraries, memory, network, probe, processor, quota, versions, xla
 from cpudist.doctor.finding import Finding
 from cpudist.machine.files import Folder
 
@@ -38,6 +38,20 @@ def test_a_name_that_leads_nowhere_fails_a_job() -> None:
     assert "/etc/hosts" in finding.remedy
     assert network.resolve("localhost").level == "warning"  # a job on several hosts needs more
     assert network.resolve("192.0.2.1").level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("variables", "level", "says"),
+    [
+        ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, "ok", "CPU_NUM_DEVICES=4: devices that each process makes"),
+        ({"PJRT_DEVICE": "METAL"}, "warning", "--backend xla would fail: PJRT_DEVICE=METAL is not known here"),
+        ({"PJRT_DEVICE": "CUDA"}, "warning", "computes on CUDA: PJRT_DEVICE says so"),
+    ],
+)
+def test_what_xla_would_compute_on(variables: dict[str, str], level: str, says: str) -> None:
+    (finding,) = xla.found(variables)
+    assert (finding.level, bool(finding.remedy)) == (level, level != "ok")
+    assert says in finding.message
 
 
 @pytest.mark.parametrize(
