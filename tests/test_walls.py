@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,9 @@ def test_every_wall_that_is_said_is_checked() -> None:
         said = _said(folder)
         assert said is not None, f"the docstring of {folder.name}/ does not say what it must not know"
         assert said <= checked[folder.name], folder.name
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by these, in one environment this file and in another one that."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
