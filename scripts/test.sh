@@ -10,9 +10,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # What is said between hosts does not.
 readonly DEPENDS_ON_VERSIONS=(
-    tests/backends/{test_calls,test_shard_optimizer}.py tests/backends/ccl/test_{ccl,edges,hooks}.py tests/backends/xla
+    tests/backends/{test_calls,test_shard_optimizer}.py tests/backends/ccl/test_{ccl,hooks}.py tests/backends/xla
     tests/huggingface tests/job/test_job.py tests/notebook/test_notebook_xla.py tests/optimization
-    tests/training/test_target.py tests/training/recipes/test_{clm,qa,images,recipe_script,recipes}.py
+    tests/training/test_target.py tests/training/recipes/test_{clm,qa,recipe_script,recipes}.py
     -k "not across_hosts"
 )
 
