@@ -94,13 +94,17 @@ class Counted : public Transport {
   Counter& counter_;
 };
 
-// Across machines: an allreduce goes through the hierarchy, everything else through oneCCL.
+// Across machines: an allreduce goes through the hierarchy, everything else through oneCCL. So does an average of
+// integers: it is rounded once, where the hierarchy would round on each level.
 class AcrossNodes final : public Counted {
  public:
   AcrossNodes(TransportPtr oneccl, std::unique_ptr<Hierarchy> hierarchy)
       : Counted(std::move(oneccl), oneccl_counter), hierarchy_(std::move(hierarchy)) {}
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
+    if (reduction == Reduction::kAverage && is_integer(type)) {
+      return Counted::allreduce(input, output, count, type, reduction);
+    }
     hierarchy_counter.count(count * size_of(type));
     return hierarchy_->allreduce(input, output, count, type, reduction);
   }
