@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
 from hosts import faults
 
 TIMEOUT = 15.0
+# MPICH's launcher ends a job by itself once a rank is killed, now and then before it has passed on what the ranks wrote
+# (its proxy then fails an assertion, `!closed`). Its own words name the host and the signal.
+MPICH_SAYS = r"RUNNING AT h1\b(.|\n)*EXIT CODE: 9\b"
 
 
 @pytest.mark.parametrize(
@@ -27,4 +31,5 @@ def test_it_is_over_everywhere_in_time(fault: str, mpi: str, launch: bool, said:
         pytest.skip(f"{mpi} is not installed")
     outcome = faults.run(faults.Way(mpi, launch), fault, TIMEOUT)
     assert outcome.is_right(fault, TIMEOUT), f"{outcome}\n{outcome.output}"
-    assert said in "\n".join(outcome.said), outcome.output
+    named = said in "\n".join(outcome.said) or (mpi == "mpich" and re.search(MPICH_SAYS, outcome.output))
+    assert named, outcome.output
