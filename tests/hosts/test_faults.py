@@ -9,8 +9,8 @@ import pytest
 from hosts import faults
 
 TIMEOUT = 15.0
-# Hydra, of Intel MPI and MPICH, ends a job by itself once a rank is killed, now and then before it has passed on what the
-# ranks wrote. Its own words name the host and the signal.
+# Hydra, of Intel MPI and MPICH, ends a job by itself once a rank is killed, now and then before it has passed on what
+# the ranks wrote. Its own words name the host and the signal.
 LOST = r"cpudist: rank 3 on h1 ended without a word|RUNNING AT h1\b(.|\n)*(EXIT CODE|SIGNAL): 9\b"
 
 
