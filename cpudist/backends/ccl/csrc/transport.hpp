@@ -149,6 +149,8 @@ struct Group {
   std::vector<int> nodes;  // nodes[r]: the machine of rank r, by number; ranks with the same number can share memory
   Milliseconds timeout;    // for the ranks to meet
   KeyValueStore* store;    // this group's own; used while the transport is made, never afterwards
+  // numa_nodes[r]: the NUMA node of its machine that rank r is in. Empty where one is in several, or it is not known.
+  std::vector<int> numa_nodes = {};
 
   bool on_one_node() const {
     for (const int node : nodes) {
