@@ -54,11 +54,15 @@ def create_group(options: Any) -> Any:
     module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
-    numa_nodes = [member["numa_node"] for member in members]
-    if None in numa_nodes:
-        numa_nodes = []
+    numa_nodes = each_in_one([member["numa_node"] for member in members])
     store = PrefixStore("transport", options.store)
     return module.create_group(store, rank, nodes, numa_nodes, timeout, options.group_id, shared_memory)
+
+
+def each_in_one(numa_nodes: list[int | None]) -> list[int]:
+    """The ranks' NUMA nodes; none at all where some rank is in several, or does not know."""
+    known = [node for node in numa_nodes if node is not None]
+    return known if len(known) == len(numa_nodes) else []
 
 
 def _may_share_memory(chosen: set[str]) -> bool:

@@ -10,6 +10,8 @@ import pytest
 import torch.distributed as dist
 from checks_run import JOBS, everywhere, only, run
 
+from cpudist.backends.ccl import group
+
 
 @everywhere
 def test_every_collective_agrees_with_torch(launch: list[str]) -> None:
@@ -48,24 +50,17 @@ def test_every_collective_across_hosts(ranks: int) -> None:
 
 
 def test_every_collective_on_two_numa_nodes() -> None:
-    check_on_numa_nodes("0,0,1,1", "collectives.py", "8", "checks passed")
-
-
-def test_the_transports_agree_on_two_numa_nodes() -> None:
-    check_on_numa_nodes("1,0,1,0", "compare.py", "12", "12 cases agree")
-
-
-def test_a_rank_in_several_numa_nodes() -> None:
-    check_on_numa_nodes("0,0,1,-", "compare.py", "1", "1 cases agree", two_levels=False)
-
-
-def check_on_numa_nodes(nodes: str, check: str, cases: str, said: str, two_levels: bool = True) -> None:
-    """By shared memory in two levels, where each of 4 ranks is in one node."""
+    """4 ranks, two in each node; shared_memory/levels.cpp has the other layouts."""
     launch = jobs.mpirun(4, sys.executable)
-    result = run(launch, "conditions.py", check, cases, CPUDIST_TEST_NUMA=nodes)
+    result = run(launch, "conditions.py", "collectives.py", "6", CPUDIST_TEST_NUMA="0,0,1,1")
     assert result.returncode == 0, result.output
-    assert said in result.stdout, result.output
-    assert ("numa_hierarchy" in result.stdout) == two_levels, result.output
+    assert "checks passed" in result.stdout, result.output
+    assert "carried by shared_memory and numa_hierarchy\n" in result.stdout, result.output
+
+
+@pytest.mark.parametrize(("told", "handed_on"), [([0, 0, 1, 1], [0, 0, 1, 1]), ([0, 0, 1, None], []), ([None], [])])
+def test_numa_nodes_count_where_each_rank_is_in_one(told: list[int | None], handed_on: list[int]) -> None:
+    assert group.each_in_one(told) == handed_on
 
 
 def test_the_transports_agree_and_shared_memory_gives_all_ranks_the_same_bits() -> None:
