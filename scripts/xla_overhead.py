@@ -24,36 +24,24 @@ ALONE = "PyTorch/XLA alone"
 SIZES = {"small": (64, 8), "medium": (128, 16), "large": (256, 32)}  # width of the model, and samples of a batch
 
 
-def direct(width: int, batch: int) -> Callable[[], None]:
-    """A call that trains for some steps, as PyTorch/XLA's documentation has it."""
-    model = encoder(width).to("xla")
+def plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """As PyTorch/XLA's documentation ends a step."""
+    optimizer.step()
+    torch_xla.sync()
+
+
+def training(
+    model: torch.nn.Module, step: Callable[[torch.optim.Optimizer], None], inputs: torch.Tensor
+) -> Callable[[], None]:
+    """A call that trains `model` for some steps, each ended by `step`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(batch, 32, width)
 
     def call() -> None:
         for _ in range(STEPS):
             loss = model(inputs.to("xla")).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
-            torch_xla.sync()
-        torch_xla.sync(wait=True)
-
-    return call
-
-
-def with_cpudist(width: int, batch: int) -> Callable[[], None]:
-    """The same with `cpudist.wrap` and `cpudist.step`."""
-    model = cpudist.wrap(encoder(width).to("xla"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(batch, 32, width)
-
-    def call() -> None:
-        for _ in range(STEPS):
-            loss = model(inputs.to("xla")).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            cpudist.step(optimizer)
+            step(optimizer)
         torch_xla.sync(wait=True)
 
     return call
@@ -69,8 +57,11 @@ def encoder(width: int) -> torch.nn.Module:
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "medium"
     cpudist.init("xla", device="cpu")
-    alone = direct(*SIZES[name])
-    calls = {ALONE: alone, "with cpudist": with_cpudist(*SIZES[name]), f"{ALONE}, again": alone}
+    width, batch = SIZES[name]
+    inputs = torch.randn(batch, 32, width)
+    alone = training(encoder(width).to("xla"), plain_step, inputs)
+    ours = training(cpudist.wrap(encoder(width).to("xla")), cpudist.step, inputs)
+    calls = {ALONE: alone, "with cpudist": ours, f"{ALONE}, again": alone}
     timings = take_turns({name: timed(call) for name, call in calls.items()}, Turns(rounds=15, calls=4, warm_up=1))
     rows = [
         [name, f"{STEPS / one.median:.1f}", table.ratio_cell(ratio(one, timings[ALONE]))]
