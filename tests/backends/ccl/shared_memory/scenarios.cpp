@@ -5,6 +5,7 @@
 //   no_memory     one rank cannot allocate: all ranks are told the same, and none has a transport
 //   no_segment    rank 0 cannot make shared memory: likewise
 //   stranger      the memory that rank 0 means cannot be opened elsewhere: likewise
+//   crowd         256 ranks can share memory; where there is one more, each is told so without waiting for the others
 //   fork          a child has nothing of its parent's groups, and its end does not disturb them
 //   endless FOLDER RANK RANKS   makes groups and calls until it is killed, or ends with 3 when a peer has gone
 #include <cerrno>
@@ -129,6 +130,17 @@ void stranger(const std::string& folder, int rank) {
   refused(folder, rank, "rank 1: /proc/");
 }
 
+void crowd(const std::string& folder, int rank) {
+  const auto transport = meet(folder, rank, 256);
+  std::vector<float> values(100'000, 1);
+  require(complete(*sum(*transport, values), Milliseconds(60'000)), "the sum is not complete");
+  require(values == std::vector<float>(100'000, 256), "the sum is wrong");
+  std::string why;
+  const Group group{rank, 257, std::vector<int>(257, 0), Milliseconds(60'000), nullptr};
+  require(shared_memory::create(group, why) == nullptr, "a transport for 257 ranks");
+  require(why == "257 ranks on one machine, more than 256", "the reason is another one: " + why);
+}
+
 void fork_a_child(const std::string& folder, int rank) {
   auto transport = meet(folder, rank, 2);
   std::vector<float> values(1000, 1);
@@ -175,6 +187,7 @@ int main(int count, char** arguments) {
   if (name == "no_memory") failed = run(3, no_memory);
   if (name == "no_segment") failed = run(3, no_segment);
   if (name == "stranger") failed = run(3, stranger);
+  if (name == "crowd") failed = run(256, crowd);
   if (name == "fork") failed = run(2, fork_a_child);
   std::filesystem::remove_all(folder);
   return failed;
