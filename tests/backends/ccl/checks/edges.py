@@ -181,6 +181,21 @@ def check_a_callback_waits_for_another_operation() -> None:
     assert result.wait() == 3 * TOTAL
 
 
+def check_futures_like_those_of_ddp() -> None:
+    """Many under way while this rank computes; whichever thread completes one runs its callback."""
+
+    def mean(future: torch.futures.Future) -> torch.Tensor:
+        return future.value()[0].div_(world.size)
+
+    for _ in range(5):
+        buckets = [torch.full((count,), float(world.rank + count)) for count in (1_000_000, 300_000, 10_000, 10, 1)]
+        means = [dist.all_reduce(bucket, async_op=True).get_future().then(mean) for bucket in buckets]
+        torch.rand(500, 500) @ torch.rand(500, 500)
+        for bucket, result in zip(buckets, torch.futures.wait_all(means), strict=True):
+            assert result.data_ptr() == bucket.data_ptr()
+            torch.testing.assert_close(result, torch.full_like(bucket, TOTAL / world.size + len(bucket)))
+
+
 def check_power_sgd() -> None:
     """Its hook waits for one all_reduce in the callback of another."""
     torch.manual_seed(0)

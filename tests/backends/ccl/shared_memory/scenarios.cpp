@@ -8,27 +8,17 @@
 //   crowd         256 ranks can share memory; where there is one more, each is told so without waiting for the others
 //   fork          a child has nothing of its parent's groups, and its end does not disturb them
 //   endless FOLDER RANK RANKS   makes groups and calls until it is killed, or ends with 3 when a peer has gone
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <memory>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-
 #include "ranks.hpp"
+#include "refuse.hpp"
 #include "shared_memory/segment.hpp"
 
 using namespace cpudist;
 using namespace cpudist::testing;
 
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 bool maps_our_memory() {
   std::ifstream maps("/proc/self/maps");
@@ -88,19 +78,6 @@ void refused(const std::string& folder, int rank, const char* reason) {
     while (theirs.size() < why.size() && Clock::now() < limit) std::getline(std::ifstream(path), theirs);
     require(theirs == why, "ranks were told different things");
   }
-}
-
-// From here on the kernel answers this system call with an error.
-void refuse(uint32_t system_call, uint32_t error) {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, system_call, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{std::size(rules), rules};
-  require(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
-          "the kernel takes no filter");
 }
 
 void no_memory(const std::string& folder, int rank) {
