@@ -7,6 +7,7 @@ of a graph: of ResNet-50's bucket of 94 MB there were 161.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -20,12 +21,17 @@ _models: WeakSet[DistributedDataParallel] = WeakSet()
 
 
 def know_models(changes: Changes) -> None:
-    """Note every model that is wrapped in DDP, by whomever, until `changes` are undone."""
+    """Note every model that is wrapped in DDP, by whomever, until `changes` are undone.
+
+    Its gradients are views of the buckets unless the script says otherwise: see `keep_newest`.
+    """
     original = DistributedDataParallel.__init__
 
-    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _models.add(self)
+    def init(*args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind_partial(*args, **kwargs)
+        given.arguments.setdefault("gradient_as_bucket_view", True)
+        original(*given.args, **given.kwargs)
+        _models.add(args[0])
 
     changes.attribute(DistributedDataParallel, "__init__", init)
 

@@ -55,7 +55,7 @@ def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """
     global _fetched
     keep_newest()
-    torch_xla.sync()
+    torch_xla.sync(reset_scope=False)  # which may be amid a program's `xp.Trace`
     before = transfers()
     copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
     _fetched += transfers() - before

@@ -102,7 +102,7 @@ def rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag:
     """`xm.rendezvous` of all ranks of the job: every rank's payload, in rank order."""
     if ordinals and len(ordinals) != dist.get_world_size():
         raise UserError(f"xm.rendezvous({tag!r}): only all ranks can meet, not {list(ordinals)}")
-    torch_xla.sync()
+    torch_xla.sync(reset_scope=False)
     payloads: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(payloads, payload)
     return payloads

@@ -21,7 +21,7 @@ dist.init_process_group("xla", init_method="xla://")
 torch.manual_seed(dist.get_rank())
 layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
 model = torch.nn.Sequential(*layers).to("xla")
-model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=200)  # one bucket
+model = DistributedDataParallel(model, bucket_cap_mb=200)  # one bucket
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch_xla.sync(wait=True)
 before = peak()

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.debug.profiler as xp
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_backend
 import torch_xla.runtime as xr
@@ -32,12 +33,13 @@ def train(index, steps):
     batches = [(batch, batch[:, :4].argmax(1)) for batch in mine.split(16 // xr.world_size())]
 
     def step(batch, target):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(batch), target).backward()
-        if WAY == "ddp":
-            optimizer.step()
-        else:
-            xm.optimizer_step(optimizer)
+        with xp.Trace("step"):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(batch), target).backward()
+            if WAY == "ddp":
+                optimizer.step()
+            else:
+                xm.optimizer_step(optimizer)
 
     if WAY == "compiled":
         step = torch_xla.compile(step, full_graph=True)
