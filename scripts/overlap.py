@@ -7,57 +7,36 @@ the reduction. All contenders take turns. For links that are slower than memory:
 
 from __future__ import annotations
 
-import gc
 import statistics
 import sys
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
-from cpudist.bench import table, workload
+from cpudist.bench import table
+from cpudist.bench.ddp import Buckets, Training
 from cpudist.bench.measure import both_groups, timed, together
-from cpudist.bench.timing import Contender, Turns, take_turns
+from cpudist.bench.timing import Turns, take_turns
 
 ALONE = "no communication"
 BUCKETS_MB = (25, 100)
-
-
-def steps(model: torch.nn.Module, tokens: torch.Tensor, group: dist.ProcessGroup, bucket: int | None) -> Contender:
-    """Steps with gradients reduced in buckets of `bucket` MB; None: not at all."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-
-    def measure(calls: int) -> list[float]:
-        gc.collect()  # the last turn's DDP
-        ddp = DistributedDataParallel(
-            model, process_group=group, bucket_cap_mb=bucket or 25, gradient_as_bucket_view=True
-        )
-
-        def step() -> None:
-            with ddp.no_sync() if bucket is None else nullcontext():
-                ddp(input_ids=tokens, labels=tokens).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return timed(step)(calls)
-
-    return measure
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     world = cpudist.init("ccl")
     groups = both_groups()
-    model = workload.bert()
-    tokens = workload.tokens(world.rank, (4, 128))
-    gradients = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
-    contenders = {(ALONE, ""): steps(model, tokens, groups["ccl"], None)}
+    training = Training(world.rank, (4, 128))
+    gradients = torch.zeros(sum(parameter.numel() for parameter in training.model.parameters()))
+    contenders = {
+        (ALONE, ""): training.contender(torch.float32, groups["ccl"], Buckets(25, views=True), communicate=False)
+    }
     for backend, group in groups.items():
         contenders[backend, "alone"] = timed(lambda group=group: dist.all_reduce(gradients, group=group))
         for bucket in BUCKETS_MB:
-            contenders[backend, f"{bucket} MB"] = steps(model, tokens, group, bucket)
+            buckets = Buckets(bucket, views=True)
+            contenders[backend, f"{bucket} MB"] = training.contender(torch.float32, group, buckets)
     contenders = {name: together(one, groups["gloo"]) for name, one in contenders.items()}
     timings = take_turns(contenders, Turns(rounds=rounds, calls=2, warm_up=2))
     if world.rank == 0:

@@ -1,62 +1,56 @@
 """What cpudist costs on xla: steps of a program written for PyTorch/XLA alone, and of the same with cpudist.
 
-    python scripts/xla_overhead.py [small|medium|large]
+    python scripts/xla_overhead.py [small|medium|large] [TURNS]
 
-Both train in this one process and take turns, so that whatever else the machine does hits both alike; the first does so
-twice, which shows what a ratio means here. One process, since several CPU ones do not train together without cpudist.
+Both train in this one process and take short turns, so that whatever else the machine does hits both alike; each turn
+is compared with the other's turn beside it. The first trains twice, which shows what a ratio means here. One process,
+since several CPU ones do not train together without cpudist.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch_xla
 
 import cpudist
 from cpudist.bench import table
-from cpudist.bench.measure import timed
-from cpudist.bench.timing import Turns, ratio, take_turns
 
-STEPS = 5  # of a call, at whose end the device is done
+STEPS = 5  # of a turn, at whose end the device is done
+WARM_UP = 3  # turns of each that are not counted: graphs are compiled
 ALONE = "PyTorch/XLA alone"
 SIZES = {"small": (64, 8), "medium": (128, 16), "large": (256, 32)}  # width of the model, and samples of a batch
+CLOCKS = {"wall clock": time.perf_counter, "CPU time": time.process_time}  # others' work hits the second one less
+
+Seconds = dict[str, list[float]]  # of each turn, by clock
 
 
-def direct(width: int, batch: int) -> Callable[[], None]:
-    """A call that trains for some steps, as PyTorch/XLA's documentation has it."""
-    model = encoder(width).to("xla")
+def plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """As PyTorch/XLA's documentation ends a step."""
+    optimizer.step()
+    torch_xla.sync()
+
+
+def training(
+    model: torch.nn.Module, step: Callable[[torch.optim.Optimizer], None], inputs: torch.Tensor
+) -> Callable[[], None]:
+    """A turn that trains `model` for some steps, each ended by `step`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(batch, 32, width)
 
-    def call() -> None:
+    def turn() -> None:
         for _ in range(STEPS):
             loss = model(inputs.to("xla")).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
-            torch_xla.sync()
+            step(optimizer)
         torch_xla.sync(wait=True)
 
-    return call
-
-
-def with_cpudist(width: int, batch: int) -> Callable[[], None]:
-    """The same with `cpudist.wrap` and `cpudist.step`."""
-    model = cpudist.wrap(encoder(width).to("xla"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(batch, 32, width)
-
-    def call() -> None:
-        for _ in range(STEPS):
-            loss = model(inputs.to("xla")).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            cpudist.step(optimizer)
-        torch_xla.sync(wait=True)
-
-    return call
+    return turn
 
 
 def encoder(width: int) -> torch.nn.Module:
@@ -66,17 +60,50 @@ def encoder(width: int) -> torch.nn.Module:
     return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
+def take_turns(contenders: Mapping[str, Callable[[], None]], turns: int) -> dict[str, Seconds]:
+    """By each clock the seconds of every turn. Who begins changes, so that nobody always follows the same one."""
+    seconds: dict[str, Seconds] = {name: {clock: [] for clock in CLOCKS} for name in contenders}
+    names = list(contenders)
+    for number in range(-WARM_UP, turns):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            before = {clock: read() for clock, read in CLOCKS.items()}
+            contenders[name]()
+            if number >= 0:
+                for clock, read in CLOCKS.items():
+                    seconds[name][clock].append(read() - before[clock])
+    return seconds
+
+
+def times_as_long(one: Sequence[float], other: Sequence[float]) -> str:
+    """The median of the ratios turn by turn, and between what that median lies with a probability of 95 %."""
+    ratios = sorted(a / b for a, b in zip(one, other, strict=True))
+    reach = 0.98 * math.sqrt(len(ratios))  # of a binomial distribution's middle: ranks, so no shape is assumed
+    low, high = (ratios[min(max(round(len(ratios) / 2 + side * reach), 0), len(ratios) - 1)] for side in (-1, 1))
+    return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+
+
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "medium"
+    turns = int(sys.argv[2]) if len(sys.argv) > 2 else 150
     cpudist.init("xla", device="cpu")
-    alone = direct(*SIZES[name])
-    calls = {ALONE: alone, "with cpudist": with_cpudist(*SIZES[name]), f"{ALONE}, again": alone}
-    timings = take_turns({name: timed(call) for name, call in calls.items()}, Turns(rounds=15, calls=4, warm_up=1))
+    width, batch = SIZES[name]
+    inputs = torch.randn(batch, 32, width)
+    programs = {
+        ALONE: training(encoder(width).to("xla"), plain_step, inputs),
+        "with cpudist": training(cpudist.wrap(encoder(width).to("xla")), cpudist.step, inputs),
+        f"{ALONE}, again": training(encoder(width).to("xla"), plain_step, inputs),
+    }
+    seconds = take_turns(programs, turns)
     rows = [
-        [name, f"{STEPS / one.median:.1f}", table.ratio_cell(ratio(one, timings[ALONE]))]
-        for name, one in timings.items()
+        [
+            program,
+            f"{STEPS / statistics.median(own['wall clock']):.1f}",
+            *(times_as_long(own[clock], seconds[ALONE][clock]) for clock in CLOCKS),
+        ]
+        for program, own in seconds.items()
     ]
-    print(table.render([name, "steps/s", "time of a step"], rows), flush=True)
+    print(table.render([name, "steps/s", *CLOCKS], rows), flush=True)
     cpudist.shutdown()
 
 

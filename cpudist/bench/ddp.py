@@ -95,13 +95,13 @@ class DdpTimes:
 def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTimes:
     """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is."""
     groups = both_groups()
-    model = _Training(world.rank)
+    model = Training(world.rank)
     say(workload.describe(model.model))
     return DdpTimes(tuple(_measure(model, dtype, groups, say, quick) for dtype in _DTYPES))
 
 
 def _measure(
-    model: _Training,
+    model: Training,
     dtype: torch.dtype,
     groups: dict[str, dist.ProcessGroup],
     say: Callable[[str], None],
@@ -120,13 +120,13 @@ def _measure(
     return StepTimes(name, timings[_ALONE, CHOICES[0]], by_backend)
 
 
-class _Training:
+class Training:
     """One model, its optimizer and this rank's batch. Each turn wraps it anew: one DDP is alive at a time."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, shape: workload.Shape = workload.SMALL) -> None:
         self.model = workload.bert()
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
-        self._tokens = workload.tokens(rank)
+        self._tokens = workload.tokens(rank, shape)
 
     def contender(
         self, dtype: torch.dtype, group: dist.ProcessGroup, buckets: Buckets, communicate: bool = True

@@ -8,6 +8,7 @@ import tarfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from cpudist.errors import UserError
@@ -42,6 +43,19 @@ def this_machine(env: Mapping[str, str] = os.environ) -> Machine:
     """
     files = Folder(Path("/"))
     return Machine(sysfs.read_topology(files), read_limits(files, frozenset(os.sched_getaffinity(0)), env))
+
+
+def own_numa_node() -> int | None:
+    """The NUMA node that all CPUs of this process are in; None where they are in several, or /sys is missing."""
+    try:
+        return _own_topology().numa_node_of(os.sched_getaffinity(0))
+    except UserError:
+        return None
+
+
+@cache
+def _own_topology() -> Topology:
+    return sysfs.read_topology(Folder(Path("/")))
 
 
 def machine_from(path: Path) -> Machine:

@@ -59,6 +59,12 @@ class Topology:
         kept = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in cpus)) for core in self.cores)
         return replace(self, cores=tuple(core for core in kept if core.cpus))
 
+    def numa_node_of(self, cpus: Collection[int]) -> int | None:
+        """The number of the NUMA node that all these CPUs are in; None where they are in several, or it has none of
+        them."""
+        nodes = {core.numa_node for core in self.restricted_to(cpus).cores}
+        return nodes.pop() if len(nodes) == 1 else None
+
     def with_cores(self, cores: Collection[Core]) -> Topology:
         """The same machine with only these of its cores."""
         return replace(self, cores=tuple(core for core in self.cores if core in cores))

@@ -17,7 +17,7 @@ LEAST_MEMORY = 400 * values.MEBIBYTE
 # Between a pod's SIGTERM and its SIGKILL: what saving a checkpoint may take.
 _GRACE_SECONDS = "120"
 # Of that: what the launcher in a pod (torchrun, `cpudist launch`) needs after its ranks.
-END_SECONDS = 10
+_END_SECONDS = 10
 _IMAGE = f"cpudist:{__version__}"
 
 OPTIONS = (
@@ -69,7 +69,7 @@ class Wishes:
     @property
     def saving(self) -> int:
         """The seconds that ranks get to save a checkpoint, from the pod's SIGTERM on."""
-        return self.grace - END_SECONDS
+        return self.grace - _END_SECONDS
 
     @property
     def shared_memory(self) -> int:
@@ -86,8 +86,10 @@ def contradictions(given: Mapping[str, Any]) -> list[str]:
             f"--ranks-per-pod {ranks}: more ranks than the {cpus} CPUs of a pod; give --cpus {ranks} or more"
         )
     grace = given.get("grace")
-    if grace and grace <= END_SECONDS:
-        problems.append(f"--grace {grace}: {END_SECONDS} seconds of it are for what starts the ranks to end; give more")
+    if grace and grace <= _END_SECONDS:
+        problems.append(
+            f"--grace {grace}: {_END_SECONDS} seconds of it are for what starts the ranks to end; give more"
+        )
     if ranks and memory and "shm" in given:
         shm = given["shm"] or SHARED_MEMORY * ranks
         least = shm + LEAST_MEMORY * ranks

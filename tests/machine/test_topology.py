@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import lzma
+import os
 import shutil
 import subprocess
 import tarfile
@@ -18,7 +20,7 @@ from layouts import FOLDER, LAYOUTS, Shape
 from cpudist.errors import UserError
 from cpudist.machine import hwloc, lscpu
 from cpudist.machine.cpulist import format_list, format_mask, parse_list, parse_mask
-from cpudist.machine.description import Machine, machine_from, this_machine
+from cpudist.machine.description import Machine, machine_from, own_numa_node, this_machine
 from cpudist.machine.topology import Topology
 
 COPIES = [name for name in LAYOUTS if name.endswith(".tar.xz")]
@@ -57,6 +59,34 @@ def test_which_cpus_a_container_or_an_odd_cpuset_leaves() -> None:
     assert usable("opteron-4s-cgroup1.sysfs.tar.xz") == "0-3"
     assert usable("opteron-865-8s-cpuset.sysfs.tar.xz") == "0-3,5-6,12-15"
     assert usable("opteron-6134-4s-cgroup2.sysfs.tar.xz") == "0-5"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_which_numa_node_a_rank_is_in(name: str) -> None:
+    topology = machine_from(FOLDER / name).topology
+    cpus = {
+        node.number: [c for core in topology.cores if core.numa_node == node.number for c in core.cpus]
+        for node in topology.numa_nodes
+    }
+    for number, own in cpus.items():
+        assert topology.numa_node_of(own) == (number if own else None)
+        assert topology.numa_node_of(own[:1]) == (number if own else None)
+    filled = [own for own in cpus.values() if own]
+    for left, right in itertools.pairwise(filled):
+        assert topology.numa_node_of([left[-1], right[0]]) is None
+    assert (topology.numa_node_of(topology.cpus) is None) == (len(filled) > 1)
+
+
+def test_which_numa_node_this_process_is_in() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        for cpu in allowed:
+            os.sched_setaffinity(0, {cpu})
+            folder = Path(f"/sys/devices/system/cpu/cpu{cpu}")
+            linked = [int(link.name.removeprefix("node")) for link in folder.glob("node[0-9]*")]
+            assert own_numa_node() == (linked[0] if linked else 0)
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def lstopo(*arguments: str) -> str:

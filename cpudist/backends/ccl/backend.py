@@ -84,7 +84,8 @@ class CclBackend(ProcessGroupBackend):
     def details(self) -> dict[str, Any]:
         if self._intel:
             return {"ccl_implementation": f"{intel.PACKAGE} {self._intel}"}
-        # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across.
+        # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across;
+        # "numa_hierarchy" shared memory inside a NUMA node, then across those of the machine.
         carried = {
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
             for transport, (calls, size) in extension.load().traffic().items()

@@ -12,6 +12,7 @@ from torch.distributed import PrefixStore
 from cpudist.backends.ccl.extension import load
 from cpudist.errors import UserError
 from cpudist.machine.cpus import allowed_cpus, cores_to_spare, cpu_quota
+from cpudist.machine.description import own_numa_node
 from cpudist.machine.identity import node_identity
 from cpudist.pinning import data_cores
 from cpudist.rendezvous import exchange
@@ -27,7 +28,12 @@ def create_group(options: Any) -> Any:
     module = load()
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
-    own = {"node": node_identity(), "cpus": allowed_cpus(), "transport": os.environ.get("CPUDIST_TRANSPORT", "")}
+    own = {
+        "node": node_identity(),
+        "numa_node": own_numa_node(),
+        "cpus": allowed_cpus(),
+        "transport": os.environ.get("CPUDIST_TRANSPORT", ""),
+    }
     members = [
         json.loads(text)
         for text in exchange(
@@ -48,8 +54,11 @@ def create_group(options: Any) -> Any:
     module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
+    numa_nodes = [member["numa_node"] for member in members]
+    if None in numa_nodes:
+        numa_nodes = []
     store = PrefixStore("transport", options.store)
-    return module.create_group(store, rank, nodes, timeout, options.group_id, shared_memory)
+    return module.create_group(store, rank, nodes, numa_nodes, timeout, options.group_id, shared_memory)
 
 
 def _may_share_memory(chosen: set[str]) -> bool:

@@ -5,6 +5,7 @@
 - `backend.py`: the backend itself; `joining.py`: how its ranks come together.
 - `host.py`, `group.py`, `several.py`: several CPU processes, which the runtime would train apart: everything that they
   tell each other goes through the host, over ccl or gloo.
+- `buckets.py`: what DDP keeps of its buckets there.
 - `launching.py`: what scripts call to start processes, or one program, where a launcher or --mesh has done so.
 - `syncfree.py`: optimizers for float16 on GPUs.
 - `graphs.py`: what the runtime compiled, and why it had to again.

@@ -18,6 +18,7 @@ from torch_xla.debug import metrics
 from cpudist.backends.ccl.backend import CclBackend
 from cpudist.backends.ccl.group import create_group
 from cpudist.backends.gloo import GlooBackend
+from cpudist.backends.xla.buckets import keep_newest
 
 # One flat tensor for each so many bytes: few transfers, and ccl cuts them into pieces by itself.
 BUCKET_BYTES = 100 * 2**20
@@ -53,6 +54,7 @@ def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     Only what is asked for would be computed otherwise, and the rest, such as the loss, again from the beginning.
     """
     global _fetched
+    keep_newest()
     torch_xla.sync()
     before = transfers()
     copies = [tensor.detach().cpu().contiguous() for tensor in tensors]

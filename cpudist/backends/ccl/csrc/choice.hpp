@@ -16,7 +16,8 @@ struct Traffic {
 std::vector<Traffic> traffic();
 
 // Makes the transport of a group; all ranks of it call this with the same `shared_memory`, which is whether ours may be
-// used. Where it may but cannot, `warning` says so in one line, the same on all ranks. Throws TransportError.
+// used. Where it may but cannot, or not by NUMA nodes, `warning` says so in one line, the same on all ranks. Throws
+// TransportError.
 TransportPtr make_transport(const Group& group, bool shared_memory, std::string& warning);
 
 }  // namespace cpudist

@@ -99,8 +99,7 @@ void Engine::complete(AsyncWork& work) {
 // Tells who waits for these works. A future's callbacks may wait for other works, so somebody else polls meanwhile.
 void Engine::announce(Lock& lock, Finished& finished) {
   if (finished.empty()) return;
-  const bool futures = std::any_of(finished.begin(), finished.end(), [](const auto& work) { return work->future_; });
-  if (futures) call_thread();
+  if (any_future(finished)) call_thread();
   lock.unlock();
   for (const auto& work : finished) work->announce();
   finished.clear();
@@ -277,9 +276,7 @@ void Engine::poll_until_finished(Lock& lock, Finished& finished) {
       backoff.pause(now);
       lock.lock();
     } else {
-      const bool future =
-          std::any_of(in_flight_.begin(), in_flight_.end(), [](const auto& work) { return work->future_; });
-      wake_.wait_for(lock, future ? kShortNap : kNap, [this] { return !usable(); });
+      wake_.wait_for(lock, any_future(in_flight_) ? kShortNap : kNap, [this] { return !usable(); });
     }
     if (!usable() || waiting_ > 0) return;
     moved = progress(finished);

@@ -7,6 +7,7 @@
 // while it loads data, saves a file or waits for something else; and for a network, where the kernel sends meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <list>
 #include <mutex>
@@ -99,6 +100,11 @@ class Engine {
   void add_thread();
   void run();
   void poll_until_finished(Lock& lock, Finished& finished);
+  // Whether somebody has a future of one of these works.
+  template <typename Works>
+  static bool any_future(const Works& works) {
+    return std::any_of(works.begin(), works.end(), [](const auto& work) { return work->future_.defined(); });
+  }
   bool needs_thread() const { return !in_flight_.empty() && waiting_ == 0 && !thread_polls_; }
 
   std::mutex mutex_;  // guards the transports and all below

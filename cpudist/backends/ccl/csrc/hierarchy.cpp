@@ -5,19 +5,20 @@
 
 namespace cpudist {
 
-Placement::Placement(const Group& group) : node(0), node_count(0), local_rank(0), local_size(0), even(true) {
+Placement::Placement(const std::vector<int>& nodes, int rank)
+    : node(0), node_count(0), local_rank(0), local_size(0), even(true) {
   std::map<int, int> sizes;
-  for (int rank = 0; rank < group.size; ++rank) {
-    if (rank == group.rank) local_rank = sizes[group.nodes[rank]];
-    ++sizes[group.nodes[rank]];
+  for (size_t peer = 0; peer < nodes.size(); ++peer) {
+    if (static_cast<int>(peer) == rank) local_rank = sizes[nodes[peer]];
+    ++sizes[nodes[peer]];
   }
   node_count = static_cast<int>(sizes.size());
-  node = static_cast<int>(std::distance(sizes.begin(), sizes.find(group.nodes[group.rank])));
-  local_size = sizes[group.nodes[group.rank]];
+  node = static_cast<int>(std::distance(sizes.begin(), sizes.find(nodes[rank])));
+  local_size = sizes[nodes[rank]];
   even = std::all_of(sizes.begin(), sizes.end(), [&](const auto& entry) { return entry.second == local_size; });
 }
 
-// Piece by piece, so that one piece is on the wire while another is added up.
+// Piece by piece, so that one piece goes across while another is added up.
 //
 // Each transport has to see the same order of calls on all its ranks, though pieces become ready at different times on
 // different ranks. So the order is fixed beforehand: inside, the reduce_scatters of the first kAhead pieces, then by
@@ -88,7 +89,7 @@ class Hierarchy::Allreduce final : public Request {
     return true;
   }
 
-  // The elements of a piece that one rank of the machine reduces.
+  // The elements of a piece that one rank of the node reduces.
   struct Share {
     size_t offset;
     size_t count;
@@ -115,7 +116,7 @@ class Hierarchy::Allreduce final : public Request {
                                                             std::move(counts), type_, reduction_);
   }
 
-  // An average of the machines' averages is the average of all, since they have equally many ranks.
+  // An average of the nodes' averages is the average of all, since they have equally many ranks.
   void allreduce_across(size_t i) {
     auto* data = output_ + own_share(i).offset;
     pieces_[i].stage = Stage::kAcross;

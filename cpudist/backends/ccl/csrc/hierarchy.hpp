@@ -1,4 +1,4 @@
-// Two transports as one: inside each machine one, across the machines another.
+// Two transports as one: inside each node one, across the nodes another. A node is a machine, or a NUMA node of one.
 #pragma once
 
 #include <deque>
@@ -7,23 +7,23 @@
 
 namespace cpudist {
 
-// Where the ranks of a group are. Ranks of one machine are numbered in it by their order in the group.
+// Where a rank is among those of its group. Ranks of one node are numbered in it by their order in the group.
 struct Placement {
-  explicit Placement(const Group& group);
+  Placement(const std::vector<int>& nodes, int rank);  // nodes[r]: the node of rank r, by any number
 
-  int node;  // this rank's machine, counted from 0
+  int node;  // this rank's node, counted from 0
   int node_count;
-  int local_rank;  // this rank's number in its machine
-  int local_size;  // ranks in its machine
-  bool even;       // every machine has as many ranks as any other
+  int local_rank;  // this rank's number in its node
+  int local_size;  // ranks in its node
+  bool even;       // every node has as many ranks as any other
 };
 
-// An allreduce that sends over the network only what has been added up inside each machine: the ranks of a machine
-// reduce_scatter, each sums its share with those of the same number on the other machines, then they allgather.
+// An allreduce that sends across nodes only what has been added up inside each: the ranks of a node reduce_scatter,
+// each sums its share with those of the same number in the other nodes, then they allgather.
 class Hierarchy {
  public:
-  // `inside` connects the ranks of this machine, `across` those of the same number in every machine. Machines have
-  // equally many ranks.
+  // `inside` connects the ranks of this node, `across` those of the same number in every node. Nodes have equally many
+  // ranks.
   Hierarchy(TransportPtr inside, TransportPtr across, const Placement& placement);
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction);

@@ -24,16 +24,18 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<int64_t>(seconds * 1000)); }
 
 // `store` belongs to this group alone; all ranks of the group call this, or none can. nodes[r]: the machine of rank r.
+// numa_nodes: as in transport.hpp.
 c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, const std::vector<int>& nodes,
-                                               double timeout_seconds, const std::string& name, bool shared_memory) {
+                                               const std::vector<int>& numa_nodes, double timeout_seconds,
+                                               const std::string& name, bool shared_memory) {
   cpudist::C10dStore group_store(store);
   const int size = static_cast<int>(nodes.size());
   const auto timeout = milliseconds(timeout_seconds);
   std::string warning;
-  const cpudist::Group group{rank, size, nodes, timeout, &group_store};
+  const cpudist::Group group{rank, size, nodes, timeout, &group_store, numa_nodes};
   auto transport = Engine::get().exclusively([&] { return cpudist::make_transport(group, shared_memory, warning); });
   if (rank == 0 && !warning.empty()) {
-    std::cerr << "cpudist: warning: not using shared memory inside a machine: " + warning + "\n" << std::flush;
+    std::cerr << "cpudist: warning: " + warning + "\n" << std::flush;
   }
   return c10::make_intrusive<cpudist::ProcessGroupCcl>(std::move(transport), rank, size, timeout,
                                                        cpudist::CallGroup{name, !group.on_one_node()});
@@ -105,7 +107,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   module.def("start", &cpudist::oneccl::start, Unlocked());
   module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"),
-             py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), Unlocked());
+             py::arg("numa_nodes"), py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), Unlocked());
   module.def("set_timeout", &set_timeout, py::arg("group"), py::arg("seconds"));
   module.def("start_thread", [](bool polls) { Engine::get().start_thread(polls); }, py::arg("polls"), Unlocked());
   module.def("polls", [] { return Engine::get().polls(); });

@@ -1,6 +1,5 @@
 #include "process_group.hpp"
 
-#include <numeric>
 #include <utility>
 
 #include <ATen/MemoryOverlap.h>
@@ -14,75 +13,6 @@
 namespace cpudist {
 
 using c10d::OpType;
-
-namespace {
-
-void check_tensor(const char* name, const at::Tensor& tensor) {
-  check_type(tensor.device().is_cpu(), name, " takes CPU tensors, got one on ", tensor.device());
-  check_type(tensor.layout() == at::kStrided, name, " takes dense tensors, got a ", tensor.layout(),
-              " one; there are no sparse collectives");
-}
-
-const at::Tensor& only(const char* name, const Tensors& tensors) {
-  check_value(tensors.size() == 1, name, " takes one tensor per rank, got ", tensors.size());
-  check_tensor(name, tensors.front());
-  return tensors.front();
-}
-
-// One tensor per rank of the group, all of the type of `like`.
-void check_list(const char* name, const Tensors& tensors, size_t size, const at::Tensor& like) {
-  check_value(tensors.size() == size, name, " needs a list of ", size, " tensors, one per rank, got ",
-              tensors.size());
-  for (const auto& tensor : tensors) {
-    check_tensor(name, tensor);
-    check_type(tensor.scalar_type() == like.scalar_type(), name, " needs tensors of one type, got ",
-                tensor.scalar_type(), " and ", like.scalar_type());
-  }
-}
-
-void check_root(const char* name, int64_t root, int size) {
-  check_value(root >= 0 && root < size, name, ": there is no rank ", root, " in a group of ", size);
-}
-
-void check_same_size(const char* name, const at::Tensor& own, const at::Tensor& counterpart) {
-  check_value(own.numel() == counterpart.numel(), name, ": this rank's tensor has ", own.numel(),
-              " elements, its place in the list ", counterpart.numel());
-}
-
-void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs) {
-  check_value(outputs.size() == inputs.size(), name, " needs as many outputs as inputs, got ", outputs.size(),
-              " and ", inputs.size());
-}
-
-// A tensor that holds one equal share per rank, as those shares.
-Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& share, int size) {
-  check_tensor(name, whole);
-  check_tensor(name, share);
-  check_type(whole.scalar_type() == share.scalar_type(), name, " needs tensors of one type, got ",
-              whole.scalar_type(), " and ", share.scalar_type());
-  check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(),
-              " elements does not hold ", size, " times ", share.numel());
-  check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares");
-  return whole.view({-1}).split_with_sizes(std::vector<int64_t>(size, share.numel()));
-}
-
-// The rows that a tensor exchanges with each rank; no split sizes: equal shares.
-Tensors split_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
-  check_tensor("all_to_all_single", tensor);
-  check_value(tensor.is_contiguous(), "all_to_all_single needs contiguous tensors");
-  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
-  if (splits.empty()) {
-    check_value(rows % size == 0, "all_to_all_single: ", rows, " rows do not divide among ", size, " ranks");
-    return tensor.split_with_sizes(std::vector<int64_t>(size, rows / size));
-  }
-  check_value(static_cast<int>(splits.size()) == size, "all_to_all_single needs ", size, " split sizes, got ",
-              splits.size());
-  check_value(std::accumulate(splits.begin(), splits.end(), int64_t{0}) == rows,
-              "all_to_all_single: the split sizes do not add up to the ", rows, " rows of the tensor");
-  return tensor.split_with_sizes(splits);
-}
-
-}  // namespace
 
 ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, CallGroup group)
     : Backend(rank, size),

@@ -4,11 +4,11 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "arguments.hpp"
 #include "schedule.hpp"
 
 namespace cpudist {
 
-using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class ProcessGroupCcl final : public c10d::Backend {

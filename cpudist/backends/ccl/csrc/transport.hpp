@@ -18,7 +18,8 @@ namespace cpudist {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// Element types. Types that are only moved (bool, complex, 8-bit floats) travel as integers of the same width.
+// Element types, integers first. Types that are only moved (bool, complex, 8-bit floats) travel as integers of the same
+// width.
 enum class DataType : uint8_t {
   kInt8,
   kUint8,
@@ -44,6 +45,10 @@ constexpr size_t size_of(DataType type) {
     case DataType::kFloat64: return 8;
   }
   return 0;
+}
+
+constexpr bool is_integer(DataType type) {
+  return type < DataType::kFloat16;
 }
 
 // kAverage is the sum divided by the number of ranks: integers are divided towards zero, and a float16 average of
@@ -144,6 +149,8 @@ struct Group {
   std::vector<int> nodes;  // nodes[r]: the machine of rank r, by number; ranks with the same number can share memory
   Milliseconds timeout;    // for the ranks to meet
   KeyValueStore* store;    // this group's own; used while the transport is made, never afterwards
+  // numa_nodes[r]: the NUMA node of its machine that rank r is in. Empty where one is in several, or it is not known.
+  std::vector<int> numa_nodes = {};
 
   bool on_one_node() const {
     for (const int node : nodes) {

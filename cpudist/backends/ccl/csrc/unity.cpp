@@ -1,4 +1,5 @@
 // One translation unit for all: torch's headers dominate the build, so this is several times faster than file by file.
+#include "arguments.cpp"
 #include "backoff.cpp"
 #include "bootstrap.cpp"
 #include "calls.cpp"

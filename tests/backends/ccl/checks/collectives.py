@@ -181,6 +181,14 @@ def check_all_reduce(shape, case, layout, seed, group, way):
     same(tensor, reduced(inputs, name))
 
 
+def check_average_of_integers() -> None:
+    """Divided once, towards zero: an average of averages would be another number."""
+    inputs = [torch.randint(-99, 100, (400_000,), generator=torch.Generator().manual_seed(r)) for r in EVERYONE]
+    tensor = inputs[world.rank].clone()
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert torch.equal(tensor, reduced(inputs, "AVG"))
+
+
 @reduction_cases
 def check_reduce(shape, case, layout, seed, group, way):
     dtype, name = case

@@ -82,8 +82,8 @@ def compare(case: int) -> None:
 for number in range(int(sys.argv[1])):
     compare(number)
 carried = extension.load().traffic()
-assert set(carried) == {"shared_memory", "oneccl"}, carried
+assert {"shared_memory", "oneccl"} <= set(carried), carried
 dist.barrier()
 if world.rank == 0:
-    print(f"{sys.argv[1]} cases agree on {world}")
+    print(f"{sys.argv[1]} cases agree on {world}, carried by {' and '.join(carried)}")
 cpudist.shutdown()

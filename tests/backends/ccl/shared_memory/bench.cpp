@@ -1,12 +1,15 @@
 // What the collectives take, without torch: bench RANKS [REPEATS]. Rank r runs on processor r, while there are enough.
 //
 // The contenders take turns in one run, because the machine changes from minute to minute: an allreduce in float32 and
-// in bfloat16, and memcpy of the same bytes in each process. Buffers change between calls. Median microseconds.
+// in bfloat16, from 4 ranks on also in two levels (as if each half of the ranks filled a NUMA node), and memcpy of the
+// same bytes in each process. Buffers change between calls. Median microseconds.
+// Compiled with hierarchy.cpp, bootstrap.cpp and shared_memory/unity.cpp of csrc.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 
+#include "hierarchy.hpp"
 #include "ranks.hpp"
 
 using namespace cpudist;
@@ -33,7 +36,7 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
   const auto transport = meet(folder, rank, ranks);
   const auto run = [](RequestPtr request) { complete(*request); };
   const auto share = [&](size_t bytes) { return bytes / sizeof(float) / static_cast<size_t>(ranks); };
-  const std::vector<Contender> contenders = {
+  std::vector<Contender> contenders = {
       {"allreduce fp32",
        [&](std::byte* data, std::byte*, size_t bytes) {
          run(transport->allreduce(data, data, bytes / 4, DataType::kFloat32, Reduction::kSum));
@@ -64,6 +67,21 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
        }},
       {"memcpy", [](std::byte* data, std::byte* other, size_t bytes) { std::memcpy(other, data, bytes); }},
   };
+
+  std::unique_ptr<Hierarchy> two_levels;
+  if (ranks >= 4 && ranks % 2 == 0) {
+    const int half = ranks / 2;
+    std::vector<int> nodes;
+    for (int peer = 0; peer < ranks; ++peer) nodes.push_back(peer / half);
+    const Placement place(nodes, rank);
+    two_levels = std::make_unique<Hierarchy>(
+        meet(folder / ("inside " + std::to_string(place.node)), place.local_rank, half),
+        meet(folder / ("across " + std::to_string(place.local_rank)), place.node, 2), place);
+    contenders.insert(contenders.begin() + 1,
+                      {"in two levels", [&](std::byte* data, std::byte*, size_t bytes) {
+                         run(two_levels->allreduce(data, data, bytes / 4, DataType::kFloat32, Reduction::kSum));
+                       }});
+  }
 
   if (rank == 0) {
     std::printf("%10s", "bytes");

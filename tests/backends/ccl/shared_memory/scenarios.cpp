@@ -5,29 +5,20 @@
 //   no_memory     one rank cannot allocate: all ranks are told the same, and none has a transport
 //   no_segment    rank 0 cannot make shared memory: likewise
 //   stranger      the memory that rank 0 means cannot be opened elsewhere: likewise
+//   crowd         256 ranks can share memory; where there is one more, each is told so without waiting for the others
 //   fork          a child has nothing of its parent's groups, and its end does not disturb them
 //   endless FOLDER RANK RANKS   makes groups and calls until it is killed, or ends with 3 when a peer has gone
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <memory>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-
 #include "ranks.hpp"
+#include "refuse.hpp"
 #include "shared_memory/segment.hpp"
 
 using namespace cpudist;
 using namespace cpudist::testing;
 
 namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 bool maps_our_memory() {
   std::ifstream maps("/proc/self/maps");
@@ -89,19 +80,6 @@ void refused(const std::string& folder, int rank, const char* reason) {
   }
 }
 
-// From here on the kernel answers this system call with an error.
-void refuse(uint32_t system_call, uint32_t error) {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, system_call, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{std::size(rules), rules};
-  require(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
-          "the kernel takes no filter");
-}
-
 void no_memory(const std::string& folder, int rank) {
   if (rank == 2) refuse(SYS_fallocate, ENOSPC);
   refused(folder, rank, "rank 2: allocating");
@@ -127,6 +105,17 @@ void stranger(const std::string& folder, int rank) {
     }
   }
   refused(folder, rank, "rank 1: /proc/");
+}
+
+void crowd(const std::string& folder, int rank) {
+  const auto transport = meet(folder, rank, 256);
+  std::vector<float> values(100'000, 1);
+  require(complete(*sum(*transport, values), Milliseconds(60'000)), "the sum is not complete");
+  require(values == std::vector<float>(100'000, 256), "the sum is wrong");
+  std::string why;
+  const Group group{rank, 257, std::vector<int>(257, 0), Milliseconds(60'000), nullptr};
+  require(shared_memory::create(group, why) == nullptr, "a transport for 257 ranks");
+  require(why == "257 ranks on one machine, more than 256", "the reason is another one: " + why);
 }
 
 void fork_a_child(const std::string& folder, int rank) {
@@ -175,6 +164,7 @@ int main(int count, char** arguments) {
   if (name == "no_memory") failed = run(3, no_memory);
   if (name == "no_segment") failed = run(3, no_segment);
   if (name == "stranger") failed = run(3, stranger);
+  if (name == "crowd") failed = run(256, crowd);
   if (name == "fork") failed = run(2, fork_a_child);
   std::filesystem::remove_all(folder);
   return failed;

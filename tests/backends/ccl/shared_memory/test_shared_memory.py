@@ -82,7 +82,11 @@ def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> No
         run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6))
 
 
-@pytest.mark.parametrize("name", ["late", "disagreement", "no_memory", "no_segment", "stranger", "fork"])
+def test_two_levels_where_ranks_fill_numa_nodes_evenly(program: Callable[..., Path]) -> None:
+    run(program("levels", library=[*LIBRARY, SOURCES / "choice.cpp", SOURCES / "hierarchy.cpp"]))
+
+
+@pytest.mark.parametrize("name", ["late", "disagreement", "no_memory", "no_segment", "stranger", "crowd", "fork"])
 def test_scenario(program: Callable[..., Path], name: str) -> None:
     run(program("scenarios"), name)
 

