@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jobs
 import pytest
 import torch
 
@@ -113,6 +114,17 @@ def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: 
     assert extension.choose_transport() == "ofi"
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
     assert extension.choose_transport() == "mpi", "what the user has set stays"
+
+
+def test_a_group_that_meets_in_a_file_needs_none_of_torchs_variables(tmp_path: Path) -> None:
+    """Nor is it harmed by one of them that happens to be set."""
+    script = (
+        f"import torch, torch.distributed as dist; dist.init_process_group('ccl', init_method='file://{tmp_path}/meet',"
+        " rank=0, world_size=1); dist.all_reduce(torch.ones(3)); dist.destroy_process_group(); print('met')"
+    )
+    result = jobs.run([sys.executable, "-c", script], 60, env={"WORLD_SIZE": "1"})
+    assert result.returncode == 0, result.output
+    assert "met" in result.stdout, result.output
 
 
 @pytest.fixture

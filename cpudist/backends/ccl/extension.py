@@ -81,7 +81,10 @@ def choose_transport() -> Transport:
 
 def _in_mpi_world(variables: Mapping[str, str]) -> bool:
     environment = environments.detect(variables)
-    rendezvous = environment.rendezvous()
+    try:
+        rendezvous = environment.rendezvous()
+    except UserError:  # torch's variables, but not all: `init_process_group` was told how to meet, by a file or a store
+        return False
     if not (isinstance(rendezvous, environments.OverMpi) and rendezvous.mpich_abi):
         return False
     # Processes that a rank has spawned inherit its variables; then WORLD_SIZE is theirs.

@@ -89,10 +89,11 @@ bool Engine::progress(Finished& finished) {
 }
 
 void Engine::complete(AsyncWork& work) {
-  work.end();
   auto& group = *work.call().group;
   group.completed(work.call());
-  if (group.hook && work.isSuccess() && work.retrieveOpType() != c10d::OpType::UNKNOWN) [[unlikely]] hooks_.tell(work);
+  const bool success = !work.failure_;
+  if (group.hook && success && work.retrieveOpType() != c10d::OpType::UNKNOWN) [[unlikely]] hooks_.tell(work);
+  work.end();  // last: who sees the work done, without the lock, may then wait for all that hooks have been told
 }
 
 // Tells who waits for these works. A future's callbacks may wait for other works, so somebody else polls meanwhile.

@@ -40,7 +40,8 @@ Progress SendWork::advance() {
 
 RecvWork::RecvWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int source, int tag)
     : AsyncWork(std::move(call), std::move(endpoint),
-                source == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV, "ccl:recv", {tensor}, {tensor}),
+                source == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
+                source == kAnySource ? "ccl:recvAnySource" : "ccl:recv", {tensor}, {tensor}),
       tensor_(tensor),
       buffer_(tensor),
       source_(source),
