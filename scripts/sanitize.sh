@@ -68,6 +68,7 @@ for sanitizer in "$@"; do
         CPUDIST_TEST_HOSTS=2 check "$ranks" conditions.py edges.py
     done
     CPUDIST_TEST_HOSTS=2 check 2 conditions.py hooks.py
+    CPUDIST_TEST_NUMA=0,0,1,1 check 4 conditions.py collectives.py 5
 done
 unset CPUDIST_TRANSPORT CPUDIST_TEST_PROGRESS
 
