@@ -234,3 +234,9 @@ def test_files_that_are_no_table(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UserError, match="--sharding"):
         table.read(str(path))
+
+
+def test_patterns_of_a_table_that_decide_nothing() -> None:
+    rows = {"*.up.weight": ("model",), "*.weight": (), "*.down.weight": ("fsdp",)}  # the last comes too late
+    names = ["up.weight", "layer.down.weight", "layer.down.bias"]
+    assert table.without_use(table.Table(rows, "a file"), names) == ["*.up.weight", "*.down.weight"]

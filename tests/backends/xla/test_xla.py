@@ -153,7 +153,7 @@ def test_a_checkpoint_in_pieces_is_resumed_on_other_meshes_and_on_none(tmp_path:
 
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
     """By a table of the user's: a tuple of axes, None, and axes at the end that are not named."""
-    table = {"4.weight": [["model", "data"]], "10.weight": [None, "model"]}
+    table = {"4.weight": [["model", "data"]], "10.weight": [None, "model"], "*.up.weight": ["model"]}
     (tmp_path / "table.json").write_text(json.dumps(table))
     words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]
     words += ["--sharding", str(tmp_path / "table.json")]
@@ -167,6 +167,7 @@ def test_the_sharding_is_shown(tmp_path: Path) -> None:
     ):
         assert says in result.stdout, result.output
     assert result.stdout.count("a batch  64 x 1 x 28 x 28  (data, -, -, -)  pieces of 32 x 1 x 28 x 28: 0,1 | 2,3") == 1
+    assert result.output.count("'*.up.weight' decides about no parameter of this model") == 1, result.output
     details = json.loads((tmp_path / "r.json").read_text())["details"]
     assert details["mesh"] == "data=2,model=2"
     assert details["sharding"] == f"parameters by the table of {tmp_path / 'table.json'}"

@@ -13,6 +13,7 @@ from torch_xla import runtime
 from torch_xla.distributed import spmd
 
 from cpudist.backends.xla.spmd import mesh, picture, specs, table
+from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,16 +27,18 @@ class Sharding:
         axes: of the mesh, one device for each place.
         parameters: how parameters lie on it.
         show: writes a line for the user, if he wants to see how tensors lie.
+        speaks: whether this is the process that warns the user.
     """
 
     def __init__(
-        self, axes: tuple[mesh.Axis, ...], parameters: table.Table, show: Callable[[str], object] | None
+        self, axes: tuple[mesh.Axis, ...], parameters: table.Table, show: Callable[[str], object] | None, speaks: bool
     ) -> None:
         self.mesh = mesh.make(axes, runtime.device_type())
         self.mesh_text = mesh.text_of(axes)
         self.sizes = {axis.name: axis.size for axis in axes}
         self.table = parameters
         self._show = show
+        self._speaks = speaks
         batch = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
         self._batch: specs.Entry = batch or None
 
@@ -55,8 +58,9 @@ class Sharding:
                 f"of the job's {world.size} processes and works beside no other process group; on the CPU, start one "
                 "process, or leave --mesh out"
             )
-        speak = print if show and world.rank == 0 else None
-        sharding = cls(mesh.fit(axes, runtime.global_runtime_device_count()), parameters, speak)
+        first = world.rank == 0
+        fitting = mesh.fit(axes, runtime.global_runtime_device_count())
+        sharding = cls(fitting, parameters, print if show and first else None, speaks=first)
         spmd.set_global_mesh(sharding.mesh)
         return sharding
 
@@ -69,7 +73,11 @@ class Sharding:
         """Lay the parameters of `model` out on the mesh, and from now on its inputs, too."""
         if self._show:
             self._show(picture.of_mesh(self.mesh_text, self.mesh))
-        for name, parameter in model.named_parameters():
+        parameters = dict(model.named_parameters())
+        if self.table.exact and self._speaks:
+            for pattern in table.without_use(self.table, list(parameters)):
+                say(f"--sharding {self.table.whose}: {pattern!r} decides about no parameter of this model")
+        for name, parameter in parameters.items():
             spec = table.spec_for(name, parameter.shape, self.sizes, self.table)
             self._lay(name, parameter, spec)
         model.register_forward_pre_hook(self._lay_inputs, with_kwargs=True)

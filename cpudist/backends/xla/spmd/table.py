@@ -53,6 +53,12 @@ def read(path: str) -> Table:
     return Table({pattern: _spec(path, pattern, row) for pattern, row in rows.items()}, path, exact=True)
 
 
+def without_use(table: Table, names: Sequence[str]) -> list[str]:
+    """The patterns that are the first to fit none of these names: misspelt, perhaps."""
+    used = {next((pattern for pattern in table.rows if fnmatchcase(name, pattern)), None) for name in names}
+    return [pattern for pattern in table.rows if pattern not in used]
+
+
 def spec_for(name: str, shape: Sequence[int], sizes: Mapping[str, int], table: Table) -> Spec:
     """How the parameter `name` lies on a mesh with axes of these sizes.
 
