@@ -20,6 +20,7 @@ check_source() {
     say "style, types and imports"
     ruff check .
     ruff format --check .
+    find cpudist tests -name '*.[ch]pp' -exec clang-format --dry-run --Werror {} +
     mypy
     lint-imports --no-logo
 }

@@ -19,12 +19,11 @@ const at::Tensor& only(const char* name, const Tensors& tensors) {
 }
 
 void check_list(const char* name, const Tensors& tensors, size_t size, const at::Tensor& like) {
-  check_value(tensors.size() == size, name, " needs a list of ", size, " tensors, one per rank, got ",
-              tensors.size());
+  check_value(tensors.size() == size, name, " needs a list of ", size, " tensors, one per rank, got ", tensors.size());
   for (const auto& tensor : tensors) {
     check_tensor(name, tensor);
     check_type(tensor.scalar_type() == like.scalar_type(), name, " needs tensors of one type, got ",
-                tensor.scalar_type(), " and ", like.scalar_type());
+               tensor.scalar_type(), " and ", like.scalar_type());
   }
 }
 
@@ -38,17 +37,17 @@ void check_same_size(const char* name, const at::Tensor& own, const at::Tensor& 
 }
 
 void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs) {
-  check_value(outputs.size() == inputs.size(), name, " needs as many outputs as inputs, got ", outputs.size(),
-              " and ", inputs.size());
+  check_value(outputs.size() == inputs.size(), name, " needs as many outputs as inputs, got ", outputs.size(), " and ",
+              inputs.size());
 }
 
 Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& share, int size) {
   check_tensor(name, whole);
   check_tensor(name, share);
-  check_type(whole.scalar_type() == share.scalar_type(), name, " needs tensors of one type, got ",
-              whole.scalar_type(), " and ", share.scalar_type());
-  check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(),
-              " elements does not hold ", size, " times ", share.numel());
+  check_type(whole.scalar_type() == share.scalar_type(), name, " needs tensors of one type, got ", whole.scalar_type(),
+             " and ", share.scalar_type());
+  check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(), " elements does not hold ",
+              size, " times ", share.numel());
   check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares");
   return whole.view({-1}).split_with_sizes(std::vector<int64_t>(size, share.numel()));
 }

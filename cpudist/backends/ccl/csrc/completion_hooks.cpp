@@ -23,8 +23,8 @@ void CompletionHooks::tell(const AsyncWork& work) {
   using ItsClock = decltype(c10d::WorkInfo::timeFinished)::clock;  // the system's up to torch 2.8
   const auto duration = Clock::now() - work.started();
   const auto now = ItsClock::now();
-  auto info = std::make_shared<c10d::WorkInfo>(work.retrieveOpType(), work.getSequencenumber(), now - duration, now,
-                                               duration);
+  auto info =
+      std::make_shared<c10d::WorkInfo>(work.retrieveOpType(), work.getSequencenumber(), now - duration, now, duration);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) return;
@@ -75,8 +75,8 @@ void CompletionHooks::hear(const Told& told) {
   } catch (const std::exception& error) {
     if (std::exchange(warned_, true)) return;
     const std::string text = error.what();  // of several lines, where Python raised it
-    std::cerr << "cpudist: warning: the completion hook of " + told.call.describe() + " failed: " +
-                     text.substr(0, text.find('\n')) + " (later failures are not reported)\n"
+    std::cerr << "cpudist: warning: the completion hook of " + told.call.describe() +
+                     " failed: " + text.substr(0, text.find('\n')) + " (later failures are not reported)\n"
               << std::flush;
   }
 }

@@ -92,7 +92,8 @@ void Engine::complete(AsyncWork& work) {
   auto& group = *work.call().group;
   group.completed(work.call());
   const bool success = !work.failure_;
-  if (group.hook && success && work.retrieveOpType() != c10d::OpType::UNKNOWN) [[unlikely]] hooks_.tell(work);
+  if (group.hook && success && work.retrieveOpType() != c10d::OpType::UNKNOWN) [[unlikely]]
+    hooks_.tell(work);
   work.end();  // last: who sees the work done, without the lock, may then wait for all that hooks have been told
 }
 
@@ -199,9 +200,8 @@ void Engine::drain(Milliseconds limit) {
 void Engine::abort(const CallGroup& group) {
   Finished finished;
   Lock lock(mutex_);
-  const auto oldest = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
-    return work->call().group.get() == &group;
-  });
+  const auto oldest = std::find_if(in_flight_.begin(), in_flight_.end(),
+                                   [&](const AsyncWorkPtr& work) { return work->call().group.get() == &group; });
   if (oldest != in_flight_.end()) abandon_all((*oldest)->call().describe() + " was aborted", finished);
   announce(lock, finished);
 }

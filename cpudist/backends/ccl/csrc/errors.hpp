@@ -26,13 +26,15 @@ template <typename... Parts>
 
 template <typename... Parts>
 void check_value(bool condition, const Parts&... parts) {
-  if (!condition) [[unlikely]] value_error(parts...);
+  if (!condition) [[unlikely]]
+    value_error(parts...);
 }
 
 // TypeError: a tensor of a kind or an element type that cannot be used.
 template <typename... Parts>
 void check_type(bool condition, const Parts&... parts) {
-  if (!condition) [[unlikely]] throw pybind11::type_error(message(parts...));
+  if (!condition) [[unlikely]]
+    throw pybind11::type_error(message(parts...));
 }
 
 // DistBackendError: communication has failed.

@@ -5,7 +5,8 @@
 namespace cpudist {
 
 FarewellWork::FarewellWork(Call call, std::shared_ptr<Endpoint> endpoint)
-    : AsyncWork(std::move(call), std::move(endpoint), c10d::OpType::UNKNOWN, nullptr, {}, {}), header_{kFarewellTag, 0} {}
+    : AsyncWork(std::move(call), std::move(endpoint), c10d::OpType::UNKNOWN, nullptr, {}, {}),
+      header_{kFarewellTag, 0} {}
 
 void FarewellWork::start() {
   const auto size = static_cast<size_t>(call().size);

@@ -131,8 +131,8 @@ class Hierarchy::Allreduce final : public Request {
       counts.push_back(share(i, r).count);
     }
     pieces_[i].stage = Stage::kAllgather;
-    pieces_[i].request = hierarchy_.inside_->allgather(output_ + own_share(i).offset, std::move(outputs),
-                                                       std::move(counts), type_);
+    pieces_[i].request =
+        hierarchy_.inside_->allgather(output_ + own_share(i).offset, std::move(outputs), std::move(counts), type_);
   }
 
   Hierarchy& hierarchy_;

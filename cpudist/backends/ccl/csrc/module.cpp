@@ -52,9 +52,8 @@ std::vector<double> allreduce_baseline(const StorePtr& store, int rank, int size
                                        size_t buffers, size_t repeats, size_t piece_bytes) {
   cpudist::C10dStore group_store(store);
   const cpudist::Group group{rank, size, std::vector<int>(size), std::chrono::minutes(5), &group_store};
-  return Engine::get().exclusively([&] {
-    return cpudist::oneccl::allreduce_baseline(group, {bytes, bfloat16, buffers, repeats, piece_bytes});
-  });
+  return Engine::get().exclusively(
+      [&] { return cpudist::oneccl::allreduce_baseline(group, {bytes, bfloat16, buffers, repeats, piece_bytes}); });
 }
 
 // Transport -> (calls, bytes).
@@ -106,15 +105,16 @@ py::object calls() {
 PYBIND11_MODULE(cpudist_ccl, module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   module.def("start", &cpudist::oneccl::start, Unlocked());
-  module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"),
-             py::arg("numa_nodes"), py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), Unlocked());
+  module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"), py::arg("numa_nodes"),
+             py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), Unlocked());
   module.def("set_timeout", &set_timeout, py::arg("group"), py::arg("seconds"));
   module.def("start_thread", [](bool polls) { Engine::get().start_thread(polls); }, py::arg("polls"), Unlocked());
   module.def("polls", [] { return Engine::get().polls(); });
   module.def("usable", [] { return Engine::get().usable(); });
   module.def("progress", [] { Engine::get().poll(); }, Unlocked());
-  module.def("drain", [](double seconds) { Engine::get().drain(milliseconds(seconds)); }, py::arg("seconds") = 0.0,
-             Unlocked());
+  module.def(
+      "drain", [](double seconds) { Engine::get().drain(milliseconds(seconds)); }, py::arg("seconds") = 0.0,
+      Unlocked());
   module.def("close", [] { Engine::get().close(); }, Unlocked());
   module.def("blocked_seconds", [] { return Engine::get().blocked_seconds(); });
   module.def("traffic", &traffic);

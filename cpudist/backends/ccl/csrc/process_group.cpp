@@ -24,14 +24,15 @@ ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Mil
 
 Call ProcessGroupCcl::next_call(const char* name, Milliseconds timeout, std::optional<int> peer) {
   check_value(endpoint_ != nullptr, name, ": the group has been destroyed");
-  return {name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, timeout == c10d::kUnsetTimeout ? timeout_ : timeout};
+  return {
+      name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, timeout == c10d::kUnsetTimeout ? timeout_ : timeout};
 }
 
 WorkPtr ProcessGroupCcl::run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,
                              bool background) {
-  auto work = c10::make_intrusive<CollectiveWork>(next_call(kind.name, timeout), endpoint_, kind.type,
-                                                  kind.profiling_title, std::move(inputs), std::move(outputs),
-                                                  std::move(schedule));
+  auto work =
+      c10::make_intrusive<CollectiveWork>(next_call(kind.name, timeout), endpoint_, kind.type, kind.profiling_title,
+                                          std::move(inputs), std::move(outputs), std::move(schedule));
   Engine::get().submit(work, background);
   return work;
 }
@@ -68,8 +69,7 @@ WorkPtr ProcessGroupCcl::reduce(Tensors& tensors, const c10d::ReduceOptions& opt
   const auto& tensor = only(kind.name, tensors);
   check_root(kind.name, options.rootRank, size_);
   Schedule schedule;
-  schedules::reduce(schedule, tensor, options.reduceOp, rank_,
-                static_cast<int>(options.rootRank));
+  schedules::reduce(schedule, tensor, options.reduceOp, rank_, static_cast<int>(options.rootRank));
   return run(kind, std::move(schedule), tensors, tensors, options.timeout, options.asyncOp);
 }
 
@@ -85,8 +85,7 @@ WorkPtr ProcessGroupCcl::allgather(std::vector<Tensors>& outputs, Tensors& input
   return run(kind, std::move(schedule), inputs, outputs.front(), options.timeout, options.asyncOp);
 }
 
-WorkPtr ProcessGroupCcl::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                         const c10d::AllgatherOptions& options) {
+WorkPtr ProcessGroupCcl::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
   const Kind kind{"all_gather_into_tensor", OpType::_ALLGATHER_BASE, "ccl:_all_gather_base"};
   Schedule schedule;
   schedules::allgather(schedule, shares(kind.name, output, input, size_), input, rank_);
@@ -154,8 +153,7 @@ WorkPtr ProcessGroupCcl::gather_into_tensor(at::Tensor& output, at::Tensor& inpu
   return gather(outputs, inputs, options);
 }
 
-WorkPtr ProcessGroupCcl::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                 const c10d::ScatterOptions& options) {
+WorkPtr ProcessGroupCcl::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
   const Kind kind{"scatter", OpType::SCATTER, "ccl:scatter"};
   const auto& output = only(kind.name, outputs);
   check_root(kind.name, options.rootRank, size_);
@@ -190,8 +188,7 @@ WorkPtr ProcessGroupCcl::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
                                               const c10d::ReduceScatterOptions& options) {
   const Kind kind{"reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, "ccl:_reduce_scatter_base"};
   Schedule schedule;
-  schedules::reduce_scatter(schedule, output, shares(kind.name, input, output, size_),
-                        options.reduceOp, rank_);
+  schedules::reduce_scatter(schedule, output, shares(kind.name, input, output, size_), options.reduceOp, rank_);
   return run(kind, std::move(schedule), {input}, {output}, options.timeout, options.asyncOp);
 }
 
@@ -201,8 +198,8 @@ WorkPtr ProcessGroupCcl::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
   check_pairs(kind.name, outputs, inputs);
   Schedule schedule;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    schedules::reduce_scatter(schedule, outputs[i], shares(kind.name, inputs[i], outputs[i], size_),
-                          options.reduceOp, rank_);
+    schedules::reduce_scatter(schedule, outputs[i], shares(kind.name, inputs[i], outputs[i], size_), options.reduceOp,
+                              rank_);
   }
   return run(kind, std::move(schedule), inputs, outputs, options.timeout, options.asyncOp);
 }
@@ -211,7 +208,7 @@ WorkPtr ProcessGroupCcl::alltoall_base(at::Tensor& output, at::Tensor& input, st
                                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   const Kind kind{"all_to_all_single", OpType::ALLTOALL_BASE, "ccl:all_to_all"};
   check_type(output.scalar_type() == input.scalar_type(), "all_to_all_single needs tensors of one type, got ",
-              output.scalar_type(), " and ", input.scalar_type());
+             output.scalar_type(), " and ", input.scalar_type());
   Schedule schedule;
   schedules::alltoall(schedule, split_rows(output, output_splits, size_), split_rows(input, input_splits, size_));
   return run(kind, std::move(schedule), {input}, {output}, options.timeout, options.asyncOp);
@@ -232,7 +229,8 @@ WorkPtr ProcessGroupCcl::send(Tensors& tensors, int destination, int tag) {
   const auto& tensor = only("send", tensors);
   check_root("send", destination, size_);
   check_value(destination != rank_, "send: rank ", rank_, " cannot send to itself");
-  auto work = c10::make_intrusive<SendWork>(next_call("send", timeout_, destination), endpoint_, tensor, destination, tag);
+  auto work =
+      c10::make_intrusive<SendWork>(next_call("send", timeout_, destination), endpoint_, tensor, destination, tag);
   Engine::get().submit(work, /*background=*/true);
   return work;
 }

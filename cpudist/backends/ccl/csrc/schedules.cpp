@@ -73,8 +73,7 @@ void barrier(Schedule& schedule) {
 }
 
 void broadcast(Schedule& schedule, const at::Tensor& tensor, int rank, int root) {
-  const auto buffer =
-      rank == root ? to_read(schedule, tensor) : to_write(schedule, tensor, Holds::kNothing);
+  const auto buffer = rank == root ? to_read(schedule, tensor) : to_write(schedule, tensor, Holds::kNothing);
   schedule.calls.push_back([data = buffer.data_ptr(), count = carrier_count(buffer), type = carrier(buffer),
                             root](Transport& transport) { return transport.broadcast(data, count, type, root); });
 }
@@ -83,10 +82,10 @@ void allreduce(Schedule& schedule, const at::Tensor& tensor, const ReduceOp& op)
   const auto type = arithmetic_type(tensor.scalar_type());
   const auto reduction = cpudist::reduction(op, tensor.scalar_type());
   const auto buffer = to_write(schedule, tensor, Holds::kInput);
-  schedule.calls.push_back([data = buffer.data_ptr(), count = static_cast<size_t>(buffer.numel()), type,
-                            reduction](Transport& transport) {
-    return transport.allreduce(data, data, count, type, reduction);
-  });
+  schedule.calls.push_back(
+      [data = buffer.data_ptr(), count = static_cast<size_t>(buffer.numel()), type, reduction](Transport& transport) {
+        return transport.allreduce(data, data, count, type, reduction);
+      });
 }
 
 void reduce(Schedule& schedule, const at::Tensor& tensor, const ReduceOp& op, int rank, int root) {
@@ -95,10 +94,9 @@ void reduce(Schedule& schedule, const at::Tensor& tensor, const ReduceOp& op, in
   const bool receives = rank == root;
   const auto buffer = receives ? to_write(schedule, tensor, Holds::kInput) : to_read(schedule, tensor);
   auto* data = buffer.data_ptr();
-  schedule.calls.push_back([data, result = receives ? data : nullptr, count = static_cast<size_t>(buffer.numel()), type,
-                            reduction, root](Transport& transport) {
-    return transport.reduce(data, result, count, type, reduction, root);
-  });
+  schedule.calls.push_back(
+      [data, result = receives ? data : nullptr, count = static_cast<size_t>(buffer.numel()), type, reduction,
+       root](Transport& transport) { return transport.reduce(data, result, count, type, reduction, root); });
 }
 
 void allgather(Schedule& schedule, const Tensors& outputs, const at::Tensor& input, int rank) {
@@ -115,14 +113,12 @@ void allgather(Schedule& schedule, const Tensors& outputs, const at::Tensor& inp
     in_the_way = in_the_way || !(in_place || disjoint(source, target));
   }
   if (in_the_way) source = to_read(schedule, copy_of(source));
-  schedule.calls.push_back([from = source.data_ptr(), targets = std::move(targets), counts = std::move(counts),
-                            type = carrier(source)](Transport& transport) {
-    return transport.allgather(from, targets, counts, type);
-  });
+  schedule.calls.push_back(
+      [from = source.data_ptr(), targets = std::move(targets), counts = std::move(counts),
+       type = carrier(source)](Transport& transport) { return transport.allgather(from, targets, counts, type); });
 }
 
-void reduce_scatter(Schedule& schedule, const at::Tensor& output, const Tensors& inputs, const ReduceOp& op,
-                    int rank) {
+void reduce_scatter(Schedule& schedule, const at::Tensor& output, const Tensors& inputs, const ReduceOp& op, int rank) {
   const auto type = arithmetic_type(output.scalar_type());
   const auto reduction = cpudist::reduction(op, output.scalar_type());
   std::vector<const void*> sources;
@@ -136,10 +132,9 @@ void reduce_scatter(Schedule& schedule, const at::Tensor& output, const Tensors&
     in_the_way = in_the_way || !(in_place || disjoint(source, output));
   }
   const auto target = to_write(schedule, output, Holds::kNothing, /*own_memory=*/!in_the_way);
-  schedule.calls.push_back([to = target.data_ptr(), sources = std::move(sources), counts = std::move(counts), type,
-                            reduction](Transport& transport) {
-    return transport.reduce_scatter(sources, to, counts, type, reduction);
-  });
+  schedule.calls.push_back(
+      [to = target.data_ptr(), sources = std::move(sources), counts = std::move(counts), type,
+       reduction](Transport& transport) { return transport.reduce_scatter(sources, to, counts, type, reduction); });
 }
 
 void alltoall(Schedule& schedule, const Tensors& outputs, const Tensors& inputs) {
@@ -156,8 +151,8 @@ void alltoall(Schedule& schedule, const Tensors& outputs, const Tensors& inputs)
   std::vector<size_t> input_counts;
   for (const auto& input : inputs) {
     auto source = to_read(schedule, input);
-    const bool apart = std::all_of(written.begin(), written.end(),
-                                   [&](const at::Tensor& target) { return disjoint(source, target); });
+    const bool apart =
+        std::all_of(written.begin(), written.end(), [&](const at::Tensor& target) { return disjoint(source, target); });
     if (!apart) source = to_read(schedule, copy_of(source));
     sources.push_back(source.data_ptr());
     input_counts.push_back(carrier_count(source));

@@ -47,9 +47,7 @@ constexpr size_t size_of(DataType type) {
   return 0;
 }
 
-constexpr bool is_integer(DataType type) {
-  return type < DataType::kFloat16;
-}
+constexpr bool is_integer(DataType type) { return type < DataType::kFloat16; }
 
 // kAverage is the sum divided by the number of ranks: integers are divided towards zero, and a float16 average of
 // representable values does not overflow on the way.

@@ -33,9 +33,9 @@ struct CallGroup {
 
 // Who calls: what an error message needs to name the operation.
 struct Call {
-  const char* name;          // c10d's name of the operation, "all_reduce"
-  uint64_t sequence;         // among the group's collectives, so the same on all ranks; 0 for send and recv
-  std::optional<int> peer;   // of send and recv: the other rank of the group, negative where it may be any
+  const char* name;         // c10d's name of the operation, "all_reduce"
+  uint64_t sequence;        // among the group's collectives, so the same on all ranks; 0 for send and recv
+  std::optional<int> peer;  // of send and recv: the other rank of the group, negative where it may be any
   int rank;
   int size;
   std::shared_ptr<CallGroup> group;

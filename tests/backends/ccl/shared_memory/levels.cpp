@@ -81,8 +81,7 @@ void check_bits(Transport& transport, int rank) {
   std::vector<std::vector<float>> outputs(3, std::vector<float>(kLarge));
   std::vector<RequestPtr> requests;
   for (auto& output : outputs) {
-    requests.push_back(
-        transport.allreduce(input.data(), output.data(), kLarge, DataType::kFloat32, Reduction::kSum));
+    requests.push_back(transport.allreduce(input.data(), output.data(), kLarge, DataType::kFloat32, Reduction::kSum));
   }
   for (auto& request : requests) complete(*request);
   require(carrier() == kTwoLevels, "this test is of two levels");

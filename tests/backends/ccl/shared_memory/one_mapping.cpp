@@ -21,9 +21,7 @@ Segment Segment::create(size_t bytes) {
   return segment;
 }
 
-std::string Segment::address() const {
-  return std::to_string(reinterpret_cast<uintptr_t>(data_));
-}
+std::string Segment::address() const { return std::to_string(reinterpret_cast<uintptr_t>(data_)); }
 
 Segment Segment::open(const std::string& address) {
   Segment segment(-1, 0);

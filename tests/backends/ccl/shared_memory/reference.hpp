@@ -116,9 +116,7 @@ inline void reduce_one(DataType type, Reduction reduction, const std::vector<con
   }
 }
 
-inline bool is_float(DataType type) {
-  return type >= DataType::kFloat16;
-}
+inline bool is_float(DataType type) { return type >= DataType::kFloat16; }
 
 // The same bits, or NaNs both.
 inline bool same(DataType type, const std::vector<std::byte>& found, const std::vector<std::byte>& expected) {

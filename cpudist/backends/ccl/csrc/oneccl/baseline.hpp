@@ -7,7 +7,7 @@ namespace cpudist::oneccl {
 
 struct Baseline {
   size_t bytes;
-  bool bfloat16;  // instead of float32
+  bool bfloat16;   // instead of float32
   size_t buffers;  // used in turn
   size_t repeats;
   size_t piece_bytes;  // a message goes in pieces, one after the other

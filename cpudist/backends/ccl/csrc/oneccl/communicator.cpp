@@ -51,14 +51,16 @@ class GroupKvs final : public ccl::kvs_interface {
 // Ends the process when a call that cannot be interrupted outlasts its limit.
 class Watchdog {
  public:
-  Watchdog(const std::string& what, Milliseconds limit) : thread_([this, what, limit] {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (finished_.wait_for(lock, limit, [this] { return over_; })) return;
-    std::fprintf(stderr, "cpudist: %s did not finish within %.1f s: a peer is gone or cannot be reached; ending\n",
-                 what.c_str(), static_cast<double>(limit.count()) / 1000);
-    std::fflush(nullptr);
-    _exit(1);
-  }) {}
+  Watchdog(const std::string& what, Milliseconds limit)
+      : thread_([this, what, limit] {
+          std::unique_lock<std::mutex> lock(mutex_);
+          if (finished_.wait_for(lock, limit, [this] { return over_; })) return;
+          std::fprintf(stderr,
+                       "cpudist: %s did not finish within %.1f s: a peer is gone or cannot be reached; ending\n",
+                       what.c_str(), static_cast<double>(limit.count()) / 1000);
+          std::fflush(nullptr);
+          _exit(1);
+        }) {}
 
   ~Watchdog() {
     {

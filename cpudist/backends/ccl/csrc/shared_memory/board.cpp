@@ -10,9 +10,7 @@ namespace {
 constexpr size_t kLargestSlot = size_t{256} << 10;
 constexpr size_t kMostBytes = size_t{60} << 20;
 
-size_t in_pages(size_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-}
+size_t in_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 }  // namespace
 

@@ -16,13 +16,9 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 }
 
 // What [offset, offset + most) covers of a message of `whole`.
-size_t part(size_t whole, size_t offset, size_t most) {
-  return whole > offset ? std::min(whole - offset, most) : 0;
-}
+size_t part(size_t whole, size_t offset, size_t most) { return whole > offset ? std::min(whole - offset, most) : 0; }
 
-size_t pieces_of(size_t whole, size_t most) {
-  return (whole + most - 1) / most;
-}
+size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
 
 }  // namespace
 

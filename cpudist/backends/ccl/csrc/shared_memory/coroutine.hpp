@@ -59,8 +59,6 @@ class Coroutine {
   Handle handle_;
 };
 
-inline void Coroutine::Stop::await_suspend(Handle handle) const noexcept {
-  handle.promise().awaited = &condition;
-}
+inline void Coroutine::Stop::await_suspend(Handle handle) const noexcept { handle.promise().awaited = &condition; }
 
 }  // namespace cpudist::shared_memory

@@ -114,13 +114,9 @@ Reduce reduce_kernel(DataType type, Reduction reduction, InstructionSet set) {
 
 #else
 
-InstructionSet best_instruction_set() {
-  return InstructionSet::kPlain;
-}
+InstructionSet best_instruction_set() { return InstructionSet::kPlain; }
 
-Reduce reduce_kernel(DataType type, Reduction reduction, InstructionSet) {
-  return plain::find(type, reduction);
-}
+Reduce reduce_kernel(DataType type, Reduction reduction, InstructionSet) { return plain::find(type, reduction); }
 
 #endif
 

@@ -24,9 +24,7 @@ struct Seal {
   uint64_t secret;
 };
 
-[[noreturn]] void fail(const std::string& what) {
-  throw std::system_error(errno, std::generic_category(), what);
-}
+[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
 uint64_t random_number() {
   uint64_t number = 0;

@@ -65,12 +65,8 @@ class Message final : public Request {
   Coroutine work_;
 };
 
-const std::byte* bytes(const void* data) {
-  return static_cast<const std::byte*>(data);
-}
-std::byte* bytes(void* data) {
-  return static_cast<std::byte*>(data);
-}
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
 template <typename To, typename From>
 std::vector<To> all_bytes(const std::vector<From>& pointers) {
@@ -91,9 +87,7 @@ size_t total(const std::vector<size_t>& counts) {
   return sum;
 }
 
-Combination combination(DataType type, Reduction reduction) {
-  return {reduce_kernel(type, reduction), size_of(type)};
-}
+Combination combination(DataType type, Reduction reduction) { return {reduce_kernel(type, reduction), size_of(type)}; }
 
 class SharedMemory final : public Transport {
  public:
