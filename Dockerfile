@@ -1,5 +1,5 @@
 # The image of `cpudist render`: docker build --tag cpudist:0.1.0 .
-# One for PyTorchJob, TrainJob and MPIJob with Intel MPI, MPICH or Open MPI; its user is not root.
+# For PyTorchJob, TrainJob, and MPIJob with Intel MPI, MPICH or Open MPI. Its user is not root.
 FROM debian:bookworm-slim
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
@@ -19,11 +19,12 @@ COPY --chown=cpudist:cpudist container/sshd_config /home/cpudist/sshd_config
 
 USER 1000
 ENV PATH=/opt/cpudist/bin:$PATH CPUDIST_CACHE=/opt/cpudist/cache PYTHONUNBUFFERED=1
-# torch by its exact version, which is the CPU build; a looser requirement pulls gigabytes of CUDA packages.
+# torch with its exact version, which has a CPU build; a looser requirement installs gigabytes of CUDA packages.
 RUN python3 -m venv /opt/cpudist \
     && /opt/cpudist/bin/pip install --no-cache-dir --disable-pip-version-check torch==2.13.0
 COPY --chown=cpudist:cpudist pyproject.toml README.md LICENSE /home/cpudist/source/
 COPY --chown=cpudist:cpudist cpudist /home/cpudist/source/cpudist
+COPY --chown=cpudist:cpudist stand_ins /home/cpudist/source/stand_ins
 RUN /opt/cpudist/bin/pip install --no-cache-dir --disable-pip-version-check '/home/cpudist/source[ccl,plot,recipes]' \
     && cpudist build
 

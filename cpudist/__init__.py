@@ -16,36 +16,43 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cpudist.backends.ccl.intel import answer_for_missing_package
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist import backends
     from cpudist.api import init, shutdown, step, wrap
+    from cpudist.checkpoints.files import load, save
+    from cpudist.checkpoints.series import Checkpoints
     from cpudist.notebook import notebook_launcher
     from cpudist.optimization import optimize
     from cpudist.world import World
 
 __all__ = [
+    "Checkpoints",
     "StartupTimeout",
     "UserError",
     "World",
     "__version__",
     "backends",
     "init",
+    "load",
     "notebook_launcher",
     "optimize",
+    "save",
     "shutdown",
     "step",
     "wrap",
 ]
 
 _HOMES = {
+    "Checkpoints": "cpudist.checkpoints.series",
     "World": "cpudist.world",
     "init": "cpudist.api",
+    "load": "cpudist.checkpoints.files",
     "notebook_launcher": "cpudist.notebook",
     "optimize": "cpudist.optimization",
+    "save": "cpudist.checkpoints.files",
     "shutdown": "cpudist.api",
     "step": "cpudist.api",
     "wrap": "cpudist.api",
@@ -60,10 +67,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'cpudist' has no attribute {name!r}")
 
 
-# Scripts for Intel's binding import it before they do anything else.
-answer_for_missing_package()
-
-# torch registers "ccl" itself when it is imported after this (entry-point group torch.backends).
+# A torch that is imported later calls this itself (entry-point group torch.backends).
 if "torch" in sys.modules:
     from cpudist.backends.ccl.register import register
 

@@ -1,8 +1,9 @@
-"""What a job changes in the environment and in other packages, and how all of it is taken back."""
+"""Changes of the environment and of other packages that can be undone."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ _MISSING = object()
 
 
 class Changes:
-    """Changes that `undo` takes back, the last one first."""
+    """Changes that `undo` reverts, the last one first."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
@@ -23,13 +24,13 @@ class Changes:
         self.then(lambda: _restore(name, before))
 
     def default_variable(self, name: str, value: str) -> None:
-        """Set an environment variable, unless the user has."""
+        """Set an environment variable unless the user has set it."""
         if name not in os.environ:
             self.variable(name, value)
 
     @contextmanager
     def environment(self) -> Iterator[None]:
-        """Take back whatever the block, by whatever it calls, does to the environment."""
+        """Note all changes of the environment within the block, by any code, to be undone."""
         before = dict(os.environ)
         try:
             yield
@@ -40,22 +41,33 @@ class Changes:
 
     def attribute(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a class, a module or any other object."""
-        # Not getattr: what a class inherits is not its own.
+        # Not getattr: an inherited attribute is restored by deleting this one.
         before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else getattr(owner, name)
         self.then(lambda: delattr(owner, name) if before is _MISSING else setattr(owner, name, before))
         setattr(owner, name, value)
 
     def entry(self, mapping: dict[str, Any], key: str, value: Any) -> None:
-        """Add an entry that a dictionary does not have."""
+        """Add an entry whose key the dictionary does not have."""
         mapping[key] = value
         self.then(lambda: mapping.pop(key, None))
 
+    def ignored_warnings(self, message: str = "", category: type[Warning] = Warning) -> None:
+        """Ignore warnings whose text begins with the regular expression `message`.
+
+        Only this filter is taken back; those that a script has added meanwhile stay.
+        """
+        before = list(warnings.filters)
+        warnings.filterwarnings("ignore", message, category)
+        added = warnings.filters[0]
+        if added not in before:
+            self.then(lambda: _remove_filter(added))
+
     def then(self, action: Callable[[], object]) -> None:
-        """Call `action` when all this is undone."""
+        """Call `action` when the changes are undone."""
         self._undo.callback(action)
 
     def undo(self) -> None:
-        """Leave everything as it was; every action is tried, whatever becomes of the others."""
+        """Undo all changes; an error in one does not prevent the others."""
         self._undo.close()
 
 
@@ -64,3 +76,9 @@ def _restore(name: str, before: str | None) -> None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = before
+
+
+def _remove_filter(added: Any) -> None:
+    filters: Any = warnings.filters  # a list; typeshed names it a sequence
+    if added in filters:
+        filters.remove(added)

@@ -1,15 +1,24 @@
-"""The one voice in which cpudist speaks to the user: lines on standard error that begin with `cpudist: `."""
+"""Lines for the user on standard error, which begin with `cpudist: `, and the immediate end of this process."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
+from typing import NoReturn
+
+_FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
 
 def say(line: str, program: str = "cpudist") -> None:
     """Write one line in one piece, so that the lines of several ranks do not mix.
 
-    Where standard error is closed or full, nobody reads it, and that is no reason for anything else to fail.
+    A standard error that is closed or full is ignored.
+
+    Args:
+        line: the text, without a line break.
+        program: the command that writes it.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{program}: {line}\n")
@@ -17,10 +26,48 @@ def say(line: str, program: str = "cpudist") -> None:
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks."""
+    """Return `text` without line breaks."""
     return " ".join(text.split())
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; of an error without one the name of its type."""
+    """Return the first line of an error's text; the name of its type where the text is empty."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def is_interactive() -> bool:
+    """Return whether this is a notebook or an interactive session, which an exception does not end."""
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        return True
+    shell = sys.modules.get("IPython")
+    return shell is not None and shell.get_ipython() is not None
+
+
+def flush_output(line: str = "") -> None:
+    """Write `line` and flush standard output and standard error, for at most two seconds."""
+
+    def write() -> None:
+        if line:
+            say(line)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+
+    # Another thread may hold the stream's lock, blocked in a write of its own.
+    writer = threading.Thread(target=write, daemon=True)
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        writer.start()
+        writer.join(_FLUSH_SECONDS)
+
+
+def end_now(status: int, line: str = "") -> NoReturn:
+    """End this process without finalizers, which could wait for a lost peer.
+
+    Args:
+        status: the exit status.
+        line: the line to write first.
+    """
+    try:
+        flush_output(line)
+    finally:
+        os._exit(status)

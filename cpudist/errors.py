@@ -1,18 +1,18 @@
-"""The error that users can mend.
+"""Errors that users can correct.
 
-Everything that a user can cause (a wrong option, a missing package, variables that contradict each other) is
-raised as `UserError` with one line that names the cause and the remedy. The command line prints that line and
-exits with status 2; no traceback is shown.
+An error that a user can cause (a wrong option, a missing package, variables that contradict each other) is a
+`UserError` with one line that names cause and remedy. The command line prints this line without a traceback and exits
+with status 2.
 """
 
-USER_ERROR = 2  # exit status
+USER_ERROR = 2  # the exit status of the command line
 
 
 class UserError(Exception):
     """A one-line message that names the cause and the remedy; exit status 2 on the command line."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in a cell, in the place of a traceback."""
+        """Return what IPython shows in a cell instead of a traceback."""
         return [f"cpudist: {self}"]
 
 

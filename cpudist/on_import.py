@@ -1,7 +1,6 @@
-"""Change a module as soon as it has been imported, without importing it.
+"""Run an action on a module once the script has imported it.
 
-Patching transformers or accelerate up front would cost every script seconds of imports, also those that never
-use them.
+To import transformers or accelerate up front takes seconds, also in scripts that never use them.
 """
 
 from __future__ import annotations
@@ -11,16 +10,25 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 Action = Callable[[ModuleType], None]
 
 
 def after_import(name: str, action: Action) -> Callable[[], None]:
-    """Call `action` with the module `name`: now if it is loaded, otherwise right after its first import.
+    """Call `action` with the module `name`: now if it is loaded, otherwise at the end of its import.
 
-    Returns a function that cancels this; it does not undo what `action` did.
+    Args:
+        name: the module's full name.
+        action: takes the module.
+
+    Returns:
+        A function that cancels this; it does not undo what `action` did.
     """
     if name in sys.modules:
+        spec = sys.modules[name].__spec__
+        if getattr(spec, "_initializing", False):  # one of its own imports has led here
+            return _at_end_of_import(spec, action)
         action(sys.modules[name])
         return lambda: None
     finder = _Finder(name, action)
@@ -28,8 +36,31 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
     return finder.remove
 
 
+def _at_end_of_import(spec: Any, action: Action) -> Callable[[], None]:
+    """Call `action` when the import system marks `spec`, whose module is being executed, as initialised.
+
+    Returns:
+        A function that cancels this.
+    """
+
+    class Announcing(ModuleSpec):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_initializing" and not value:
+                cancel()
+                if self.name in sys.modules:  # otherwise the import has failed
+                    action(sys.modules[self.name])
+
+    def cancel() -> None:
+        spec.__class__ = before
+
+    before = spec.__class__
+    spec.__class__ = Announcing
+    return cancel
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module by asking the finders behind it; puts `_Loader` in front of the loader they name."""
+    """Find one module through the finders behind this one, and wrap the loader that they return."""
 
     def __init__(self, name: str, action: Action) -> None:
         self._name = name

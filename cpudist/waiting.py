@@ -1,27 +1,47 @@
-"""Waiting with a bound: nothing in cpudist waits for another process in any other way, but MPI_Finalize at the end."""
+"""Waits with a bound. cpudist waits for other processes only in these ways, and in MPI_Finalize at exit."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cpudist.ending import end_now
+from cpudist.console import end_now
+from cpudist.errors import UserError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 
 
-def poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], object] | None = None) -> bool:
-    """Ask `done` again and again until it says yes, with growing pauses up to a tenth of a second.
+def check_timeout(value: object) -> float:
+    """Return a timeout that a user has given, in seconds.
 
     Args:
-        done: whether what is waited for has happened.
-        timeout: seconds after which to give up.
-        meanwhile: called before each pause, to move something on that others may need before they can come.
+        value: a number, or its text.
+
+    Raises:
+        UserError: it is not a number above 0.
+    """
+    try:
+        seconds = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UserError(f"timeout must be a number of seconds above 0, not {value!r}")
+    return seconds
+
+
+def poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], object] | None = None) -> bool:
+    """Call `done` until it returns True, with growing pauses up to a tenth of a second.
+
+    Args:
+        done: returns whether the awaited event has happened.
+        timeout: seconds to wait.
+        meanwhile: called before each pause, to make progress that the other ranks may need.
 
     Returns:
-        What `done` said last: False when the time was over.
+        Whether `done` returned True in time.
     """
     deadline = time.monotonic() + timeout
     pause = _SHORTEST_PAUSE
@@ -37,7 +57,12 @@ def poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], objec
 
 @contextmanager
 def bounded(what: str, timeout: float) -> Iterator[None]:
-    """End this process, with a line, when the block, which cannot be interrupted, takes over `timeout` seconds."""
+    """End this process with a line if the block, which cannot be interrupted, takes longer than `timeout` seconds.
+
+    Args:
+        what: the block's work, with which the line begins.
+        timeout: seconds that the block may take.
+    """
 
     def end() -> None:
         end_now(1, f"{what} did not finish within {timeout:g} s: a rank is gone or cannot be reached; ending")

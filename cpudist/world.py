@@ -1,14 +1,17 @@
-"""Who a rank is: its place in the job, on its node, and among the nodes."""
+"""A rank's place in the job, on its node and among the nodes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from cpudist.environments import Placement
 from cpudist.errors import UserError
+from cpudist.launchers import Launcher, Placement
+from cpudist.topology.identity import node_identity
+from cpudist.topology.machine import allowed_cpus
 
 if TYPE_CHECKING:
     import torch
@@ -19,13 +22,13 @@ class World:
     """This rank's place in the job.
 
     Attributes:
-        rank, size: of the whole job; ranks count from 0.
-        local_rank, local_size: among the ranks of this node.
-        node_rank, node_count: nodes are numbered by their lowest rank, unless the launcher numbers them.
+        rank, size: this rank in the whole job, from 0, and the number of ranks.
+        local_rank, local_size: the same among the ranks of this node.
+        node_rank, node_count: this node, and the number of nodes; numbered by their lowest rank or by the launcher.
         launcher: what started the job, such as "intel-mpi".
-        backend: what the ranks compute together on, such as "ccl"; empty before it is chosen.
+        backend: how the ranks communicate, such as "ccl"; empty before it is chosen.
         hosts: the host name of every node, by node rank; two nodes may have the same name.
-        device_type: of this rank's tensors, "cpu" for all CPU backends.
+        device_type: the type of device of this rank's tensors; "cpu" for all CPU backends.
     """
 
     rank: int
@@ -55,15 +58,17 @@ class World:
 
 @dataclass(frozen=True)
 class Member:
-    """What one rank tells the others about itself when the job starts.
+    """What one rank publishes about itself when the job starts.
 
     Attributes:
         node: a text that is the same for ranks that share a machine's memory, and different otherwise.
-        host: the machine's name, for people.
-        placement: what the launcher says.
+        host: the machine's name.
+        placement: the rank's numbers from the launcher.
         cpus: the logical CPUs that it may use.
-        threads: how many threads of it compute.
-        interactive: whether it is a notebook or the like, which an exception does not end.
+        threads: the number of its computing threads.
+        interactive: whether it is a notebook or an interactive session, which an exception does not end.
+        restarts: how often the job has been restarted, as this rank's launcher counts.
+        run_ids: the names of the run, as this rank's launcher gives them: `Launcher.run_ids`.
     """
 
     node: str
@@ -72,12 +77,16 @@ class Member:
     cpus: tuple[int, ...] = ()
     threads: int = 1
     interactive: bool = False
+    restarts: int = 0
+    run_ids: dict[str, bool] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        """Return the member as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Member:
+        """Read what `to_json` has written."""
         fields = json.loads(text)
         placement, cpus = Placement(**fields.pop("placement")), tuple(fields.pop("cpus"))
         return cls(placement=placement, cpus=cpus, **fields)
@@ -103,13 +112,41 @@ class _Node:
         return self.identity == member.node and self.local_size == place.local_size and not taken
 
 
-def assign_nodes(members: Sequence[Member], launcher: str) -> list[World]:
-    """Give every rank its place on its node, from what all ranks say of themselves, in rank order.
+def gather_members(
+    launcher: Launcher, interactive: bool, all_gather: Callable[[str, str], list[str]]
+) -> tuple[World, list[Member]]:
+    """Publish what this rank is; return its place among the others, and what each rank is, in rank order.
 
-    Nodes are told apart by `Member.node` and not by host names: two nodes may have the same name.
+    Args:
+        launcher: what started this rank.
+        interactive: whether an exception does not end this process.
+        all_gather: publishes this rank's text under a key and returns the texts of all ranks.
 
     Raises:
-        UserError: the ranks do not make up whole nodes of the sizes that the launcher gave.
+        UserError: the ranks are not whole nodes of the sizes that the launcher gave.
+        StartupTimeout: a rank did not arrive in time.
+    """
+    import torch
+
+    placement = launcher.placement()
+    host, cpus, threads = socket.gethostname(), tuple(allowed_cpus()), torch.get_num_threads()
+    run = launcher.restarts, launcher.run_ids
+    own = Member(node_identity(), host, placement, cpus, threads, interactive, *run)
+    members = [Member.from_json(text) for text in all_gather("member", own.to_json())]
+    return assign_nodes(members, launcher.name)[placement.rank], members
+
+
+def assign_nodes(members: Sequence[Member], launcher: str) -> list[World]:
+    """Return every rank's place in the job and on its node, in rank order.
+
+    Nodes are distinguished by `Member.node`, since two nodes may have the same host name.
+
+    Args:
+        members: all ranks, in rank order.
+        launcher: the launcher's name.
+
+    Raises:
+        UserError: the ranks are not whole nodes of the sizes that the launcher gave.
     """
     nodes: list[_Node] = []
     for rank, member in enumerate(members):
@@ -139,22 +176,23 @@ def assign_nodes(members: Sequence[Member], launcher: str) -> list[World]:
     return [places[rank] for rank in range(len(members))]
 
 
-def elsewhere(members: Sequence[Member], world: World, nodes_asked_for: int | None) -> str:
-    """In what the ranks run elsewhere than their launcher promises, and what to do; empty where they do not.
+def elsewhere(members: Sequence[Member], world: World, requested_nodes: int | None) -> str:
+    """Return a sentence if the ranks do not run where the launcher says they do; empty otherwise.
 
     Args:
-        members: what all ranks say of themselves, in rank order.
-        world: any rank's, as `assign_nodes` made it of that.
-        nodes_asked_for: on how many nodes the user wanted them, where that is known.
+        members: all ranks, in rank order.
+        world: any rank's place, from `assign_nodes`.
+        requested_nodes: on how many nodes the user wanted ranks; None where that is not known.
     """
     remedy = "look at the hostfile, which cpudist doctor --hostfile checks"
     machines = {member.node: member.host for member in members}
     where = ", ".join(machines.values())
-    numbered = members[0].placement.node_rank is not None  # whoever numbers nodes may mean several on one machine
+    # A launcher that numbers nodes may place several on one machine.
+    numbered = members[0].placement.node_rank is not None
     if len(machines) < world.node_count and not numbered:
         return f"{world.launcher} takes {where} for {world.node_count} hosts, so ranks share cores; {remedy}"
-    if nodes_asked_for is not None and len(machines) < nodes_asked_for:
-        return f"{world.launcher} was asked for {nodes_asked_for} hosts, but all ranks run on {where}; {remedy}"
+    if requested_nodes is not None and len(machines) < requested_nodes:
+        return f"{world.launcher} was asked for {requested_nodes} hosts, but all ranks run on {where}; {remedy}"
     return ""
 
 

@@ -1,12 +1,15 @@
 """A plain training loop on several ranks, in bfloat16: handwritten digits, a small convolutional net, no Trainer.
 
     pip install scikit-learn
-    mpirun -n 2 python examples/train_digits.py
+    mpirun -n 2 python examples/train_digits.py out
 
-Every rank takes its share of each epoch's shuffled digits; gradients are averaged by the backend.
+Every rank takes its share of each epoch's shuffled digits; gradients are averaged by the backend. After
+each epoch a checkpoint is saved in the folder `out`; started again, the script goes on from the newest one.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -38,13 +41,15 @@ def main() -> None:
     sampler = DistributedSampler(train, world.size, world.rank, shuffle=True)
     loader = DataLoader(train, batch_size=32, sampler=sampler)
 
-    for epoch in range(20):
+    checkpoints = cpudist.Checkpoints(sys.argv[1])
+    for epoch in range(checkpoints.restore(model=model, optimizer=optimizer), 20):
         sampler.set_epoch(epoch)
         for batch, target in loader:
             loss = torch.nn.functional.cross_entropy(model(batch), target)
             loss.backward()
             cpudist.step(optimizer)
             optimizer.zero_grad()
+        checkpoints.save(epoch + 1, model=model, optimizer=optimizer)
 
     # Every rank counts on its own part of the test set, each digit once.
     part = range(world.rank, len(test), world.size)

@@ -40,10 +40,11 @@ has_headers() {
 
 check_machine() {
     need "Python 3" python3 command -v python3
-    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-        die "Python 3.10 or newer is needed, this is $(python3 -V 2>&1)"
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        die "Python 3.11 or newer is needed, this is $(python3 -V 2>&1)"
     need "a C++ compiler" g++ command -v "${CXX:-g++}"
     need "Python's C headers" python3-dev has_headers
+    need "Python's venv" python3-venv python3 -c 'import ensurepip'
 }
 
 # make_environment EXTRAS FOLDER PIN...: installs cpudist[EXTRAS] and these versions into FOLDER, unless that has been done
@@ -54,10 +55,7 @@ make_environment() {
     wanted="${pins[*]} $(sha256sum pyproject.toml)"
     if [ "$(cat "$marker" 2>/dev/null)" != "$wanted" ]; then
         say "environment: installing cpudist[$extras] with ${pins[*]} into $folder (a few minutes)"
-        if ! [ -x "$python" ]; then
-            need "Python's venv" python3-venv python3 -c 'import ensurepip'
-            python3 -m venv "$folder"
-        fi
+        [ -x "$python" ] || python3 -m venv "$folder"
         timeout 1200 "$python" -m pip install --quiet --disable-pip-version-check "${pins[@]}" -e ".[$extras]"
         printf '%s' "$wanted" >"$marker"
     fi

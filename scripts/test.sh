@@ -2,19 +2,23 @@
 # Fresh machine -> environment and the test suite:
 #   scripts/test.sh [newest|torch2.8|torch2.15|all] [ARGUMENTS OF PYTEST]
 #   scripts/test.sh sanitize [address|thread]    the ccl backend's checks under sanitizers, see sanitize.sh
-# e.g. scripts/test.sh -k environments. The newest is the default: the whole suite, with style, types and imports. In the
-# other environments runs what depends on the versions of torch and of Hugging Face's libraries. all: newest and torch2.8.
+# newest is the default. Without arguments it runs the whole suite and checks style, types and imports first. The other
+# environments run the tests marked `versions`. all: newest, then torch2.8.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
-# What is said between hosts does not.
-readonly DEPENDS_ON_VERSIONS=(
-    tests/backends/{test_calls,test_shard_optimizer}.py tests/backends/ccl/test_{ccl,hooks}.py tests/backends/xla
-    tests/huggingface tests/job/test_job.py tests/notebook/test_notebook_xla.py tests/optimization
-    tests/training/test_target.py tests/training/recipes/test_{clm,qa,recipe_script,recipes}.py
-    -k "not across_hosts"
-)
+# A test run starts about a thousand Pythons. Without cached bytecode each of them would compile cpudist again.
+unset PYTHONDONTWRITEBYTECODE
+
+prepare() {
+    case $1 in
+        newest) make_environment ccl,plot,dev "${NEWEST[@]}" ;;
+        torch2.8) make_environment ccl,plot,test "${TORCH_2_8[@]}" ;;
+        torch2.15) make_environment ccl,plot,test "${TORCH_2_15[@]}" ;;
+    esac
+    build_backend
+}
 
 check_source() {
     say "style, types and imports"
@@ -26,14 +30,18 @@ check_source() {
 }
 
 run_tests() {
-    build_backend
     say "tests"
     timeout 3300 python -m pytest "$@"
 }
 
-# Both, whatever becomes of the first: one failing environment says nothing about the other.
+# Makes both environments side by side, because pip and the compiler use one core each. The tests take turns: their time
+# limits are for a machine that does nothing else. The second environment's run even if the first fails.
 run_in_both() {
     local environment results=() failed=0
+    for environment in newest torch2.8; do
+        prepare "$environment" &
+    done
+    wait # with status 0; what could not be installed or compiled is tried again below, and reported
     for environment in newest torch2.8; do
         say "in the environment $environment"
         if scripts/test.sh "$environment" "$@"; then
@@ -53,22 +61,18 @@ case ${1:-} in
     all)
         run_in_both "${@:2}"
         ;;
-    torch2.8)
-        make_environment ccl,plot,test "${TORCH_2_8[@]}"
-        run_tests "${DEPENDS_ON_VERSIONS[@]}" "${@:2}"
-        ;;
-    torch2.15)
-        make_environment ccl,plot,test "${TORCH_2_15[@]}"
-        run_tests "${DEPENDS_ON_VERSIONS[@]}" "${@:2}"
+    torch2.8 | torch2.15)
+        prepare "$1"
+        run_tests -m versions "${@:2}"
         ;;
     sanitize)
-        make_environment ccl,plot,dev "${NEWEST[@]}"
+        prepare newest
         scripts/sanitize.sh "${@:2}"
         ;;
     *)
         [ "${1:-}" != newest ] || shift
-        make_environment ccl,plot,dev "${NEWEST[@]}"
-        check_source
+        prepare newest
+        [ $# -gt 0 ] || check_source
         run_tests "$@"
         ;;
 esac

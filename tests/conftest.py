@@ -1,24 +1,75 @@
-"""Set before any test is collected."""
+"""Options, marks and settings of the whole suite."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
+import jobs
 import pytest
 
-# Some tests run parts of a recipe in this process, outside any job, so without cpudist's hold on accelerate, which
-# would take torch_xla where that is installed. It reads this when it is imported. Jobs do not inherit it: see jobs.py.
+# Some tests run parts of a recipe in this process, outside a job. There accelerate would choose torch_xla where it is
+# installed; it reads this variable when it is imported. Jobs do not inherit it: see jobs.py.
 os.environ["USE_TORCH_XLA"] = "0"
+
+_STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_unmarked: list[str] = []  # the test that runs, if it is not marked `job`
+_costs: defaultdict[str, Counter[str]] = defaultdict(Counter)  # folder -> tests, jobs and seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --long."""
-    parser.addoption("--long", action="store_true", help="run tests marked `long` too: whole stories, minutes each")
+    parser.addoption("--long", action="store_true", help="also run the tests marked `long`, which take minutes each")
+
+
+def pytest_configure() -> None:
+    """Refuse processes in tests that are not marked `job`, and end by SIGTERM as by Ctrl-C."""
+    sys.addaudithook(_refuse_processes)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of `timeout`: jobs are then killed, not left running
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long tests to who asks for them."""
+    """Skip the tests marked `long` without --long."""
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: scripts/test.sh --long runs it"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests of each folder cost, if they have started jobs."""
+    total: Counter[str] = sum(_costs.values(), Counter())
+    if total["jobs"]:
+        terminalreporter.section("cost by folder")
+        for folder, cost in [*sorted(_costs.items()), ("all", total)]:
+            terminalreporter.write_line(
+                f"{folder:20} {cost['tests']:5} tests {cost['jobs']:5} jobs {cost['seconds']:7.0f} s"
+            )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Count what a test costs, and guard it and the fixtures that it sets up if it is not marked `job`."""
+    if not item.get_closest_marker("job"):
+        _unmarked.append(item.nodeid)
+    began, jobs_before = time.monotonic(), len(jobs.started)
+    try:
+        return (yield)
+    finally:
+        _unmarked.clear()
+        folder = item.path.relative_to(item.config.rootpath).parts[1]
+        _costs[folder] += Counter(tests=1, jobs=len(jobs.started) - jobs_before, seconds=time.monotonic() - began)
+
+
+def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
+    """Fail a test that starts a process and is not marked `job`. The interpreter calls this for every audit event."""
+    # torch 2.8's compiler starts workers of its own when Intel's extension imports it.
+    if _unmarked and event in _STARTS_A_PROCESS and "compile_worker" not in str(args):
+        # Not an Exception, so code under test that catches those does not hide it.
+        pytest.fail(
+            f"{_unmarked[0]} starts a process, so mark it with pytest.mark.job: {event} {args[:2]}", pytrace=False
+        )

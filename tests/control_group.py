@@ -1,4 +1,4 @@
-"""A real control group for a test: of version 1, one in each hierarchy, or of version 2."""
+"""Make a real control group for a test: one in each hierarchy of cgroup version 1, or one of version 2."""
 
 from __future__ import annotations
 
@@ -14,32 +14,38 @@ _KINDS = ("cpu", "cpuset", "memory")
 
 
 class ControlGroup:
-    """A group with no limits yet."""
+    """A control group without limits."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
         self._folders = folders
 
     def limit(self, kind: str, **files: str) -> None:
-        """Write the file of the version that is there; two underscores in a name stand for a dot."""
+        """Set limits.
+
+        Args:
+            kind: controller: cpu, cpuset or memory.
+            files: what to write to which of the controller's files, with two underscores for a dot in the name. Files
+                that this machine's version of cgroups does not have are left out.
+        """
         for name, text in files.items():
             file = self._folders[kind] / name.replace("__", ".")
             if file.exists():
                 file.write_text(text)
 
     def join(self, pid: int) -> None:
-        """Move a running process into this group; what it has allocated before counts where it was."""
+        """Move a running process into this group. Memory that it has allocated still counts in its old group."""
         for folder in set(self._folders.values()):
             (folder / "cgroup.procs").write_text(str(pid))
 
     def inside(self, command: list[str]) -> list[str]:
-        """The command that runs `command` in this group."""
+        """Return the command that runs `command` in this group."""
         join = "".join(f"echo $$ > {folder}/cgroup.procs && " for folder in set(self._folders.values()))
         return ["sh", "-c", f'{join} exec "$@"', "sh", *command]
 
 
 @contextmanager
 def control_group() -> Iterator[ControlGroup]:
-    """Make one, and remove it afterwards; skip where that is not allowed."""
+    """Make a control group and remove it afterwards. Skips the test where this user may not make one."""
     name = f"cpudist-test-{uuid.uuid4().hex[:8]}"
     unified = (_TOP / "cgroup.controllers").exists()
     folders = {kind: _TOP / ("" if unified else kind) / name for kind in _KINDS}

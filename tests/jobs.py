@@ -1,8 +1,7 @@
-"""Start real jobs from tests, bounded, and leave nothing behind.
+"""Start real jobs from tests, with a time limit, and leave no process behind.
 
-Intel MPI's `mpirun` is a shell wrapper: killing it leaves Hydra and all ranks running, and Hydra's proxies
-may leave the session as well. So every job carries a unique mark in its environment, and whoever carries it
-in /proc is of that job.
+Intel MPI's `mpirun` is a shell wrapper: killing it leaves Hydra and all ranks running, and Hydra's proxies may leave
+the session as well. So every job gets a unique variable in its environment, and the processes with it are the job's.
 """
 
 from __future__ import annotations
@@ -20,16 +19,24 @@ from pathlib import Path
 
 BIN = Path(sys.prefix) / "bin"
 _MARK = "CPUDIST_TEST_JOB"
-_LEAVE_SECONDS = 10.0  # what processes get to be gone by themselves after the command has ended
+_SHARED = Path("/dev/shm")
+_LEAVE_SECONDS = 10.0  # how long processes may outlive their command
 
-# A job must not take over the rank of a test run that is itself under a launcher, and `-m pytest` may set
-# these. The last one stands in conftest.py; a job must do without.
+# Variables that jobs do not inherit: those of a launcher that runs the tests, and the one that conftest.py sets.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USE_TORCH_XLA")
+
+started: list[str] = []  # the marks of all jobs so far
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended and what it wrote; `seconds` is its wall time."""
+    """How a job ended.
+
+    Attributes:
+        returncode: exit status; negative for a signal.
+        stdout, stderr: what it wrote.
+        seconds: wall time.
+    """
 
     returncode: int
     stdout: str
@@ -38,22 +45,32 @@ class Result:
 
     @property
     def output(self) -> str:
-        """Everything the job wrote, for the message of an assertion."""
+        """Exit status and everything the job wrote, for the message of an assertion."""
         return f"exit status {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
 def run(
     command: list[str], timeout: float, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
 ) -> Result:
-    """Run `command` to its end. Past `timeout` the whole job is killed and the test fails, with its output.
+    """Run a command to its end.
 
-    `env` adds to this process's environment. Processes that the job leaves behind are killed and fail the
-    test too.
+    Args:
+        command: words of the command line.
+        timeout: seconds after which the job is killed.
+        env: variables added to this process's.
+        cwd: working directory; this process's by default.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        AssertionError: the job did not end within `timeout`, or left processes behind. They are killed.
     """
     mark = uuid.uuid4().hex
+    started.append(mark)
     variables = {**environment(env), _MARK: mark}
 
-    # Files, not pipes: a leftover that holds a pipe open would keep us reading for ever.
+    # Files, not pipes: a process that is left behind and holds a pipe open would block reading.
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         start = time.monotonic()
         process = subprocess.Popen(
@@ -73,7 +90,8 @@ def run(
         finally:
             seconds = time.monotonic() - start
             left = [] if process.poll() is None else _wait_until_gone(mark)
-            _kill(mark, process)
+            if left or process.poll() is None:
+                _kill(mark, process)
         stdout.seek(0)
         stderr.seek(0)
         result = Result(process.returncode, stdout.read(), stderr.read(), seconds)
@@ -84,7 +102,7 @@ def run(
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that a job gets: this process's, without those that make it a rank, and `env`."""
+    """Return the variables of a job: this process's, without those that make it a rank, and `env`."""
     variables = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
     # mpirun looks for its mpiexec.hydra on PATH, and would take that of a Debian mpich.
     variables["PATH"] = f"{BIN}{os.pathsep}{variables.get('PATH', os.defpath)}"
@@ -92,22 +110,38 @@ def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def mpirun(n: int, *args: str) -> list[str]:
-    """The command that runs `args` on `n` ranks under this environment's own mpirun."""
+    """Return the command that runs `args` on `n` ranks under the mpirun of this virtual environment."""
     return [str(BIN / "mpirun"), "-n", str(n), *args]
 
 
 def torchrun(n: int, *args: str) -> list[str]:
-    """The command that runs `args` (a script, or -m and a module) on `n` ranks under torchrun."""
+    """Return the command that runs `args` (a script, or -m and a module) on `n` ranks under torchrun."""
     return [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={n}", *args]
 
 
 def train(*args: str) -> list[str]:
-    """The command `cpudist-train` of this environment."""
+    """Return the command line of this virtual environment's `cpudist-train`."""
     return [str(BIN / "cpudist-train"), *args]
 
 
+def orphans() -> set[str]:
+    """Return the files in /dev/shm that no process has mapped or open.
+
+    Without Intel MPI's: its library leaves one of a few hundred bytes behind where a rank dies while MPI starts.
+    """
+    names = {path.name for path in _SHARED.iterdir() if not path.name.startswith("Intel_MPI_")}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            used = (process / "maps").read_text()
+            used += "".join(os.readlink(entry) + "\n" for entry in (process / "fd").iterdir())
+        except OSError:  # it ended meanwhile, or is not ours
+            continue
+        names -= {name for name in names if f"{_SHARED}/{name}\n" in used}
+    return names
+
+
 def _members(mark: str) -> dict[int, str]:
-    """The living processes of a job: process id -> command line."""
+    """Return the running processes of a job: process id -> command line."""
     wanted = f"{_MARK}={mark}".encode()
     members = {}
     for entry in Path("/proc").iterdir():
@@ -117,13 +151,13 @@ def _members(mark: str) -> dict[int, str]:
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 members[int(entry.name)] = line.strip()
-        except OSError:  # it ended meanwhile, or is not ours
+        except OSError:  # it has ended, or belongs to another user
             continue
     return members
 
 
 def _wait_until_gone(mark: str) -> list[str]:
-    """Give the job's processes a moment to end; the command lines of those that did not."""
+    """Wait until the job's processes have ended; return the command lines of those that have not."""
     deadline = time.monotonic() + _LEAVE_SECONDS
     while (members := _members(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -131,7 +165,7 @@ def _wait_until_gone(mark: str) -> list[str]:
 
 
 def _kill(mark: str, process: subprocess.Popen[bytes]) -> None:
-    """Kill everything that carries the mark; again, since a process may fork while we look."""
+    """Kill all processes of a job, repeatedly, because one may fork meanwhile."""
     for _ in range(20):
         members = _members(mark)
         for pid in members:

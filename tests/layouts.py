@@ -1,11 +1,12 @@
-"""Layouts of real machines (tests/machine/layouts), and what their sources say of them."""
+"""Layouts of real machines (tests/topology/layouts), and what their sources say of them."""
 
 from __future__ import annotations
 
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "machine" / "layouts"
+FOLDER = Path(__file__).parent / "topology" / "layouts"
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,10 @@ LAYOUTS = {
     "xeon-phi-snc4-hbm.hwloc2.xml": Shape(1, 4, 4, 16, 64, 64, memory_only=4),
     "xeon-x7550-4s.sysfs.tar.xz": Shape(4, 3, 4, 32, 64, 64),
 }
+
+
+def unpack(name: str, folder: Path) -> None:
+    """Unpack an archive of FOLDER; Python before 3.11.4 has no filters, and the archives are our own."""
+    with tarfile.open(FOLDER / name) as archive:
+        archive.extraction_filter = lambda member, path: member
+        archive.extractall(folder)

@@ -1,26 +1,25 @@
-"""What a folder's docstring says that it must not know is what `lint-imports` checks."""
+"""`lint-imports` checks what each folder's docstring says that the folder must not know."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
-
-import pytest
 
 import cpudist
 
 PACKAGE = Path(cpudist.__file__).parent
 PYPROJECT = PACKAGE.parent / "pyproject.toml"
 
-# The words of the docstrings, as modules.
+# Words of the docstrings -> modules.
 MODULES = {
     "torch": {"torch"},
     "MPI": {"mpi4py"},
     "transformers": {"transformers", "accelerate"},
     "process groups": {"cpudist.backends.process_group", "cpudist.backends.ccl", "cpudist.backends.gloo"},
-    "environments": {"cpudist.environments"},
+    "launchers": {"cpudist.launchers"},
     "rendezvous": {"cpudist.rendezvous"},
     "backends": {"cpudist.backends"},
     "jobs": {"cpudist.job"},
@@ -37,8 +36,7 @@ def _said(folder: Path) -> set[str] | None:
     return None if sentence is None else set().union(*(MODULES[word] for word in re.split(", | or ", sentence[1])))
 
 
-def test_every_wall_that_is_said_is_checked() -> None:
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+def test_what_a_docstring_forbids_is_checked() -> None:
     contracts = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     checked = {
         contract["source_modules"][0].removeprefix("cpudist."): set(contract["forbidden_modules"])
@@ -53,7 +51,22 @@ def test_every_wall_that_is_said_is_checked() -> None:
         assert said <= checked[folder.name], folder.name
 
 
-def test_test_files_have_names_of_their_own() -> None:
-    """pytest imports them by these, in one environment this file and in another one that."""
+def test_names_of_test_files_are_unique() -> None:
+    """Test files lie in folders that are no packages, so pytest imports them as modules by these names."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_backend_of_an_entry_point_is_named_outside_its_folder() -> None:
+    """xla declares its options, hooks and findings to commands, doctor, notebooks and Trainer as any other package."""
+    guest = PACKAGE / "backends" / "xla"
+    # Variables of the environment, which are set or handed on, and names in accelerate and transformers.
+    variables = re.compile(r"\"(USE_TORCH_)?XLA_?\"|\b(is)?_torch_xla_available\b")
+    found = [
+        f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for path in PACKAGE.rglob("*.py")
+        if guest not in path.parents
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"xla(?!bel)", variables.sub("", line), re.IGNORECASE)
+    ]
+    assert found == []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpudist.environments import Placement
 from cpudist.errors import UserError
+from cpudist.launchers import Placement
 from cpudist.world import Member, World, assign_nodes, elsewhere
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
@@ -78,9 +78,9 @@ def test_repr() -> None:
 def test_ranks_that_run_elsewhere_than_promised() -> None:
     one, two = members([0, 0, 0, 0]), members([0, 0, 1, 1])
     alias = members([0, 0, 1, 1], identities=["node0", "node0"])  # one machine stands in the hostfile under two names
-    assert elsewhere(two, assign_nodes(two, "mpich")[0], nodes_asked_for=2) == ""
-    assert elsewhere(one, assign_nodes(one, "mpich")[0], nodes_asked_for=None) == ""
-    said = elsewhere(one, assign_nodes(one, "mpich")[0], nodes_asked_for=2)
+    assert elsewhere(two, assign_nodes(two, "mpich")[0], requested_nodes=2) == ""
+    assert elsewhere(one, assign_nodes(one, "mpich")[0], requested_nodes=None) == ""
+    said = elsewhere(one, assign_nodes(one, "mpich")[0], requested_nodes=2)
     assert said.startswith("mpich was asked for 2 hosts, but all ranks run on same-name; ")
-    said = elsewhere(alias, assign_nodes(alias, "mpich")[0], nodes_asked_for=None)
+    said = elsewhere(alias, assign_nodes(alias, "mpich")[0], requested_nodes=None)
     assert said.startswith("mpich takes same-name for 2 hosts, so ranks share cores; ")

@@ -1,8 +1,8 @@
-"""The ways in which the ranks of a job can work together, behind one interface (`base.py`).
+"""Backends: the ways in which the ranks of a job compute together, behind one interface (`base.py`).
 
-`register`, `get`, `available` and `choose` are all that the rest of cpudist and its users need; what differs between
-oneCCL, gloo and others stays inside each backend's own file or folder. Other packages add a backend through the
-entry-point group ``cpudist.backends`` (name = "package.module:Class").
+`register`, `get`, `available` and `choose` are all that the rest of cpudist and its users need. What differs between
+oneCCL, gloo and others stays inside each backend's own file or folder. A package adds a backend, with options of its
+own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see `Backend`.
 
 It must not know jobs, optimization, transformers, recipes or command lines.
 """
@@ -11,84 +11,122 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from cpudist.backends.base import Backend
+from cpudist.backends.base import Backend, Option
 from cpudist.console import say
 from cpudist.errors import UserError
 
-__all__ = ["AUTO", "Backend", "available", "choose", "get", "names", "register"]
+__all__ = ["AUTO", "Backend", "Option", "available", "choose", "get", "make", "names", "plugins", "register"]
 
-# What "auto" means: the first of these that can be used on every rank.
+# What "auto" means: the first of these that every rank can use.
 AUTO = ("ccl", "gloo")
 
 # A class, or where to import it from when it is first asked for.
-_known: dict[str, type[Backend] | str] = {
+_registered: dict[str, type[Backend] | str] = {
     "ccl": "cpudist.backends.ccl.backend:CclBackend",
     "gloo": "cpudist.backends.gloo:GlooBackend",
-    "xla": "cpudist.backends.xla.backend:XlaBackend",
 }
 
 
 def register(name: str, backend: type[Backend] | str) -> None:
-    """Add a backend, or replace the one of that name: a subclass of `Backend` or ``"package.module:Class"``."""
-    _known[name] = backend
+    """Add a backend to this process, or replace the one of that name.
+
+    Args:
+        name: what users call it.
+        backend: a subclass of `Backend`, or ``"package.module:Class"``.
+    """
+    _registered[name] = backend
 
 
 def names() -> list[str]:
-    """The names of all backends known here, whether or not they can be used."""
-    return sorted({*_known, *(point.name for point in entry_points(group="cpudist.backends"))})
+    """Return the names of all backends, whether or not they can be used here, in alphabetical order."""
+    return sorted({*_registered, *_entry_points()})
 
 
 def get(name: str) -> type[Backend]:
     """Return the backend class of that name.
 
     Raises:
-        UserError: no backend has that name.
+        UserError: no backend has that name, or its module cannot be imported.
     """
-    found = _known.get(name)
+    found = _registered.get(name) or _entry_points().get(name)
     if found is None:
-        points = {point.name: point.value for point in entry_points(group="cpudist.backends")}
-        if name not in points:
-            raise UserError(f"there is no backend {name!r}; choose auto or one of {', '.join(names())}")
-        found = points[name]
+        raise UserError(f"there is no backend {name!r}; choose auto or one of {', '.join(names())}")
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        _known[name] = found
+        try:
+            found = _registered[name] = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"backend {name} cannot be imported: {error}; reinstall its package") from error
+    return found
+
+
+def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
+    """Return a backend that is configured and not started.
+
+    Args:
+        name: its name; not "auto".
+        options: what the user says for this backend alone; see `Backend.configure`.
+
+    Raises:
+        UserError: no backend has that name, or it does not take these options.
+    """
+    backend = get(name)()
+    backend.configure(**options or {})
+    return backend
+
+
+def plugins() -> dict[str, type[Backend]]:
+    """Return the backends of the entry-point group, by name; those that cannot be imported are left out."""
+    found = {}
+    for name in sorted(_entry_points()):
+        try:
+            found[name] = get(name)
+        except UserError:  # shown when the user asks for this backend
+            continue
     return found
 
 
 def available() -> list[str]:
-    """The names of the backends that this process could use now; compiles the ccl backend if it has to."""
-    return [name for name in names() if get(name)().unavailable() is None]
+    """Return the names of the backends that this process could use now. Compiles the ccl backend if necessary."""
+    return [name for name in names() if make(name).unavailable() is None]
 
 
 def choose(
-    name: str, ask_everyone: Callable[[str, str], list[str]], speaks: bool, options: Mapping[str, Any] | None = None
+    backend: str | Backend,
+    ask_everyone: Callable[[str, str], list[str]],
+    is_main_process: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> Backend:
-    """Return the backend of that name, not started, once it is known that every rank can use it.
+    """Return a backend that every rank can use, not started. All ranks call it.
 
     Args:
-        name: a backend's name, or "auto". A backend that is named never gives way to another one.
-        ask_everyone: tells a key and this rank's answer to all ranks; returns the answers of all, in rank order.
-        speaks: whether this rank tells the user why a better one is not used.
-        options: what the user says for this backend alone; see `Backend.configure`.
+        backend: a backend's name, "auto", or a backend that `make` has returned. Only "auto" falls back to another one.
+        ask_everyone: sends a key and this rank's answer to all ranks; returns the answers of all, in rank order.
+        is_main_process: whether this rank tells the user why a faster backend is not used.
+        options: for a backend that is given by its name; see `Backend.configure`.
 
     Raises:
         UserError: the backend does not exist, does not take these options, or some rank cannot use it; the same on
             every rank.
     """
-    for candidate in AUTO if name == "auto" else (name,):
-        backend = get(candidate)()
-        backend.configure(**options or {})
-        reasons = ask_everyone(f"backend/{candidate}", backend.unavailable() or "")
+    for name in AUTO if backend == "auto" else (backend,):
+        candidate = make(name, options) if isinstance(name, str) else name
+        reasons = ask_everyone(f"backend/{candidate.name}", candidate.unavailable() or "")
         rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (0, ""))
         if not reason:
-            return backend
-        if name != "auto":
-            raise UserError(f"backend {candidate} cannot be used on rank {rank}: {reason}")
-        if speaks:
-            say(f"warning: not using {candidate}, rank {rank} says: {reason}")
+            return candidate
+        if backend != "auto":
+            raise UserError(f"backend {candidate.name} cannot be used on rank {rank}: {reason}")
+        if is_main_process:
+            say(f"warning: not using {candidate.name}, rank {rank} says: {reason}")
     raise UserError("no backend can be used on all ranks")
+
+
+@cache
+def _entry_points() -> dict[str, str]:
+    """The backends that installed packages bring: where to import each from, by name."""
+    return {point.name: point.value for point in entry_points(group="cpudist.backends")}

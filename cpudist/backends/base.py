@@ -1,22 +1,54 @@
-"""What cpudist asks of a backend."""
+"""The interface of a backend, and what it declares."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from cpudist.backends.compression import NONE
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
     from torch.distributed import Store
 
     from cpudist.backends.calls import Calls
+    from cpudist.backends.layouts import Layout
+    from cpudist.changes import Changes
     from cpudist.world import World
 
 # What `cpudist.optimize` can do to a model and its optimizer.
 Optimization = Literal["ipex", "fused", "channels_last", "keep_memory", "master_weights", "autocast", "compile"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of one backend: a keyword of `cpudist.init`, and an option of `cpudist-train`.
+
+    Attributes:
+        name: the keyword, such as "show_sharding"; the command line spells it ``--show-sharding``.
+        help: one line for ``cpudist-train --help``.
+        type: makes the value of the command line's text; `bool` makes a flag without a value.
+        default: the value where the user gives none; False for a flag.
+        choices: the values that are allowed; empty allows all.
+        metavar: the value's name in the help.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    metavar: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """The option as the command line spells it."""
+        return f"--{self.name.replace('_', '-')}"
 
 
 class Backend(ABC):
@@ -24,108 +56,187 @@ class Backend(ABC):
 
     The order of calls is `configure`, `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing
     here assumes tensors on the CPU, one process per device, or gradients that are reduced by hooks: a backend that runs
-    its steps lazily, or shards one program over many devices, says so by `step`, `synchronize` and `wrap`.
+    its steps lazily, or shards one program over many devices, implements that in `step`, `synchronize` and `wrap`.
+
+    Commands import the class for its declarations before torch is imported (``cpudist-train --help`` does, and a
+    rank before it is pinned). So the module of a backend of another package imports torch in its methods only.
 
     Attributes:
         name: what users call it.
+        options: what users can set for this backend alone; `configure` takes them.
+        companions: packages that it needs and that are each made for one release of torch.
         device_type: where its ranks keep models and batches, as in ``torch.device(device_type)``.
         makes_process_group: whether `start` makes `torch.distributed`'s default process group, which scripts and
             libraries then use.
-        optimizations: what `cpudist.optimize` may do to a model that lives on its devices.
+        optimizations: what `cpudist.optimize` may do to a model that lives on its devices. Without "fused", Trainer's
+            fused optimizers are replaced by their plain form.
+        compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
         fixed_shapes: whether batches of a new shape are slow, so that padding to few lengths pays.
+        hidden_warnings: texts of transformers' warnings that do not apply on this backend.
     """
 
     name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+    companions: ClassVar[tuple[str, ...]] = ()
     device_type: str = "cpu"
     makes_process_group: bool = True
     optimizations: frozenset[Optimization] = frozenset()
+    compressions: ClassVar[frozenset[str]] = frozenset()
     fixed_shapes: bool = False
+    hidden_warnings: tuple[str, ...] = ()
 
-    def configure(self, **options: Any) -> None:
-        """Take what the user says for this backend alone.
+    def configure(self, **values: Any) -> None:
+        """Take the values of `options` that the user has set; `configured` has them with all defaults.
 
         Raises:
-            UserError: it takes no such options, or not these values.
+            UserError: the backend has no such options, or they do not take these values.
         """
-        if options:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-            raise UserError(f"the backend {self.name} takes no {names}; leave it out, or name another --backend")
+        known = {option.name: option for option in self.options}
+        if unknown := [Option(name, "").flag for name in values if name not in known]:
+            raise UserError(
+                f"the backend {self.name} takes no {', '.join(unknown)}; leave it out, or name another --backend"
+            )
+        for name, value in values.items():
+            choices = known[name].choices
+            if choices and value not in (*choices, known[name].default):
+                allowed = ", ".join(map(str, choices))
+                raise UserError(f"{known[name].flag} {value} is not known; the backend {self.name} takes {allowed}")
+        self.configured = {**{name: option.default for name, option in known.items()}, **values}
+
+    @classmethod
+    def findings(cls, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
+        """Tell `cpudist doctor` what this backend would do on this machine.
+
+        Args:
+            environment: the environment variables.
+
+        Returns:
+            For each finding its level, one line that says what was found, and the remedy (empty where none is needed).
+        """
+        return iter(())
+
+    def processes_per_node(self, asked: int) -> int:
+        """Return how many ranks a notebook starts on this node where the user asks for `asked`.
+
+        Raises:
+            UserError: the backend cannot be used here.
+        """
+        return asked
 
     def find_others(self) -> Mapping[str, str]:
-        """This process's place among others, where no launcher has started it but its devices know: RANK, WORLD_SIZE …
+        """Return the variables that torchrun would set, where the devices know of other processes and no launcher does.
 
-        Called after `configure`, before any other. Returns the variables that torchrun would set; none: it is alone.
+        Called after `configure`, before any other. Empty where this process is alone.
         """
         return {}
 
     def unavailable(self) -> str | None:
-        """Why this process cannot use the backend, in one line that names the remedy; None when it can."""
+        """Return why this process cannot use the backend, in one line that names the remedy; None when it can."""
         return None
 
     @abstractmethod
     def start(self, world: World, store: Store, timeout: float) -> None:
-        """Make the ranks of `world` work together. All of them call it, and each returns or raises in bounded time.
+        """Connect the ranks of `world`. All of them call it, and each returns or raises in bounded time.
 
         Args:
             world: this rank's place among the others; its `backend` is not set yet.
-            store: all ranks' own, for them to meet in. Its keys are new.
-            timeout: seconds for the start and for every collective after it.
+            store: a store of all ranks, without any keys yet.
+            timeout: bound on the start and on every collective after it, in seconds.
         """
 
     def device(self) -> torch.device:
-        """The device of this rank."""
+        """Return the device of this rank."""
         import torch
 
         return torch.device(self.device_type)
 
     def variables(self) -> Mapping[str, str]:
-        """What the environment must hold while a job runs, so that other libraries use the same devices."""
+        """Return environment variables by which other libraries use the same devices; set while a job runs."""
+        return {}
+
+    def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
+        """Return what to change in other packages while a job runs, by module.
+
+        Each function is called with the job's changes and its module, once that has been imported.
+        """
         return {}
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
-        """Make the model's gradients agree across ranks; with `shard_optimizer` each rank updates its part.
+        """Return the model in a form whose gradients are averaged over all ranks.
+
+        Args:
+            model: the model, on this rank's device.
+            shard_optimizer: let each rank update its part of every parameter.
+            options: the backend's own; those of `DistributedDataParallel` where the backend uses it.
 
         Raises:
-            UserError: it cannot, or takes no such options.
+            UserError: the backend cannot do that, or takes no such options.
         """
 
     def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
-        """Make ready a model that somebody else wraps and trains, as Trainer does; it is on its device."""
+        """Prepare a model, on its device, that Trainer wraps itself."""
 
-    def lay_out_by(self, table: Mapping[str, tuple[Any, ...]], whose: str) -> None:  # noqa: B027 - most have no mesh
-        """Take a recipe's table of how parameters lie on a mesh of devices, if the user has named no other.
+    def check_compression(self, scheme: str) -> None:
+        """Check that gradients can cross the network in `scheme`, of which `compression.check_scheme` approves.
+
+        Raises:
+            UserError: they cannot; the message names the remedy.
+        """
+        if scheme != NONE and scheme.partition(":")[0] not in self.compressions:
+            known = " or ".join(sorted(self.compressions))
+            remedy = f"use {known}" if known else "leave it out"
+            raise UserError(f"the backend {self.name} cannot compress gradients by --compress {scheme}; {remedy}")
+
+    def compress(self, model: torch.nn.Module, scheme: str) -> None:  # noqa: B027 - only backends with `compressions`
+        """Let the gradients of a model that is wrapped cross the network in `scheme`. All ranks of the model call it.
+
+        Raises:
+            UserError: the model's gradients cannot, or ranks differ in the scheme.
+        """
+
+    def compressed_bytes(self) -> tuple[int, int] | None:
+        """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
+        return None
+
+    def use_layout(self, layout: Layout, source: str) -> None:  # noqa: B027 - most have no mesh
+        """Divide parameters over a mesh of devices by `layout`, unless the user has given another one.
 
         Args:
-            table: patterns of parameters' names, and for each axis of the parameter the axes of the mesh that cut it.
-            whose: the recipe's name.
+            layout: patterns of parameters' names, each with the mesh's axes by which every axis of the parameter is
+                divided; see `layouts.py`.
+            source: the layout's name in messages and in the run record, such as a recipe's.
         """
 
     def check_float16(self) -> None:
-        """Refuse float16 where this backend's devices cannot train in it.
+        """Check that this backend's devices can train in float16.
 
         Raises:
-            UserError: names the reason and what to use instead.
+            UserError: they cannot; the message names the reason and what to use instead.
         """
         raise UserError(f"float16 is not for the backend {self.name}; use bfloat16 (--bf16) or float32")
 
     def autocast(self, dtype: torch.dtype) -> torch.autocast:
-        """What lets a model on this backend's devices compute in `dtype` where that is safe."""
+        """Return the context in which a model on this backend's devices computes in `dtype` where that is safe."""
         import torch
 
         return torch.autocast(self.device_type, dtype=dtype)
 
     def skip_on_device(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """Let `optimizer` leave out the steps that a GradScaler rejects without waiting for the device to say which.
+        """Let `optimizer` find out on the device which steps a GradScaler rejects, instead of waiting for the device.
 
-        Returns what was done, for the run record; None where nothing was.
+        Returns:
+            What was done, for the run record; None where nothing was.
         """
         return None
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-        """Apply the gradients of a backward pass; where computing is lazy, this ends the step and starts its work.
+        """Apply the gradients of a backward pass; a device that computes lazily starts its work here.
 
-        With a GradScaler, which has scaled the loss, the gradients are unscaled first, and left out if not finite.
+        Args:
+            optimizer: the optimizer.
+            scaler: the GradScaler that has scaled the loss. It unscales the gradients and skips steps that are not
+                finite.
         """
         if scaler is None:
             optimizer.step()
@@ -134,47 +245,50 @@ class Backend(ABC):
             scaler.update()
 
     def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Wait until this rank's device has done all that it was given. The CPU always has."""
+        """Wait until this rank's device has completed all work that it was given."""
+
+    def random_state(self) -> Any:
+        """Return the state of this rank's device's random generator, for a checkpoint; None where the CPU's is used."""
+        return None
+
+    def set_random_state(self, state: Any) -> None:  # noqa: B027 - most use the CPU's
+        """Set the device's random generator to a state that `random_state` has returned."""
 
     def ddp_options(self) -> dict[str, Any]:
-        """What suits `DistributedDataParallel` on this backend where somebody else wraps the model, as Trainer does."""
+        """Return the best options of `DistributedDataParallel` here, for Trainer, which wraps models itself."""
         return {}
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every collective from now on, in the default group and in those made later.
+        """Set the bound on every collective from now on, in the default group and in those made later.
+
+        Args:
+            seconds: the new bound.
 
         Raises:
-            UserError: this backend cannot change its limit after the start.
+            UserError: this backend cannot change its timeout after the start.
         """
         raise UserError(f"the timeout of the backend {self.name} cannot be changed; give it at the start")
 
     def transport(self) -> str | None:
-        """What carries the messages: "mpi", "ofi", "tcp", …; None before `start`."""
-        return None
-
-    def provider(self) -> str | None:
-        """The provider of libfabric that carries messages between hosts, such as "tcp"; several with a plus sign.
-
-        What has been opened, not what might be; None where that is none, or not known.
-        """
+        """Return what carries the messages: "mpi", "ofi", "tcp", …; None before `start`."""
         return None
 
     def details(self) -> dict[str, Any]:
-        """More for the run record: library versions and the like."""
+        """Return more fields for the run record, such as library versions."""
         return {}
 
     def communication_seconds(self) -> float | None:
-        """Seconds for which this process has been blocked in communication; None where that is not measured."""
+        """Return the seconds that this process has been blocked in communication; None where that is not measured."""
         return None
 
     def calls(self) -> Calls | None:
-        """What this rank is doing in communication just now; None where that is not known.
+        """Return this rank's communication at this moment; None where that is not known.
 
-        Any thread may ask at any time, also while another one is blocked in a call. It takes milliseconds; up to a
-        fifth of a second, and then None, while a call blocks inside a transport, such as the making of a group.
+        Any thread may call this at any time, also while another one is blocked in a call. It takes milliseconds. While
+        a call blocks inside a transport (while a group is created, say), it takes up to 0.2 s and returns None.
         """
         return None
 
     @abstractmethod
     def stop(self) -> None:
-        """Release everything; the process may go on, and start a backend again."""
+        """Release everything; the process may then start a backend again."""

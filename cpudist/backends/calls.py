@@ -1,4 +1,4 @@
-"""What a rank is doing in communication: the calls under way, and what it finished last."""
+"""A rank's communication at one moment: the calls under way, and those that it has finished last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Call:
         sequence: of a collective, its number among those of its group, from 1, the same on all its ranks. None for
             send and recv.
         peer: of send and recv, the other rank in the job; None where it may be any.
-        bytes: of the tensors that hold the result on this rank; None where that is not known.
+        bytes: size of the tensors that hold the result on this rank; None where that is not known.
         dtype: "float32"; empty where there is none.
         shape: of the first of these tensors.
         seconds: since the rank called it.

@@ -1,4 +1,4 @@
-"""The backend that comes with torch: slower than ccl, needs nothing else."""
+"""The gloo backend, which comes with torch: slower than ccl, but it needs nothing else."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class GlooBackend(ProcessGroupBackend):
     name = "gloo"
 
     def __init__(self) -> None:
-        self._summary: dict[str, Any] = {}  # the flight recorder's at the last look; since when it lasts, and with what
-        self._lasting: tuple[float, Calls] | None = None
-        # How far the clock, by which the recorder goes and which may be set, is ahead of the one that is never set: at
-        # the last look, and when what is under way was called.
+        self._summary: dict[str, Any] = {}  # of the flight recorder, at the last look
+        self._lasting: tuple[float, Calls] | None = None  # calls that outlast a look, and when they were read
+        # Offset in seconds of the wall clock, which the recorder uses and which may be set, from the monotonic clock:
+        # at the last look, and when the calls under way were made.
         self._ahead = self._ahead_then = time.time() - time.monotonic()
 
     def start(self, world: World, store: Store, timeout: float) -> None:
@@ -47,10 +47,10 @@ class GlooBackend(ProcessGroupBackend):
         return "tcp" if dist.is_initialized() else None
 
     def calls(self) -> Calls | None:
-        """What torch's flight recorder has seen, which gloo writes to from torch 2.9 on: collectives only.
+        """Return what torch's flight recorder has seen: collectives only, and of gloo from torch 2.9 on.
 
-        A dump takes long, its summary less than a millisecond. So it is made once, and only when the summary is the
-        same as at the last look: then what is under way lasts.
+        A dump takes long, its summary less than a millisecond. So the dump is made once, when the summary is the same
+        as at the last look: the calls under way then last.
         """
         summary = _recorded(calls=False).get("pg_status")
         if not summary:
@@ -59,7 +59,7 @@ class GlooBackend(ProcessGroupBackend):
         if summary != self._summary:
             self._summary, self._lasting, self._ahead_then = summary, None, min(before, self._ahead)
             return Calls()
-        found = self._lasting  # another thread may ask as well
+        found = self._lasting  # read once: another thread may change it
         if found is None:
             found = self._lasting = time.monotonic(), _calls(self._ahead_then)
         then, calls = found

@@ -1,11 +1,12 @@
-"""What backends on `torch.distributed` process groups for CPU tensors have in common: the group's life, and DDP."""
+"""Base of backends on `torch.distributed` process groups for CPU tensors: the group's lifetime, and DDP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,13 +14,28 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.base import Backend
+from cpudist.backends.compression import NONE, POWERSGD_RANK
 from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from cpudist.changes import Changes
     from cpudist.world import World
+
+
+# accelerate and transformers prefer other devices to the CPU where their package is installed, unless this is set when
+# they are imported.
+CPU_ONLY = {"USE_TORCH_XLA": "0"}
+
+
+# The description of a group whose ranks may wait for long beside the training.
+BACKGROUND = "cpudist background"
+
+# torch asks for at least 2, because DDP makes its buckets anew after the first step. The first steps change parameters
+# most, and are averaged exactly.
+_FIRST_STEP_OF_POWERSGD = 10
 
 
 class ProcessGroupBackend(Backend):
@@ -28,6 +44,9 @@ class ProcessGroupBackend(Backend):
     optimizations = frozenset(
         {"ipex", "fused", "channels_last", "keep_memory", "master_weights", "autocast", "compile"},
     )
+
+    compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
+    _powersgd: Any = None  # the state of torch's hook
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         self._bound_new_groups(timeout)
@@ -41,23 +60,57 @@ class ProcessGroupBackend(Backend):
 
     def variables(self) -> Mapping[str, str]:
         return {
-            # A device without an index: moved to "cpu:0", as accelerate would, weights that IPEX has prepacked are
-            # corrupted.
+            # accelerate would move models to "cpu:0", which corrupts weights that Intel's extension has prepacked.
             "ACCELERATE_TORCH_DEVICE": self.device_type,
-            # accelerate and transformers take torch_xla, where it is installed, before they look for a CPU.
-            "USE_TORCH_XLA": "0",
+            **CPU_ONLY,
         }
 
+    def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
+        # Where they have been imported before the job started, they have read CPU_ONLY's variable already.
+        return dict.fromkeys(("accelerate.utils.imports", "transformers.utils.import_utils"), _prefer_cpu)
+
     def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
-        """Wrap in `DistributedDataParallel`, whose own `options` are, or in `ShardedDataParallel`, which has none."""
+        """Wrap in `DistributedDataParallel`, which takes `options`, or in `ShardedDataParallel`, which takes none."""
         if not shard_optimizer:
             return DistributedDataParallel(model, **{**self.ddp_options(), **options})
         if options:
             raise UserError(f"with shard_optimizer=True there is no DDP to take {', '.join(options)}; leave them out")
         return ShardedDataParallel(model, averages=self.averages())
 
+    def compress(self, model: torch.nn.Module, scheme: str) -> None:
+        if not isinstance(model, DistributedDataParallel):
+            if scheme == NONE:
+                return
+            raise UserError(f"--compress {scheme} is for gradients that DDP reduces; leave it out for this model")
+        group = model.process_group
+        schemes: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(schemes, scheme, group=group)
+        if len(set(schemes)) > 1:
+            raise UserError(
+                f"ranks differ in --compress ({', '.join(sorted(set(schemes)))}); give all of them the same"
+            )
+        if scheme == NONE:
+            return
+        if model._comm_hooks:
+            raise UserError(f"the model has a communication hook of its own; leave it out, or --compress {scheme}")
+        self._register_hook(model, group, scheme)
+
+    def _register_hook(self, model: DistributedDataParallel, group: Any, scheme: str) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+        rank = int(scheme.partition(":")[2] or POWERSGD_RANK)
+        self._powersgd = PowerSGDState(
+            group, matrix_approximation_rank=rank, start_powerSGD_iter=_FIRST_STEP_OF_POWERSGD
+        )
+        model.register_comm_hook(self._powersgd, powerSGD_hook)
+
+    def compressed_bytes(self) -> tuple[int, int] | None:
+        if self._powersgd is None:
+            return None
+        return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
+
     def averages(self) -> bool:
-        """Whether its groups know `ReduceOp.AVG`; gloo's do not."""
+        """Return whether its groups can reduce by `ReduceOp.AVG`; gloo's cannot."""
         return False
 
     def ddp_options(self) -> dict[str, Any]:
@@ -70,7 +123,11 @@ class ProcessGroupBackend(Backend):
         self._bound_new_groups(seconds)
 
     def _bound(self, group: Any, seconds: float) -> None:
-        """Bound the collectives of `group`, the backend's own object."""
+        """Set the timeout of `group`, a c10d backend.
+
+        Raises:
+            UserError: this torch cannot change it.
+        """
         if not hasattr(group, "set_timeout"):  # before torch 2.9 gloo takes a new limit and goes on with the old one
             raise UserError(
                 f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
@@ -80,7 +137,7 @@ class ProcessGroupBackend(Backend):
 
     @staticmethod
     def _bound_new_groups(seconds: float) -> None:
-        # Groups that are made without a timeout would otherwise wait for torch's half an hour.
+        # Of groups that are made without a timeout; torch's default is half an hour.
         distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
 
     def stop(self) -> None:
@@ -91,20 +148,35 @@ class ProcessGroupBackend(Backend):
 
 @dataclass(frozen=True)
 class Members:
-    """A process group as messages name it, empty for the default one; its ranks in the job, or None for all."""
+    """The name of a process group in messages, empty for the default one, and its ranks in the job; None for all."""
 
     name: str = ""
     ranks: tuple[int, ...] | None = None
 
 
 def groups() -> dict[str, Members]:
-    """The process groups of this rank, by the names that torch gives them; any thread may ask."""
+    """Return the process groups of this rank, by the names that torch gives them; any thread may call this.
+
+    Those for work in the background are left out: their waits are no sign of a rank that is late.
+    """
     known: dict[str, Members] = {}
     for group, name in list(distributed_c10d._world.pg_names.items()):
         if group is distributed_c10d.GroupMember.WORLD:
             known[name] = Members()
             continue
+        if group.group_desc == BACKGROUND:
+            continue
         ranks = distributed_c10d._world.pg_group_ranks.get(group, {})
         label = name if group.group_desc in ("", "undefined") else f"{group.group_desc}:{name}"
         known[name] = Members(label, tuple(sorted(ranks, key=ranks.__getitem__)))
     return known
+
+
+def _prefer_cpu(changes: Changes, module: ModuleType) -> None:
+    """Let accelerate or transformers answer as if CPU_ONLY had been set when they were imported."""
+    for name, value in {"USE_TORCH_XLA": "0", "_torch_xla_available": False}.items():
+        if hasattr(module, name):
+            changes.attribute(module, name, value)
+    forget = module.is_torch_xla_available.cache_clear
+    forget()
+    changes.then(forget)

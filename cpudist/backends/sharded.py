@@ -1,11 +1,11 @@
-"""Data parallelism whose optimizer is shared out: each rank updates its rows of every parameter.
+"""Data parallelism with a sharded optimizer: each rank updates its rows of every parameter.
 
 Gradients are reduce-scattered, so a rank gets the sum of its own rows alone; its optimizer updates these; then all
 ranks gather the updated rows (stage 2 of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", 2020, section 5). As in torch's FSDP2, optimizers see parameters as `DTensor`s that are sharded by
-rows, so what is computed from all gradients, such as their norm, is right without anybody's doing. Unlike there, whole
-parameters stay in the module, each in its own memory, and collectives work on them in place: nothing is packed, and
-nothing has to be gathered for a forward pass or a checkpoint.
+rows, so what is computed from all gradients, such as their norm, is right. Unlike in FSDP2, whole parameters stay in
+the module, each in its own memory, and collectives work on them in place: nothing is packed, and nothing has to be
+gathered for a forward pass or a checkpoint.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ class ShardedDataParallel(torch.nn.Module):
         self._group = group
         self._averages = averages
         self._syncs = True  # whether the next backward pass reduces gradients
-        self._queued = False  # whether this backward pass will
-        self._buffers_differ = (
-            True  # whether a training step, or loading, may have changed them since the last broadcast
-        )
+        self._queued = False  # whether the reduction of this backward pass is queued
+        self._buffers_differ = True  # whether buffers may have changed since the last broadcast
         _check_same(module)
         from torch.distributed.device_mesh import DeviceMesh  # late, as in shards.py
 
@@ -64,7 +62,7 @@ class ShardedDataParallel(torch.nn.Module):
         self._optimizers = ShardedOptimizers(self._shards, self._group)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._queued = False  # should a backward pass have failed
+        self._queued = False  # a backward pass may have failed
         if self._buffers_differ:
             _broadcast(self.module.buffers())
         self._buffers_differ = self._syncs and torch.is_grad_enabled()
@@ -75,9 +73,13 @@ class ShardedDataParallel(torch.nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The shards, under their parameters' names; parameters that are not trained as they are."""
+        """Yield the shards under their parameters' names, and the parameters that are not trained."""
         for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
             yield name, self._by_parameter.get(parameter, parameter)
+
+    def shards(self) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+        """Return each trained parameter of the module with this rank's shard of it, which optimizers update."""
+        return list(self._by_parameter.items())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -86,7 +88,7 @@ class ShardedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes in here stay on their rank; the next one outside reduces them all."""
+        """Keep gradients of backward passes in the block on their rank; the next pass outside it reduces them all."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -119,7 +121,11 @@ class ShardedDataParallel(torch.nn.Module):
 
 
 def _check_same(module: torch.nn.Module) -> None:
-    """Refuse models that differ between ranks, which collectives would wait for or mix up."""
+    """Check that all ranks have the same model; otherwise collectives would hang or mix up parameters.
+
+    Raises:
+        UserError: names, shapes or types differ.
+    """
     own = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
@@ -130,6 +136,6 @@ def _check_same(module: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def _broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Rank 0's values to all."""
+    """Copy rank 0's values to all ranks."""
     for tensor in tensors:
         dist.broadcast(tensor, 0)

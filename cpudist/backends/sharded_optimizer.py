@@ -1,7 +1,7 @@
-"""What the optimizers of a sharded model go through: for a step they are handed plain tensors, this rank's rows.
+"""Gives the optimizers of a sharded model plain tensors for a step: this rank's rows.
 
 Each operation on a DTensor costs more than updating a small parameter, and optimizers run a dozen for every parameter.
-So those that treat each element by itself, for which rows are enough, get the rows while they step.
+Optimizers that update each element separately need the rows alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BY_ELEMENT = (
 
 
 class ShardedOptimizers:
-    """Follows every optimizer that updates some of one model's `shards`, whenever it was made."""
+    """Hooks on every optimizer that updates some of one model's `shards`, made before or after this."""
 
     def __init__(self, shards: Sequence[Shard], group: Any) -> None:
         self._shards = shards
@@ -45,10 +45,10 @@ class ShardedOptimizers:
 
     @torch.no_grad()
     def _before_step(self, optimizer: optim.Optimizer, arguments: Iterable[Any]) -> None:
-        """Hand over the rows. It may hold the module's own parameters still, if it was made before these were sharded.
+        """Replace the shards by their rows; also the module's parameters, if the optimizer was made before sharding.
 
         Raises:
-            UserError: this optimizer cannot update rows, or they have no gradients that are reduced.
+            UserError: this optimizer cannot update rows, or gradients have not been reduced.
         """
         _replace(optimizer, {id(shard.whole): shard.own for shard in self._shards})
         updates = self._updated_by(optimizer)
@@ -66,7 +66,7 @@ class ShardedOptimizers:
         _replace(optimizer, {id(shard.own): shard.local for shard in updates})
 
     def _after_step(self, optimizer: optim.Optimizer) -> None:
-        """Take the rows back, and give all ranks those that were updated."""
+        """Put the shards back, and gather the updated rows on all ranks."""
         _replace(optimizer, {id(shard.local): shard.own for shard in self._shards})
         updated = [shard for shard in self._updated_by(optimizer) if shard.own.grad is not None]
         for shard in updated:
@@ -95,12 +95,12 @@ class ShardedOptimizers:
 
     @torch.no_grad()
     def _share_out(self, optimizer: optim.Optimizer) -> None:
-        """Keep this rank's rows of a state that is whole, as a loaded one, or made before the first step."""
+        """Reduce a whole state, loaded or made before the first step, to this rank's rows."""
         for shard in self._shards:
             _convert(optimizer.state.get(shard.own, {}), shard.whole.shape, shard.rows_of)
 
     def _gather(self, optimizer: optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """What `optimizer.state_dict()` gives, made whole; all ranks call it."""
+        """Return the result of `optimizer.state_dict()` with the rows of all ranks; all ranks call it."""
         of_parameter = {id(shard.own): shard for shard in self._shards}
         whole = dict(state["state"])
         for group, packed in zip(optimizer.param_groups, state["param_groups"], strict=True):
@@ -113,7 +113,7 @@ class ShardedOptimizers:
 
 
 def _replace(optimizer: optim.Optimizer, others: dict[int, torch.nn.Parameter]) -> None:
-    """Let `optimizer` hold others in the place of the parameters with these ids, with their state."""
+    """Replace the parameters with these ids, and the keys of their state, in `optimizer`."""
     for group in optimizer.param_groups:
         for place, parameter in enumerate(group["params"]):
             if (other := others.get(id(parameter))) is not None:
@@ -123,7 +123,7 @@ def _replace(optimizer: optim.Optimizer, others: dict[int, torch.nn.Parameter]) 
 
 
 def _convert(state: dict[str, Any], shape: torch.Size, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Of one parameter's state, what has `shape` belongs to its elements."""
+    """Convert the tensors of one parameter's state that have its `shape`: they belong to its elements."""
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.shape == shape:
             state[name] = convert(value)

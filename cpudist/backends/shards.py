@@ -1,4 +1,4 @@
-"""One parameter, of which every rank updates some rows: where these lie, and how gradients and rows travel."""
+"""One sharded parameter: each rank's rows, and how gradients and rows are communicated."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 class Shard:
     """A parameter and this rank's rows of it, in one memory.
 
-    All ranks but the last ones have equally many rows, as DTensor divides them. Where they do not come out even, the
-    parameter moves to memory with some rows more, so that collectives can work on it in place.
+    DTensor gives all ranks but the last ones equally many rows. Where the rows do not divide evenly, the parameter
+    moves to memory with some rows more, so that collectives can work on it in place.
+
+    Args:
+        whole: the parameter, of any shape but ().
+        mesh: the ranks, a mesh of one dimension.
 
     Attributes:
-        whole: the module's own parameter, of which ``whole.grad`` is what this rank alone has accumulated.
-        own: what optimizers get: a DTensor of the same shape, sharded by rows. Its gradient is reduced.
-        local: this rank's rows as a plain tensor, for optimizers to compute with. It may have none.
-        memory, chunk: what an all-gather of the rows writes to, and what this rank gives, its part of it.
+        whole: the module's parameter; ``whole.grad`` is what this rank alone has accumulated.
+        own: the parameter for optimizers: a DTensor of the same shape, sharded by rows, with the reduced gradient.
+        local: this rank's rows as a plain tensor of shape (rows, ...), for optimizers to compute with; rows may be 0.
+        memory: all rows as a flat tensor, the output of an all-gather.
+        chunk: this rank's part of `memory`, its input.
     """
 
     def __init__(self, whole: torch.nn.Parameter, mesh: DeviceMesh) -> None:
-        from torch.distributed.tensor import DTensor  # late: it takes a second, and most jobs do without
+        from torch.distributed.tensor import DTensor  # imported here: it takes a second, and most jobs do not need it
         from torch.distributed.tensor import Shard as Rows
 
         if whole.dim() == 0:
@@ -58,16 +63,18 @@ class Shard:
         self.chunk = self.memory[self._chunk]
 
     def give_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where to reduce-scatter to, and from: the gradient, this rank's part of which is to hold the result.
+        """Return output and input of a reduce-scatter: this rank's part of the flat gradient, and all of it.
 
-        `take_reduced` must follow.
+        `take_reduced` must be called after it.
         """
         gradient = self.whole.grad
         self.whole.grad = None
         if gradient is None:  # another rank has one
             gradient = torch.zeros_like(self.whole)
         if gradient.is_sparse:
-            raise UserError("shard_optimizer knows no sparse gradients; leave it out, or sparse=True of the embedding")
+            raise UserError(
+                "shard_optimizer does not work with sparse gradients; leave it out, or sparse=True of the embedding"
+            )
         if gradient.stride() != self.whole.stride():
             gradient = torch.empty_like(self.whole).copy_(gradient)
         self._gradient = self._with_room(gradient)
@@ -75,7 +82,7 @@ class Shard:
         return memory[self._chunk], memory
 
     def take_reduced(self, divisor: int) -> None:
-        """Add the reduced gradient, divided by `divisor`, to what the optimizer sees."""
+        """Add the reduced gradient, divided by `divisor`, to the gradient of `own`."""
         mine = self._gradient[self._rows]
         del self._gradient
         if divisor > 1:
@@ -88,33 +95,33 @@ class Shard:
 
     @property
     def waits(self) -> bool:
-        """Whether a backward pass under no_sync has left a gradient that nobody has reduced."""
+        """Whether a backward pass under no_sync has left a gradient that is not reduced."""
         return self._waits is not False
 
     def keep_for_later(self) -> None:
-        """After a backward pass under no_sync: show optimizers a gradient, for them to zero."""
+        """After a backward pass under no_sync: give `own` a gradient that optimizers can set to None."""
         if self.whole.grad is not None and not self.waits:
             self._waits = True
             if self.own.grad is None:
-                # One zero in the place of all: writing to it fails, so zeroing it other than by None does.
+                # One zero, expanded: zeroing it in place fails, so it can be set to None only.
                 self._waits = self._distributed(torch.zeros((), dtype=self.local.dtype).expand(self.local.shape))
                 self.own.grad = self._waits
 
     def forget_if_zeroed(self) -> None:
-        """Before a forward pass: what an optimizer has been told to zero is not accumulated any further."""
+        """Before a forward pass: drop the accumulated gradient where `own.grad` has been set to None."""
         if self.waits and self.own.grad is None:
             self.whole.grad = None
             self._waits = False
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor in the parameter's shape, whole or a DTensor, as a plain one of its own."""
+        """Return this rank's rows of a tensor or DTensor in the parameter's shape, as a plain tensor."""
         if isinstance(tensor, self._make):
             rows: torch.Tensor = tensor.to_local()
             return rows
         return tensor[self._rows].clone()
 
     def whole_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The reverse of `rows_of`; all ranks call it."""
+        """Return the tensor in the parameter's shape whose rows these are; all ranks call it."""
         whole = self._with_room(torch.zeros_like(self.whole, dtype=rows.dtype))
         whole[self._rows] = rows
         memory = self._flat(whole)
@@ -122,12 +129,12 @@ class Shard:
         return whole
 
     def _distributed(self, rows: torch.Tensor) -> DTensor:
-        """`rows` as those of a DTensor like `own`; `DTensor.from_local` would find that out anew each time, slowly."""
+        """A DTensor like `own` with these rows; `DTensor.from_local` would be slow."""
         made: DTensor = self._make(rows, self._spec, requires_grad=False)
         return made
 
     def _with_room(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, which lies in memory as the parameter does, with room behind it up to the end of the last chunk."""
+        """`tensor`, of the parameter's strides, in memory that reaches to the end of the last chunk."""
         if self._padded == tensor.numel():
             return tensor
         room = tensor.new_zeros(self._padded)

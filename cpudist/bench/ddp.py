@@ -1,7 +1,7 @@
-"""How long a training step takes under DistributedDataParallel, on ccl and on gloo.
+"""Times of a training step under DistributedDataParallel, on ccl and on gloo.
 
-A step is forward, backward and optimizer of a BERT with 24 million parameters, on random tokens. Each backend
-is judged at its best buckets; the same step without communication is what neither can beat.
+A step is forward, backward and optimizer of a BERT with 24 million parameters, on random tokens. Backends are compared
+at the buckets that are best for each. The same step without communication is the limit of both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,22 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.bench import table, workload
-from cpudist.bench.measure import CCL, GLOO, both_groups, timed, together
-from cpudist.bench.timing import Contender, Ratio, Timings, Turns, ratio, take_turns
+from cpudist.bench import workload
+from cpudist.bench.report import ratio_cell, table, time_cell
+from cpudist.bench.timing import (
+    CCL,
+    GLOO,
+    Candidate,
+    Ratio,
+    Timings,
+    Turns,
+    both_groups,
+    ratio,
+    take_turns,
+    timed,
+    together,
+)
+from cpudist.optimization import precision
 
 if TYPE_CHECKING:
     from cpudist.world import World
@@ -28,7 +41,7 @@ BACKENDS = (CCL, GLOO)
 
 
 class Buckets(NamedTuple):
-    """DDP's settings: how large buckets are, and whether gradients are views of them (`gradient_as_bucket_view`)."""
+    """DDP's settings: the size of a bucket in megabytes, and whether gradients are views of it."""
 
     mb: int
     views: bool = False
@@ -48,22 +61,23 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=2)
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A step in one dtype: without communication, and by backend and buckets."""
+    """Times of a step in one type: without communication, and by backend and buckets."""
 
     dtype: str
     alone: Timings
     buckets: dict[str, dict[Buckets, Timings]]
 
     def best(self, backend: str) -> Buckets:
-        """The buckets with which a step is fastest."""
+        """Return the buckets with which a step is fastest."""
         return min(self.buckets[backend], key=lambda buckets: self.buckets[backend][buckets].median)
 
     def ratio(self) -> Ratio:
-        """gloo / ccl, each at its best."""
+        """Return gloo's time over ccl's, each with its best buckets."""
         ccl, gloo = (self.buckets[backend][self.best(backend)] for backend in BACKENDS)
         return ratio(gloo, ccl)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
         return {
             "dtype": self.dtype,
             "seconds": {
@@ -80,20 +94,41 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class DdpTimes:
-    """Everything that one run measured."""
+    """All that one run measured."""
 
     steps: tuple[StepTimes, ...]
 
     def table(self) -> str:
-        """One block of lines per dtype."""
+        """Return one block of lines for each type."""
         return "\n\n".join(_block(one) for one in self.steps)
 
     def as_list(self) -> list[dict[str, Any]]:
+        """Return the figures for JSON."""
         return [one.as_dict() for one in self.steps]
+
+    def panels(self) -> dict[str, dict[str, Timings]]:
+        """Return the bars of each type."""
+        return {
+            f"training step, {one.dtype}, in seconds": {
+                _ALONE: one.alone,
+                **{
+                    f"{backend}, {buckets}": timings
+                    for backend, choices in one.buckets.items()
+                    for buckets, timings in choices.items()
+                },
+            }
+            for one in self.steps
+        }
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTimes:
-    """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is."""
+    """Measure on every rank of a job, and return the same figures on all ranks.
+
+    Args:
+        world: the job's ranks.
+        say: is called with the progress, in words.
+        quick: measure little, as a smoke test.
+    """
     groups = both_groups()
     model = Training(world.rank)
     say(workload.describe(model.model))
@@ -108,33 +143,33 @@ def _measure(
     quick: bool,
 ) -> StepTimes:
     choices = CHOICES[::-3] if quick else CHOICES
-    contenders = {(_ALONE, CHOICES[0]): model.contender(dtype, groups[CCL], CHOICES[0], communicate=False)}
+    candidates = {(_ALONE, CHOICES[0]): model.candidate(dtype, groups[CCL], CHOICES[0], communicate=False)}
     for buckets in choices:
         for backend, group in groups.items():
-            contenders[backend, buckets] = model.contender(dtype, group, buckets)
-    name = str(dtype).removeprefix("torch.")
+            candidates[backend, buckets] = model.candidate(dtype, group, buckets)
+    name = precision.name(dtype)
     turns = _QUICK if quick else _FULL
-    contenders = {key: together(contender, groups[GLOO]) for key, contender in contenders.items()}
-    timings = take_turns(contenders, turns, lambda progress: say(f"{name}, {progress}"))
+    candidates = {key: together(candidate, groups[GLOO]) for key, candidate in candidates.items()}
+    timings = take_turns(candidates, turns, lambda progress: say(f"{name}, {progress}"))
     by_backend = {backend: {buckets: timings[backend, buckets] for buckets in choices} for backend in groups}
     return StepTimes(name, timings[_ALONE, CHOICES[0]], by_backend)
 
 
 class Training:
-    """One model, its optimizer and this rank's batch. Each turn wraps it anew: one DDP is alive at a time."""
+    """A model, its optimizer and this rank's batch. Each turn wraps the model in a DDP of its own."""
 
     def __init__(self, rank: int, shape: workload.Shape = workload.SMALL) -> None:
         self.model = workload.bert()
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         self._tokens = workload.tokens(rank, shape)
 
-    def contender(
+    def candidate(
         self, dtype: torch.dtype, group: dist.ProcessGroup, buckets: Buckets, communicate: bool = True
-    ) -> Contender:
-        """Training steps in `dtype`, with gradients reduced by `group` in these buckets."""
+    ) -> Candidate:
+        """Return a candidate that trains in `dtype`, with gradients reduced by `group` in these buckets."""
 
         def measure(calls: int) -> list[float]:
-            gc.collect()  # the last turn's DDP, with its hooks on the model: it is part of reference cycles
+            gc.collect()  # frees the DDP of the last turn, whose hooks on the model form reference cycles
             model = DistributedDataParallel(
                 self.model, process_group=group, bucket_cap_mb=buckets.mb, gradient_as_bucket_view=buckets.views
             )
@@ -146,19 +181,17 @@ class Training:
     def _step(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
             loss = model(input_ids=self._tokens, labels=self._tokens).loss
-        loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        workload.update(loss, self._optimizer)
 
 
 def _block(one: StepTimes) -> str:
     rows = [
         [str(buckets) + "".join(f"  best of {b}" for b in BACKENDS if one.best(b) == buckets)]
-        + [table.time_cell(one.buckets[backend][buckets]) for backend in BACKENDS]
+        + [time_cell(one.buckets[backend][buckets]) for backend in BACKENDS]
         for buckets in one.buckets[BACKENDS[0]]
     ]
-    lines = table.render(["buckets", *BACKENDS], rows)
+    lines = table(["buckets", *BACKENDS], rows)
     return (
-        f"training step, {one.dtype}\n{lines}\n{_ALONE}: {table.time_cell(one.alone)}\n"
-        f"gloo / ccl, each at its best: {table.ratio_cell(one.ratio())}"
+        f"training step, {one.dtype}\n{lines}\n{_ALONE}: {time_cell(one.alone)}\n"
+        f"gloo / ccl, each at its best: {ratio_cell(one.ratio())}"
     )

@@ -1,39 +1,47 @@
-"""Where figures were measured, and the JSON file that keeps both."""
+"""Tables of times and ratios, where they were measured, and the JSON file that has both."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Mapping
-from datetime import datetime, timezone
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from cpudist.machine.cpus import allowed_cpus, cpu_model
+from cpudist.bench.timing import Ratio, Timings
+from cpudist.text import number_of
+from cpudist.topology.machine import allowed_cpus, cpu_model
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist.job import Job
 
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 # Variables that change how fast ranks communicate or compute; recorded where they are set.
-_TELLING = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
-_CHATTER = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI's notes to itself
+_RECORDED = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
+_NOT_RECORDED = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI sets these for itself
 
 
 class Results(Protocol):
     """What a benchmark returns."""
 
-    def table(self) -> str: ...
+    def table(self) -> str:
+        """Return the figures as text for people."""
 
-    def as_list(self) -> list[dict[str, Any]]: ...
+    def as_list(self) -> list[dict[str, Any]]:
+        """Return the figures for JSON."""
+
+    def panels(self) -> dict[str, dict[str, Timings]]:
+        """Return what is drawn as bars: by title, and by the bars' names."""
 
 
 def environment(job: Job) -> dict[str, Any]:
-    """The job and this rank's machine."""
+    """Return what is known of the job and this rank's machine."""
     world = job.world
     return {
         **machine(),
@@ -47,7 +55,7 @@ def environment(job: Job) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """This process's machine and software."""
+    """Return what is known of this process's machine and software."""
     return {
         "cpudist": __version__,
         "torch": torch.__version__,
@@ -58,39 +66,79 @@ def machine() -> dict[str, Any]:
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_TELLING) and not name.startswith(_CHATTER)
+            if name.startswith(_RECORDED) and not name.startswith(_NOT_RECORDED)
         },
-        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
-    """What a reader of the table must know; `busy`: other work ran meanwhile, and a round counts by its mean."""
-    hosts, threads = len(environment["hosts"]), environment["threads"]
+    """Return the lines above a table: the job, rank 0's machine, and what a time is.
+
+    Args:
+        environment: as `environment` returns it.
+        busy: whether other work ran meanwhile, so that rounds count by their means.
+    """
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
-    carried = f" by {', '.join(carriers)}" if carriers else ""
+    transports = f"{', '.join(carriers)}; " if carriers else ""
     times = "median of all calls (range of the rounds' medians)"
     if busy:
         times = "beside other work on every core; median of the rounds' means (their range)"
     return (
-        f"{environment['world_size']} ranks on {hosts} host{'s' if hosts > 1 else ''}, "
-        f"{environment['launcher']}, ccl{carried} (oneCCL over {environment['transport']})\n"
-        f"rank 0: cpus {environment['cpus']}, {threads} thread{'s' if threads > 1 else ''}, "
+        f"{environment['world_size']} ranks on {number_of(len(environment['hosts']), 'host')}, "
+        f"{environment['launcher']}, ccl over {transports}oneCCL uses {environment['transport']}\n"
+        f"rank 0: cpus {environment['cpus']}, {number_of(environment['threads'], 'thread')}, "
         f"{environment['cpu_model']}\n"
         f"times: {times}"
     )
 
 
 def headline_of_jobs(machine: Mapping[str, Any], ranks: int) -> str:
-    """What a reader of the table of whole jobs must know."""
+    """Return the lines above the table of whole jobs."""
     return (
         f"{ranks} ranks on the cpus {machine['cpus']}, {machine['cpu_model']}\n"
         f"torch {machine['torch']}, transformers {machine['transformers']}\n"
-        "median of the rounds (their range); samples/s as Trainer says it, without start-up"
+        "median of the rounds (their range); samples/s as Trainer reports it, without start-up"
     )
 
 
 def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Results) -> None:
-    """Write everything that was measured, and where."""
+    """Write the figures and where they were measured to a JSON file."""
     content = {"benchmark": benchmark, "environment": environment, "results": results.as_list()}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return lines with aligned columns."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def time_cell(timings: Timings | None) -> str:
+    """Return the median with the range of the rounds, in one unit: ``15.2 us (14.1-17)``."""
+    if timings is None:
+        return "-"
+    scale, unit = next((entry for entry in _UNITS if timings.median >= entry[0]), _UNITS[-1])
+    low, high = timings.spread
+    return _cell(timings.median / scale, low / scale, high / scale, f" {unit}")
+
+
+def rate_cell(timings: Timings) -> str:
+    """Return calls per second with their range: ``6.14 (5.9-6.2)``."""
+    fastest, slowest = timings.spread
+    return _cell(1 / timings.median, 1 / slowest, 1 / fastest)
+
+
+def ratio_cell(ratio: Ratio | None) -> str:
+    """Return the median with the range of the rounds: ``1.07 (1.02-1.1)``."""
+    return "-" if ratio is None else _cell(ratio.median, *ratio.spread)
+
+
+def _cell(median: float, low: float, high: float, unit: str = "") -> str:
+    def digits(value: float) -> str:
+        return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+    return f"{digits(median)}{unit} ({digits(low)}-{digits(high)})"

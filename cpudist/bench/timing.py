@@ -1,26 +1,35 @@
-"""Contenders that take turns, and what may be said about their times.
-
-Plain arithmetic: it must not know torch, ranks or what is being timed.
-"""
+"""Candidates that take turns, and the statistics of their times."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
 
 Name = TypeVar("Name")
 
 # Makes so many calls and returns the seconds of each.
-Contender = Callable[[int], list[float]]
+Candidate = Callable[[int], list[float]]
+
+CCL, GLOO = "ccl", "gloo"
 
 
 @dataclass(frozen=True)
 class Turns:
-    """How contenders take turns. Warm-up calls are not counted: the caches are full of others' data.
+    """How candidates take turns.
 
-    `means`: a round counts by the mean of its calls, where a few of them take most of the time and matter.
+    Attributes:
+        rounds: turns of each candidate.
+        calls: calls in a turn that count.
+        warm_up: calls at the start of a turn that do not count, since the caches hold the data of another candidate.
+        means: whether a round counts by the mean of its calls, not by their median. Where few calls take most of the
+            time, the mean has them and the median does not.
     """
 
     rounds: int
@@ -31,21 +40,21 @@ class Turns:
 
 @dataclass(frozen=True)
 class Timings:
-    """The seconds of one contender's calls, round by round; `means`: a round counts by its mean, not by its median."""
+    """Seconds of one candidate's calls, round by round; `means` as in `Turns`."""
 
     rounds: tuple[tuple[float, ...], ...]
     means: bool = False
 
     @property
     def median(self) -> float:
-        """Over all calls; over the rounds' means where these count."""
+        """Median of all calls, or of the rounds' means."""
         if self.means:
             return statistics.median(self.by_round)
         return statistics.median(seconds for calls in self.rounds for seconds in calls)
 
     @property
     def by_round(self) -> list[float]:
-        """What each round counts by."""
+        """Median, or mean, of each round."""
         center = statistics.fmean if self.means else statistics.median
         return [center(calls) for calls in self.rounds]
 
@@ -55,6 +64,7 @@ class Timings:
         return min(self.by_round), max(self.by_round)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the statistics for JSON."""
         return {
             "median": self.median,
             "spread": list(self.spread),
@@ -65,35 +75,90 @@ class Timings:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one contender takes as another, round by round."""
+    """Time of one candidate over that of another, round by round."""
 
     rounds: tuple[float, ...]
 
     @property
     def median(self) -> float:
+        """Median of the rounds."""
         return statistics.median(self.rounds)
 
     @property
     def spread(self) -> tuple[float, float]:
+        """The smallest and the largest ratio."""
         return min(self.rounds), max(self.rounds)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the statistics for JSON."""
         return {"median": self.median, "spread": list(self.spread), "rounds": list(self.rounds)}
 
 
 def ratio(slower: Timings, faster: Timings) -> Ratio:
-    """`slower` over `faster`. Within a round both met the same machine: its drift over the rounds cancels."""
+    """Divide `slower` by `faster` in each round, so that drift of the machine over the rounds cancels.
+
+    Raises:
+        ValueError: they do not have the same number of rounds.
+    """
     return Ratio(tuple(a / b for a, b in zip(slower.by_round, faster.by_round, strict=True)))
 
 
 def take_turns(
-    contenders: Mapping[Name, Contender], turns: Turns, say: Callable[[str], None] | None = None
+    candidates: Mapping[Name, Candidate], turns: Turns, say: Callable[[str], None] | None = None
 ) -> dict[Name, Timings]:
-    """Time all contenders, one after the other in every round: A B C, A B C, … `say` hears of each."""
-    rounds: dict[Name, list[tuple[float, ...]]] = {name: [] for name in contenders}
+    """Time all candidates, one after the other in every round: A B C, A B C, …; `say` is called before each round."""
+    rounds: dict[Name, list[tuple[float, ...]]] = {name: [] for name in candidates}
     for number in range(1, turns.rounds + 1):
         if say:
             say(f"round {number} of {turns.rounds}")
-        for name, contender in contenders.items():
-            rounds[name].append(tuple(contender(turns.warm_up + turns.calls)[turns.warm_up :]))
+        for name, candidate in candidates.items():
+            rounds[name].append(tuple(candidate(turns.warm_up + turns.calls)[turns.warm_up :]))
     return {name: Timings(tuple(calls), turns.means) for name, calls in rounds.items()}
+
+
+def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
+    """Return a call that makes the next of `calls` at each time, with its arguments, and begins again after the last.
+
+    Each of them has buffers of its own. A buffer that is used again and again stays in the caches, which favours the
+    candidate that copies the least.
+    """
+    following = itertools.cycle(calls)
+    return lambda *arguments: next(following)(*arguments)
+
+
+def timed(call: Callable[[], object]) -> Candidate:
+    """Return a candidate that makes `call` again and again, without a pause."""
+
+    def measure(calls: int) -> list[float]:
+        seconds = []
+        for _ in range(calls):
+            begin = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    return measure
+
+
+def together(candidate: Candidate, group: dist.ProcessGroup) -> Candidate:
+    """Let all ranks begin a turn at once, and return to all of them each call's mean over the ranks.
+
+    One rank's own time is too short where a collective lets that rank go early (the root of a broadcast), and the time
+    of the slowest rank adds up the jitter of all. `group` exchanges the times, outside of what is timed.
+    """
+
+    def measure(calls: int) -> list[float]:
+        dist.barrier(group)
+        seconds = torch.tensor(candidate(calls), dtype=torch.float64)
+        dist.all_reduce(seconds, group=group)
+        return [float(sum_of_ranks) / group.size() for sum_of_ranks in seconds]
+
+    return measure
+
+
+def both_groups() -> dict[str, dist.ProcessGroup]:
+    """Return the job's own group, which is ccl, and a new one of the same ranks on gloo."""
+    ccl, gloo = dist.group.WORLD, dist.new_group(backend=GLOO)
+    assert ccl is not None
+    assert gloo is not None
+    return {CCL: ccl, GLOO: gloo}

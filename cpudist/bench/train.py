@@ -1,7 +1,7 @@
-"""How long a training step takes under what `cpudist.optimize` can choose, and under Intel's own recipe.
+"""Times of a training step under the options of `cpudist.optimize`, and under Intel's own recipe.
 
-A step is forward, backward with gradients reduced by the job's backend, and optimizer. What is fastest here is what
-`optimize` has to choose by default.
+A step is forward, backward with gradients reduced by the job's backend, and optimizer. By default `optimize` takes what
+is fastest here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from cpudist import job
-from cpudist.bench import table, workload
-from cpudist.bench.measure import timed, together
-from cpudist.bench.timing import Timings, Turns, ratio, take_turns
+from cpudist.bench import workload
+from cpudist.bench.report import ratio_cell, table, time_cell
+from cpudist.bench.timing import Timings, Turns, ratio, take_turns, timed, together
 from cpudist.optimization import ipex, native, optimize
 
 if TYPE_CHECKING:
@@ -45,22 +45,24 @@ _COMPILED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TrainTimes:
-    """A step's times by what was chosen; those of a part took turns, and the parts came one after the other.
+    """Times of a step by part and choice. The choices of a part took turns; the parts ran one after the other.
 
-    The first of the first part is what PyTorch does when nobody chooses.
+    The first choice of the first part is PyTorch without `optimize`.
     """
 
     parts: dict[str, dict[str, Timings]]
 
     @property
     def plain(self) -> Timings:
+        """Times of PyTorch without `optimize`."""
         return next(iter(next(iter(self.parts.values())).values()))
 
     def table(self) -> str:
-        """One block of lines per part."""
+        """Return one block of lines for each part."""
         return "\n\n".join(f"training step, {name}\n{self._block(part)}" for name, part in self.parts.items())
 
     def as_list(self) -> list[dict[str, Any]]:
+        """Return the figures for JSON."""
         return [
             {
                 "part": name,
@@ -70,25 +72,35 @@ class TrainTimes:
             for name, part in self.parts.items()
         ]
 
+    def panels(self) -> dict[str, dict[str, Timings]]:
+        """Return the bars of each part."""
+        return {f"training step, {name}, in seconds": part for name, part in self.parts.items()}
+
     def _block(self, part: dict[str, Timings]) -> str:
-        rows = [[name, table.time_cell(one), table.ratio_cell(ratio(self.plain, one))] for name, one in part.items()]
-        return table.render(["", "time", "times as fast"], rows)
+        rows = [[name, time_cell(one), ratio_cell(ratio(self.plain, one))] for name, one in part.items()]
+        return table(["", "time", "times as fast"], rows)
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False) -> TrainTimes:
-    """Measure on every rank of `world`; all ranks return the same figures. `say` is told how far it is."""
+    """Measure on every rank of a job, and return the same figures on all ranks.
+
+    Args:
+        world: the job's ranks.
+        say: is called with the progress, in words.
+        quick: measure little, as a smoke test.
+    """
     shape = workload.SMALL if quick else _LARGE
     say(workload.describe(workload.bert(), shape))
     if not quick:
-        say("compiling one of the contenders takes a minute or two")
+        say("compiling one of the candidates takes a minute or two")
 
     def take_all(choices: dict[str, Any]) -> dict[str, Timings]:
         group = dist.new_group(backend="gloo")
         steps = {name: _Training(world.rank, shape, choice).step for name, choice in choices.items()}
-        contenders = {name: together(timed(step), group) for name, step in steps.items()}
-        return take_turns(contenders, _QUICK if quick else _FULL, say)
+        candidates = {name: together(timed(step), group) for name, step in steps.items()}
+        return take_turns(candidates, _QUICK if quick else _FULL, say)
 
-    # In this order: changes to the allocator, and by importing Intel's extension, hold for the rest of the process.
+    # The order matters: changes to the allocator, and by importing Intel's extension, cannot be undone in this process.
     parts = {_GIVEN: take_all({_PLAIN: None, **_each(_CHOICES, ipex=False, keep_memory=False)})}
     parts[_KEPT] = take_all(_each(_CHOICES if quick else {**_CHOICES, **_COMPILED}, ipex=False))
     if ipex.missing() is None:
@@ -104,7 +116,7 @@ class _Training:
     """A model of its own with its optimizer, on this rank's batch."""
 
     def __init__(self, rank: int, shape: workload.Shape, choice: dict[str, Any] | str | None) -> None:
-        """`choice`: options of `optimize`; Intel's recipe; or nothing, for what PyTorch does by itself."""
+        """Make the model as `choice` says: options of `optimize`, `_RECIPE`, or None for PyTorch alone."""
         model = workload.bert()
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         self._context: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -121,9 +133,7 @@ class _Training:
     def step(self) -> None:
         with self._context():
             loss = self._model(input_ids=self._tokens, labels=self._tokens).loss
-        loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        workload.update(loss, self._optimizer)
 
     def _apply_intels_recipe(self, model: torch.nn.Module) -> None:
         native.fuse(self._optimizer)

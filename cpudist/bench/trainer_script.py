@@ -1,8 +1,9 @@
-"""A causal language model trained by Trainer, as one writes it without cpudist: what `cpudist bench jobs` runs.
+"""Trains a causal language model with Trainer, as a user writes it without cpudist; `cpudist bench jobs` runs it.
 
     trainer_script.py FOLDER RESULT.json [FLAGS OF TrainingArguments]
 
-FOLDER holds the model's configuration, the tokenizer and text.txt. Rank 0 writes what Trainer says to RESULT.json.
+FOLDER holds the model's configuration and text.txt, whose bytes are the tokens. Rank 0 writes what Trainer says to
+RESULT.json.
 """
 
 import json
@@ -12,11 +13,10 @@ from pathlib import Path
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
     HfArgumentParser,
     Trainer,
     TrainingArguments,
+    default_data_collator,
     set_seed,
 )
 
@@ -25,14 +25,14 @@ def main(folder: Path, result: Path, flags: list[str]) -> None:
     """Train on the text of `folder`."""
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(flags)
     set_seed(arguments.seed)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokens = tokenizer((folder / "text.txt").read_text(encoding="utf-8"), verbose=False)["input_ids"]
-    length = tokenizer.model_max_length
+    config = AutoConfig.from_pretrained(folder)
+    tokens, length = list((folder / "text.txt").read_bytes()), config.n_positions
+    samples = [tokens[at : at + length] for at in range(0, len(tokens) - length + 1, length)]
     trainer = Trainer(
-        model=AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)),
+        model=AutoModelForCausalLM.from_config(config),
         args=arguments,
-        train_dataset=[{"input_ids": tokens[at : at + length]} for at in range(0, len(tokens) - length + 1, length)],
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+        train_dataset=[{"input_ids": sample, "labels": sample} for sample in samples],
+        data_collator=default_data_collator,
     )
     metrics = trainer.train().metrics
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

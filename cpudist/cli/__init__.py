@@ -1,5 +1,5 @@
-"""The command line: what users type, turned into calls of the package.
+"""The command line: one module per command, which parses its options and calls the package.
 
-One module per command. A command parses its options, lets the package do the work and turns a `UserError`
-into one line and exit status 2. Nothing else in the package imports from here, and nothing here computes.
+A `UserError` becomes one line on standard error and exit status 2. Nothing else in the package imports from here, and
+nothing here computes.
 """

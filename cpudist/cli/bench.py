@@ -1,4 +1,4 @@
-"""`cpudist bench`: measure communication and training on this machine; every rank of a job runs it, but for `jobs`."""
+"""`cpudist bench`: measure communication and training on this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from cpudist.cli.parser import Parser
 from cpudist.console import say
-from cpudist.environments import Environment
 from cpudist.errors import UserError
+from cpudist.launchers import Launcher
 
 if TYPE_CHECKING:
-    from cpudist.bench.collectives import CollectiveTimes
-    from cpudist.bench.ddp import DdpTimes
-    from cpudist.bench.jobs import JobTimes
-    from cpudist.bench.train import TrainTimes
+    from cpudist.bench.report import Results
 
 _TIMEOUT = 300.0  # seconds, for any one call
 _ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "train": 1}
@@ -27,9 +24,10 @@ _JOBS = "jobs"
 _EPILOG = """\
 what is measured:
   collectives   (a minute) allreduce from 1 KB to 96 MB, in float32 and bfloat16, on the ccl process group, on gloo,
-                on raw oneCCL (a loop in C++) and on MPI through mpi4py, beside what torch itself takes for a call and
-                a copy of as much memory; all-gather, reduce-scatter, broadcast and all-to-all on ccl and gloo.
-                --busy: the allreduces up to 4 MB, with a process that computes on every core of the ranks
+                on oneCCL (the same process group without our shared memory) and on MPI through mpi4py, beside what
+                torch itself takes for a call and a copy of as much memory; all-gather, reduce-scatter, broadcast and
+                all-to-all on ccl and gloo. --busy: the allreduces up to 4 MB, with a process that computes on every
+                core of the ranks
   ddp           (some minutes) a training step of a 24-million-parameter BERT under DistributedDataParallel,
                 in float32 and bfloat16, on ccl and gloo with several kinds of buckets, and without communication
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
@@ -37,7 +35,7 @@ what is measured:
   jobs          (a quarter of an hour) one script of Hugging Face's Trainer on two ranks, as torchrun and accelerate
                 launch start it on gloo, and mpirun on ccl, in float32 and bfloat16. No launcher: it starts them
 
-All contenders take turns in one run, so a slow moment of the machine hits all alike. A time is the median
+All candidates take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
 With --busy a round counts by its mean: a few calls that wait for a time slice take most of the time.
 
@@ -62,38 +60,36 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         help="measure communication and training here",
         description="Measure how fast the ranks of a job communicate and train; a launcher runs it on every rank.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     subjects = (*_ENOUGH_RANKS, _JOBS)
     parser.add_argument("subject", choices=subjects, metavar=f"{{{','.join(subjects)}}}", action=_Subject)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and where they are from")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and where they were measured")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
-    parser.add_argument("--quick", action="store_true", help="a smoke test in seconds; its figures mean little")
+    parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose figures mean little")
 
 
 class _Subject(argparse.Action):
-    """What is measured decides who measures it: every rank of a job, or this process, which starts jobs."""
+    """Run `jobs` in one process, which starts jobs, and everything else on every rank of a job."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: object, option: str | None = None
     ) -> None:
         namespace.subject = value
-        namespace.every_rank = value != _JOBS
+        namespace.in_job = value != _JOBS
         namespace.action = _jobs if value == _JOBS else _bench
 
 
-def _bench(options: argparse.Namespace, environment: Environment) -> None:
+def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     # Late: they import torch, which takes seconds that --help need not wait for.
     from cpudist import api
     from cpudist.bench import collectives, ddp, report, train
 
     _check_busy(options)
-    job = api.enter(environment, "ccl", _TIMEOUT)
+    job = api.enter(launcher, "ccl", _TIMEOUT)
     world = job.world
     if world.size < _ENOUGH_RANKS[options.subject]:
-        raise UserError("one rank has nobody to talk to; start it as: mpirun -n 2 cpudist bench …")
+        raise UserError("one rank alone does not communicate; start it as: mpirun -n 2 cpudist bench …")
     if world.rank == 0:
         _check_outputs(options)
 
@@ -101,7 +97,7 @@ def _bench(options: argparse.Namespace, environment: Environment) -> None:
         if world.rank == 0:
             _progress(line)
 
-    subjects: dict[str, Callable[..., CollectiveTimes | DdpTimes | TrainTimes]] = {
+    subjects: dict[str, Callable[..., Results]] = {
         "collectives": partial(collectives.run, beside_others=options.busy),
         "ddp": ddp.run,
         "train": train.run,
@@ -110,28 +106,28 @@ def _bench(options: argparse.Namespace, environment: Environment) -> None:
     if world.rank == 0:
         where = report.environment(job)
         _show(options, report.headline(where, options.busy), where, measured)
-    job.leave()
+    job.shutdown()
 
 
-def _jobs(options: argparse.Namespace, environment: Environment) -> None:
-    from cpudist.bench import jobs, launchers, report
+def _jobs(options: argparse.Namespace, launcher: Launcher) -> None:
+    from cpudist.bench import commands, jobs, report
 
     _check_busy(options)
-    if environment.placement().size > 1:
-        raise UserError(f"bench jobs starts its jobs itself; run it without {environment.name}: cpudist bench jobs")
+    if launcher.placement().size > 1:
+        raise UserError(f"bench jobs starts its jobs itself; run it without {launcher.name}: cpudist bench jobs")
     _check_outputs(options)
     where = report.machine()
     measured = jobs.run(_progress, options.quick)
-    _show(options, report.headline_of_jobs(where, launchers.RANKS), where, measured)
+    _show(options, report.headline_of_jobs(where, commands.RANKS), where, measured)
     for line in measured.other_losses():
-        _progress(f"warning: trained to something else: {line}")
+        _progress(f"warning: different training: {line}")
 
 
 def _show(
     options: argparse.Namespace,
     headline: str,
     where: dict[str, Any],
-    measured: CollectiveTimes | DdpTimes | TrainTimes | JobTimes,
+    measured: Results,
 ) -> None:
     from cpudist.bench import plot, report
 
@@ -152,7 +148,7 @@ def _check_busy(options: argparse.Namespace) -> None:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Find out before minutes of measurement that the results could not be kept."""
+    """Raise a UserError before minutes of measurement where the results cannot be written."""
     if options.plot and find_spec("matplotlib") is None:
         raise UserError('--plot needs matplotlib; install it with: pip install "cpudist[plot]"')
     for path in filter(None, (options.json, options.plot)):

@@ -1,4 +1,4 @@
-"""`cpudist build`: compile the oneCCL backend before it is needed, where there is a compiler."""
+"""The command `cpudist build`, which compiles the ccl backend before a job needs it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
-from cpudist.environments import Environment
 from cpudist.errors import UserError
+from cpudist.launchers import Launcher
 
 _DESCRIPTION = """\
-Compile the oneCCL backend ahead of time. The first job would do it by itself, but needs a C++ compiler then,
-and about half a minute. A binary serves the versions of torch, Python and oneCCL that it was compiled with.
+Compile the oneCCL backend ahead of time. Otherwise the first job compiles it, which takes a C++ compiler and about
+half a minute. The binary works with the versions of torch, Python and oneCCL that it was compiled with.
 """
 
 _EPILOG = """\
@@ -32,8 +32,6 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         help="compile the oneCCL backend ahead of time",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--output",
@@ -41,14 +39,14 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="DIR",
         help="folder to compile into; default: $CPUDIST_CACHE, or ~/.cache/cpudist",
     )
-    parser.set_defaults(action=_build, every_rank=False)
+    parser.set_defaults(action=_build, every_rank=True)
 
 
-def _build(options: argparse.Namespace, environment: Environment) -> None:
+def _build(options: argparse.Namespace, _launcher: Launcher) -> None:
     output: Path | None = options.output and options.output.expanduser().absolute()
     if output and output.exists() and not output.is_dir():
-        raise UserError(f"--output {options.output} is not a folder; name one that is, or that can be made")
-    # Late: it imports torch, which takes seconds that --help need not wait for.
+        raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")
+    # Imported here, so that --help does not wait for it.
     from cpudist.backends.ccl.build import ensure_built
 
     started = time.time()
@@ -56,6 +54,6 @@ def _build(options: argparse.Namespace, environment: Environment) -> None:
     if path.stat().st_mtime >= started:
         print(f"compiled in {time.time() - started:.0f} s: {path}")
     else:
-        print(f"was there already: {path}")
+        print(f"compiled before: {path}")
     if output:
         print(f"set CPUDIST_CACHE={output} where jobs run")

@@ -1,4 +1,4 @@
-"""`cpudist doctor`: what is installed, what would be used, what is wrong and how to mend it."""
+"""`cpudist doctor`: show what is installed, what a job would use, what is wrong and the remedy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 from cpudist.cli.parser import Parser
 from cpudist.doctor.finding import Finding
-from cpudist.environments import Environment
 from cpudist.launch.check import check
 from cpudist.launch.hostfile import read
+from cpudist.launchers import Launcher
+from cpudist.text import size
 
 _DESCRIPTION = """\
-Check this host and this environment for what makes jobs fail or slow, and with --hostfile the hosts of a job for what
-keeps them from working together. Nothing is changed.
+Check this host and this environment for what makes jobs fail or slow, or with --hostfile the hosts of a job for what
+prevents them from working together. Nothing is changed.
 The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 """
 
@@ -28,8 +29,6 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         "doctor",
         help="check this host and environment, with remedies",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--hostfile",
@@ -38,13 +37,11 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         help="check these hosts instead, over ssh and all at once: reachable, the same environment, sane",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(action=_doctor, every_rank=False)
+    parser.set_defaults(action=_doctor)
 
 
-def _doctor(options: argparse.Namespace, environment: Environment) -> None:
-    if not environment.speaks:
-        return
-    # Late: the checks look at packages, which takes time that --help need not wait for.
+def _doctor(options: argparse.Namespace, _launcher: Launcher) -> None:
+    # Late: the checks import packages, for which --help need not wait.
     from cpudist.doctor import examine
 
     findings = _hosts(options.hostfile) if options.hostfile else examine()
@@ -59,7 +56,7 @@ def _doctor(options: argparse.Namespace, environment: Environment) -> None:
 
 
 def _hosts(path: Path) -> list[Finding]:
-    """What `cpudist launch` would find on the hosts of a file."""
+    """Return the findings of `cpudist launch` on the hosts of a file."""
     hosts = read(path)
     checked = check(hosts)
     findings = [
@@ -68,7 +65,7 @@ def _hosts(path: Path) -> list[Finding]:
     ]
     in_trouble = {trouble.host for trouble in checked.troubles}
     return findings + [
-        Finding("ok", f"{host.name} ({host.where})", f"torch {facts.torch}, {facts.memory >> 20} MiB of memory free")
+        Finding("ok", f"{host.name} ({host.where})", f"torch {facts.torch}, {size(facts.memory)} of memory free")
         for host, facts in checked.facts.items()
         if host not in in_trouble
     ]
@@ -82,5 +79,5 @@ def _lines(finding: Finding, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Paths stay whole, for copying."""
+    """Wrap a text, but not inside paths, so that they can be copied."""
     return textwrap.wrap(text, width, subsequent_indent=" " * 9, break_on_hyphens=False, break_long_words=False)

@@ -1,7 +1,7 @@
-"""`cpudist`: one command line for all that is not training itself (that is `cpudist-train`).
+"""The command `cpudist`, for all that is not training itself (that is `cpudist-train`).
 
-It knows the commands and how errors reach the user. What a command does stands in its own module, which adds
-its parser here and is called with the parsed options.
+It lists the commands and shows their errors. Each command has its own module, which adds a parser here and is called
+with the parsed options.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cpudist import environments
+from cpudist import launchers
 from cpudist.cli import bench, build, doctor, launch, plan, render, stacks
-from cpudist.cli.parser import Parser, shown_once, with_dashes
+from cpudist.cli.parser import DEFAULTS, Parser, shown_once, with_dashes
 from cpudist.console import say
-from cpudist.environments import Environment
 from cpudist.errors import USER_ERROR, UserError
+from cpudist.launchers import Launcher
 from cpudist.version import __version__
 
 COMMANDS = (launch, render, stacks, plan, doctor, build, bench)
@@ -38,15 +38,17 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+    """Run one command and return its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    environment = environments.detect()
+    launcher = launchers.detect()
     try:
-        with shown_once(environment):
+        with shown_once(launcher):
             options = _parser().parse_args(with_dashes(words) or ["--help"])
     except UserError as error:
-        return _report(error, environment)
-    return _run_rank(options, environment) if options.every_rank else _run_alone(options, environment)
+        return _report(error, launcher)
+    if options.in_job:
+        return _run_in_job(options, launcher)
+    return _run(options, launcher) if launcher.is_main_process or options.every_rank else 0
 
 
 def _parser() -> Parser:
@@ -54,9 +56,8 @@ def _parser() -> Parser:
         prog="cpudist",
         description="Distributed PyTorch training on the CPU nodes you already have, over MPI and oneCCL.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
+    parser.set_defaults(**DEFAULTS)
     parser.add_argument("--version", action="version", version=f"cpudist {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -64,30 +65,30 @@ def _parser() -> Parser:
     return parser
 
 
-def _run_alone(options: argparse.Namespace, environment: Environment) -> int:
+def _run(options: argparse.Namespace, launcher: Launcher) -> int:
     try:
-        options.action(options, environment)
+        options.action(options, launcher)
         sys.stdout.flush()
     except UserError as error:
-        return _report(error, environment)
-    except BrokenPipeError:  # `cpudist plan | head`: the reader has enough
+        return _report(error, launcher)
+    except BrokenPipeError:  # the reader has closed the pipe, as in `cpudist plan | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _run_rank(options: argparse.Namespace, environment: Environment) -> int:
-    """Run a command that every rank of a job runs: one rank's error ends the job."""
+def _run_in_job(options: argparse.Namespace, launcher: Launcher) -> int:
+    """Run a command that starts a job on every rank; an error of one rank ends the job."""
     from cpudist import job  # late: it imports torch
 
     try:
-        options.action(options, environment)
-    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
-        job.fail(error, rank=environment.rank)
+        options.action(options, launcher)
+    except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
+        job.fail(error, rank=launcher.rank)
     return 0
 
 
-def _report(error: UserError, environment: Environment) -> int:
-    if environment.speaks:
-        for line in str(error).splitlines():  # several where several hosts are to be mended
+def _report(error: UserError, launcher: Launcher) -> int:
+    if launcher.is_main_process:
+        for line in str(error).splitlines():  # one for each host that has a fault
             say(line)
     return USER_ERROR

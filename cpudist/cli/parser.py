@@ -1,4 +1,4 @@
-"""What the parsers of all commands have in common: what a mistake becomes, and how options may be spelled."""
+"""The parser of every command: one line for a mistake, both spellings of options, and types of values."""
 
 from __future__ import annotations
 
@@ -6,35 +6,98 @@ import argparse
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from cpudist.environments import Environment
 from cpudist.errors import UserError
+from cpudist.launchers import Launcher
+from cpudist.topology.plan import Part
+
+# What `main` does with a command: it runs on rank 0 alone, unless the command sets one of these.
+DEFAULTS = {"every_rank": False, "in_job": False}
+
+NO_TARGET = "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train"
+
+_PARTS: tuple[Part, ...] = ("socket", "numa", "l3")
+_MOST_RANKS = 10_000  # per node; a plan for more would take minutes
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises a `UserError` for a mistake, so that one line is all that is shown."""
+    """Raise a `UserError` for a mistake, so that one line is all that is shown.
+
+    Attributes:
+        unknown_option_hint: what to do about an option that this command does not have.
+    """
+
+    unknown_option_hint = ""
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
+        super().__init__(**settings)
 
     def error(self, message: str) -> NoReturn:
+        """Raise a `UserError` with the message of argparse."""
         raise UserError(f"{message}; {self.prog} --help explains what it takes")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; with `unknown_option_hint`, an unknown option is an error here.
 
-def number_of_processes(text: str) -> int:
-    """The value of an option that counts processes, 0 or more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
+        Raises:
+            UserError: there is an unknown option.
+        """
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.unknown_option_hint:
+            option = unknown[0].partition("=")[0]
+            raise UserError(f"{self.prog.split(' [')[0]} has no option {option}; {self.unknown_option_hint}")
+        return parsed, unknown
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add `arguments`: the words after `--`, which are those of cpudist-train."""
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for cpudist-train")
+
+
+def own_values(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of a command's own options, and its `arguments` without the `--`."""
+    values = {name: value for name, value in vars(options).items() if name not in DEFAULTS and name != "action"}
+    if values["arguments"][:1] == ["--"]:
+        del values["arguments"][0]
+    return values
+
+
+def count(text: str) -> int:
+    """Return a number of at least 1, as the type of an option."""
+    return _whole_number(text, 1)
+
+
+def count_from_zero(text: str) -> int:
+    """Return a number of at least 0, as the type of an option."""
+    return _whole_number(text, 0)
+
+
+def ranks_per_node(text: str) -> int | Part:
+    """Return the value of `--ppn`: a number of ranks, or the part of a node that gets one rank each."""
+    for part in _PARTS:
+        if text == part:
+            return part
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of ranks from 1 to {_MOST_RANKS} nor socket, numa or l3"
+        )
     return int(text)
 
 
 @contextlib.contextmanager
-def shown_once(environment: Environment) -> Iterator[None]:
-    """Of all ranks that a launcher started, one shows what the block prints, such as help."""
-    with contextlib.nullcontext() if environment.speaks else contextlib.redirect_stdout(io.StringIO()):
+def shown_once(launcher: Launcher) -> Iterator[None]:
+    """Show what the block prints, such as help, on one rank only."""
+    with contextlib.nullcontext() if launcher.is_main_process else contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 def with_dashes(words: Sequence[str]) -> list[str]:
-    """Options as `--like-this`, also where the user wrote `--like_this`; what follows `--` stays as it is."""
+    """Return the words with options spelled `--like-this`, also where the user wrote `--like_this`.
+
+    Words after `--` are not changed.
+    """
     words = list(words)
     ours = words.index("--") if "--" in words else len(words)
     return [_with_dashes(word) for word in words[:ours]] + words[ours:]
@@ -45,3 +108,9 @@ def _with_dashes(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def _whole_number(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return int(text)

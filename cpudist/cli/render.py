@@ -1,17 +1,20 @@
-"""`cpudist render`: what starts a job on a cluster, as text on standard output."""
+"""`cpudist render`: print a manifest for Kubernetes or a batch script for Slurm."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
-from cpudist.cli.parser import Parser
-from cpudist.environments import Environment
-from cpudist.render.kinds import KINDS
-from cpudist.render.option import Kind, read_all
+from cpudist.cli.parser import NO_TARGET, Parser, add_target, own_values
+from cpudist.errors import UserError
+from cpudist.launchers import Launcher
+from cpudist.render import KINDS
+from cpudist.render.job import RenderedJob
+from cpudist.render.values import Invalid
 
 _DESCRIPTION = """\
 Print a manifest for Kubernetes, or a batch script for Slurm, that trains TARGET as cpudist-train does. Nothing is sent
-anywhere. What follows `--` goes to cpudist-train as it is (cpudist-train --help).
+anywhere. The arguments after `--` are those of cpudist-train (cpudist-train --help).
 """
 
 _EPILOG = """\
@@ -30,39 +33,34 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command `render`, with a command of its own for each kind."""
     parser = commands.add_parser(
         "render",
-        help="print what starts a job on Kubernetes or Slurm",
+        help="print a manifest for Kubernetes or a script for Slurm",
         usage="cpudist render KIND [OPTIONS] -- TARGET [ARGS...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
-    for kind in KINDS:
-        _add_kind(kinds, kind)
-
-
-def _add_kind(kinds: argparse._SubParsersAction[Parser], kind: Kind) -> None:
-    parser = kinds.add_parser(
-        kind.name,
-        help=kind.summary,
-        usage=f"cpudist render {kind.name} [OPTIONS] -- TARGET [ARGS...]",
-        description=f"Print {kind.summary}.",
-        allow_abbrev=False,
-    )
-    for option in kind.options:
-        # As text, without a type: argparse would stop at the first mistake.
-        parser.add_argument(
-            option.flag, metavar=option.metavar, action="append" if option.several else "store", help=option.help
+    kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True, prog="cpudist render")
+    for name, kind in KINDS.items():
+        one = kinds.add_parser(
+            name,
+            help=kind.SUMMARY,
+            usage=f"cpudist render {name} [OPTIONS] -- TARGET [ARGS...]",
+            description=f"Print {kind.SUMMARY}.",
         )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for cpudist-train")
-    parser.set_defaults(action=_render, every_rank=False, kind=kind)
+        kind.add_options(one)
+        add_target(one)
+        one.set_defaults(action=partial(_render, kind))
 
 
-def _render(options: argparse.Namespace, environment: Environment) -> None:
-    if not environment.speaks:
-        return
-    arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
-    missing = "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train"
-    values = read_all(options.kind, vars(options), [] if arguments else [missing])
-    print(options.kind.render(arguments, values), end="")
+def _render(kind: type[RenderedJob], options: argparse.Namespace, _launcher: Launcher) -> None:
+    values = own_values(options)
+    problems = [] if values["arguments"] else [NO_TARGET]
+    for name, value in values.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Invalid):
+                problems.append(f"--{name.replace('_', '-')} {one.text!r}: {one.reason}")
+    if problems:
+        raise UserError("\n".join(problems))
+    job = kind(**values)
+    if contradictions := job.contradictions():
+        raise UserError("\n".join(contradictions))
+    print(job.render(), end="")

@@ -1,18 +1,17 @@
-"""`cpudist stacks`: where every rank of a running job is."""
+"""`cpudist stacks`: show what every rank of a running job is doing."""
 
 from __future__ import annotations
 
 import argparse
 
 from cpudist.cli.parser import Parser
-from cpudist.environments import Environment
 from cpudist.errors import UserError
-from cpudist.stacks.address import SIGNAL
-from cpudist.stacks.ask import ask_all
+from cpudist.job.stacks import SIGNAL, ask_all
+from cpudist.launchers import Launcher
 
 _DESCRIPTION = f"""\
-Show where every rank of your jobs on this host is: the call that it waits in, the line of the script and all threads'
-stacks. Ranks go on undisturbed. On several hosts, run it on each.
+Show for every rank of your jobs on this host the call that it waits in, the line of the script and the stacks of all
+threads. The ranks are not disturbed. On several hosts, run it on each.
 A rank also writes its stacks to its own standard error on signal {int(SIGNAL)}: kill -{int(SIGNAL)} PROCESS
 """
 
@@ -21,17 +20,13 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command `stacks`."""
     parser = commands.add_parser(
         "stacks",
-        help="where every rank of a running job is",
+        help="show what every rank of a running job is doing",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.set_defaults(action=_stacks, every_rank=False)
+    parser.set_defaults(action=_stacks)
 
 
-def _stacks(_options: argparse.Namespace, environment: Environment) -> None:
-    if not environment.speaks:
-        return
+def _stacks(_options: argparse.Namespace, _launcher: Launcher) -> None:
     answers = ask_all()
     if not answers:
         raise UserError("no rank of yours runs on this host; run cpudist stacks where the job runs, as the same user")

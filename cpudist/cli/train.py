@@ -1,30 +1,34 @@
-"""`cpudist-train`: what every rank of a job runs, under any launcher or alone.
+"""The command `cpudist-train`, which every rank of a job runs, under any launcher or alone.
 
-Finds TARGET, lets the ranks meet, runs TARGET, and ends together with the other ranks: in success with the
-run record, in failure everywhere at once.
+It finds TARGET, starts the job, runs TARGET and shuts the job down: after success with the run record, after a failure
+on all ranks at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import get_args
+from typing import Any
 
-from cpudist import environments
-from cpudist.cli.parser import Parser, number_of_processes, shown_once
+from cpudist import backends, launchers
+from cpudist.backends.compression import NONE, check_scheme
+from cpudist.cli.parser import Parser, count_from_zero, shown_once
 from cpudist.console import say
-from cpudist.environments import Environment
 from cpudist.errors import USER_ERROR, UserError
+from cpudist.frames import from_user_code
+from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin
-from cpudist.pinning.preload import OpenMP
 from cpudist.training.recipes import RECIPES
 from cpudist.training.target import Recipe, Target, resolve
+from cpudist.waiting import check_timeout
+
+_OF_BACKEND = "backend option "  # prefix of backends' options, whose names may be the same as ours
 
 _EPILOG = """\
 recipes (cpudist-train RECIPE --help lists a recipe's options):
@@ -46,38 +50,35 @@ Options come before TARGET; everything after it goes to TARGET untouched.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; returns its exit status, or ends the process when the job fails."""
+    """Run one rank and return its exit status; ends the process when the job fails."""
     words = sys.argv[1:] if argv is None else list(argv)
-    environment = environments.detect()
-    _arrange_output(environment)
+    launcher = launchers.detect()
+    _arrange_output(launcher)
     try:
-        options = _parse(words)
+        parser = _parser()
+        options = _parse(parser, words)
         if options.help or not words:
-            with shown_once(environment):
-                _parser().print_help()
+            with shown_once(launcher):
+                parser.print_help()
             return 0
         target = resolve(options.target, options.args, module=options.module)
         if isinstance(target, Recipe) and target.wants_help:
-            if environment.speaks:  # not the others: a recipe takes seconds to import
+            if launcher.is_main_process:  # the others save the seconds of importing a recipe
                 target.run()
             return 0
     except UserError as error:
-        if environment.speaks:
+        if launcher.is_main_process:
             say(str(error), program="cpudist-train")
         return USER_ERROR
-    try:
-        # Not where another program calls this: the process is not ours then.
-        pinning = pin(environment, words, options.openmp) if argv is None and not options.no_pin else None
-    except UserError as error:  # about this host, so every rank says it
-        say(str(error), program="cpudist-train")
-        return USER_ERROR
-    return _run(options, target, environment, pinning)
+    # Another program that calls this owns its process: it is not pinned.
+    pinning = pin(launcher, words) if argv is None and not options.no_pin else None
+    return _run(options, target, launcher, pinning)
 
 
-def _arrange_output(environment: Environment) -> None:
-    """As `cpudist launch` wants it: rank 0's standard output alone, or everybody's in whole lines, to be marked."""
+def _arrange_output(launcher: Launcher) -> None:
+    """Follow CPUDIST_OUTPUT of `cpudist launch`: standard output of rank 0 alone, or of all ranks in whole lines."""
     wanted = os.environ.get("CPUDIST_OUTPUT")
-    if wanted == "rank0" and environment.rank:
+    if wanted == "rank0" and launcher.rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
@@ -90,20 +91,19 @@ def _parser() -> Parser:
         usage="cpudist-train [OPTIONS] {SCRIPT.py | -m MODULE | RECIPE} [ARGS...]",
         description="Run TARGET on this rank of a distributed job, with the process group made for it.",
         epilog=_EPILOG.format(recipes=recipes),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
-        allow_abbrev=False,
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument(
         "--backend",
         default="auto",
         metavar="NAME",
-        help="auto (default: ccl where it loads, otherwise gloo), ccl, gloo or xla; a named one never falls back",
+        help=f"auto (default: ccl where it loads, otherwise gloo), {', '.join(backends.names())}; a named one never "
+        "falls back",
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=check_timeout,
         default=300.0,
         metavar="SECONDS",
         help="bound on every collective and on the start (default 300); preparing large data, or saving a "
@@ -117,89 +117,100 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--data-workers",
-        type=number_of_processes,
+        type=count_from_zero,
         metavar="N",
         help="processes that load data for each rank, to be given cores of their own; read from Trainer's "
         "--dataloader_num_workers where it is on the command line or in a file of arguments",
     )
-    parser.add_argument(
-        "--openmp",
-        choices=get_args(OpenMP),
-        default="torch",
-        help="torch computes with its own OpenMP (default) or with Intel's, from pip install intel-openmp",
-    )
     parser.add_argument("--no-pin", action="store_true", help="leave affinity, threads, memory and libraries alone")
     parser.add_argument(
-        "--interface", metavar="NAME", help="network interface over which the ranks meet and send, such as eth0"
+        "--interface", metavar="NAME", help="network interface of the rendezvous and of all messages, such as eth0"
+    )
+    parser.add_argument(
+        "--compress",
+        type=check_scheme,
+        default=NONE,
+        metavar="SCHEME",
+        help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
+        "docs/slow-networks.md says what each costs",
     )
     parser.add_argument(
         "--checkpoint-on-signal",
         action="store_true",
         help="on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)",
     )
-    xla = parser.add_argument_group("with --backend xla")
-    xla.add_argument("--device", choices=["cpu", "cuda", "tpu"], help="what PyTorch/XLA computes on (PJRT_DEVICE)")
-    xla.add_argument(
-        "--mesh",
-        metavar="AXES",
-        help="one program over a mesh of all devices: data=4, fsdp=4, data=2,model=2; -1 stands for the rest",
+    parser.add_argument(
+        "--resume",
+        choices=("auto", "never"),
+        default="auto",
+        help="auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
+        "script names one; never: it starts at its first step again",
     )
-    xla.add_argument(
-        "--sharding", metavar="FILE", help="how parameters lie on the mesh: JSON, patterns of names to partition specs"
-    )
-    xla.add_argument("--show-sharding", action="store_true", help="print how tensors lie on the devices")
+    for name, backend in backends.plugins().items():
+        _add_options(parser.add_argument_group(f"with --backend {name}"), name, backend)
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")
     parser.add_argument("target", nargs="?", metavar="TARGET", help="path/to/script.py, a module or a recipe")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments")
     return parser
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
-    options = _parser().parse_args(words)
+def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
+    options = parser.parse_args(words)
     if options.target is None and not options.help and words:
         raise UserError("no TARGET; give a script, -m and a module, or a recipe: " + ", ".join(RECIPES))
-    if options.no_pin and options.openmp != "torch":
-        raise UserError("--no-pin leaves the OpenMP library alone as well; leave out one of --no-pin and --openmp")
     return options
 
 
+def _add_options(group: argparse._ArgumentGroup, name: str, backend: type[backends.Backend]) -> None:
+    """Add the options of a backend to its group.
+
+    Raises:
+        UserError: an option has the name of one of ours, or of another backend's.
+    """
+    for option in backend.options:
+        settings: dict[str, Any] = {"dest": f"{_OF_BACKEND}{option.name}", "help": option.help}
+        if option.type is bool:
+            settings |= {"action": "store_true", "default": False}
+        else:
+            settings |= {"type": option.type, "choices": option.choices or None, "default": option.default}
+            settings |= {"metavar": option.metavar}
+        try:
+            group.add_argument(option.flag, **settings)
+        except argparse.ArgumentError as error:
+            raise UserError(f"the backend {name} declares an option twice: {error}; uninstall its package") from error
+
+
 def _backend_options(options: argparse.Namespace) -> dict[str, object]:
-    """What was said for the backend alone."""
-    names = ("device", "mesh", "sharding", "show_sharding")
-    return {name: getattr(options, name) for name in names if getattr(options, name)}
+    """Return the values of backends' options that differ from their defaults."""
+    given = vars(options)
+    return {
+        option.name: given[f"{_OF_BACKEND}{option.name}"]
+        for backend in backends.plugins().values()
+        for option in backend.options
+        if given[f"{_OF_BACKEND}{option.name}"] != option.default
+    }
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
-def _run(options: argparse.Namespace, target: Target, environment: Environment, pinning: Pinning | None) -> int:
-    # Late: torch takes seconds to import, which a wrong option or --help need not wait for.
+def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinning: Pinning | None) -> int:
+    # Imported here: torch takes seconds, and wrong options and --help are answered without it. Garbage collection would
+    # scan torch's objects several times, and frozen objects are not scanned at the end: 0.3 s of CPU time in all.
+    gc.disable()
     from cpudist import api, job
     from cpudist.training.run import run_target
 
+    gc.freeze()
+    gc.enable()
+
     try:
         settings = _backend_options(options)
-        running = api.enter(environment, options.backend, options.timeout, settings, options.interface, pinning)
+        running = api.enter(launcher, options.backend, options.timeout, settings, options.interface, pinning)
+        running.set_compression(options.compress)
+        running.resumes = options.resume == "auto"
         return run_target(target, running, options.record, options.checkpoint_on_signal)
-    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
-        job.fail(error, _show, environment.rank)
+    except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
+        job.fail(error, _show, launcher.rank)
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback as plain `python script.py` would: without the frames that led into the script."""
-    where = error.__traceback__
-    while where is not None and _is_ours(where):
-        where = where.tb_next
-    traceback.print_exception(type(error), error, where or error.__traceback__)
-
-
-def _is_ours(where: TracebackType) -> bool:
-    name = where.tb_frame.f_globals.get("__name__", "")
-    return name in (__name__, "runpy", "cpudist.training.run", "cpudist.training.target")
+    """Print the traceback as plain `python script.py` would: without cpudist's frames."""
+    traceback.print_exception(type(error), error, from_user_code(error.__traceback__))

@@ -1,29 +1,32 @@
-"""What is installed, what a job would use, and what stands in its way, each finding with its remedy.
+"""What is installed, what a job would use, and what stands in its way; each finding has its remedy.
 
-One file for each group of checks; a check looks and changes nothing. It must not know jobs, transformers or command
-lines.
+One file for each group of checks. A check changes nothing. It must not know jobs, transformers or command lines.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from cpudist.doctor import backend, clock, libraries, memory, network, processor, quota, versions, xla
+from cpudist.doctor import backend, libraries, memory, network, processor, quota, versions
 from cpudist.doctor.finding import LEVELS, Finding
 from cpudist.errors import UserError
-from cpudist.machine.files import Files, Folder
+from cpudist.topology.files import Files
 
 __all__ = ["Finding", "examine"]
 
-# In the order in which their findings matter, within one level.
-_GROUPS = (versions, network, backend, xla, memory, quota, libraries, processor, clock)
+# The most important ones first, within one level.
+_GROUPS = (versions, network, backend, memory, quota, libraries, processor)
 
 
 def examine(files: Files | None = None, env: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Run all checks on this machine; the most important findings come first."""
-    files = files or Folder(Path("/"))
+    """Run all checks and return their findings, errors first.
+
+    Args:
+        files: the kernel's files of the machine; this machine's by default.
+        env: the environment variables that a job would have.
+    """
+    files = files or Files()
     findings = []
     for group in _GROUPS:
         try:

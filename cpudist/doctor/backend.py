@@ -1,4 +1,4 @@
-"""Which backend and which transport a job would use, and why."""
+"""Which backend, transport and mpirun a job would use, and why."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from cpudist import backends
 from cpudist.backends.ccl.build import find_built
 from cpudist.backends.ccl.toolchain import find_compiler, find_oneccl
 from cpudist.doctor.finding import Finding
-from cpudist.doctor.probe import load
+from cpudist.doctor.libraries import load
 from cpudist.errors import UserError
-from cpudist.machine.files import Files
+from cpudist.topology.files import Files
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """The ccl backend, compiled or not; the MPI launcher that would start ranks."""
+    """Check the ccl backend, the backends of entry points, and the mpirun that would start ranks."""
     yield _ccl(env)
+    for name, plugin in backends.plugins().items():
+        for level, message, remedy in plugin.findings(env):
+            yield Finding(level, name, message, remedy)
     yield from _mpirun(env)
 
 
@@ -46,17 +50,17 @@ def _ccl(env: Mapping[str, str]) -> Finding:
             "auto is gloo, several times slower than ccl, which is not compiled, and there is no C++ compiler",
             "install g++, or run `cpudist build` where there is one and set CPUDIST_CACHE",
         )
-    return Finding("ok", "backend", f"{what}; the first job compiles it, in half a minute (now: cpudist build)")
+    return Finding("ok", "backend", f"{what}; the first job compiles it in half a minute, or cpudist build does it now")
 
 
 def _transport(env: Mapping[str, str]) -> str:
-    """How messages would travel, and why."""
+    """Return what carries messages, and why."""
     inside = "through shared memory inside a machine"
     if env.get("CPUDIST_TRANSPORT") == "oneccl":
-        inside = "by oneCCL inside a machine too, since CPUDIST_TRANSPORT=oneccl is set"
+        inside = "by oneCCL inside a machine, because CPUDIST_TRANSPORT=oneccl is set"
     between = "over MPI where the launcher makes an MPI world (Intel MPI, MPICH, srun --mpi=pmi2), otherwise libfabric"
     if chosen := env.get("CCL_ATL_TRANSPORT"):
-        between = f"over {chosen}, since CCL_ATL_TRANSPORT is set"
+        between = f"over {chosen}, because CCL_ATL_TRANSPORT is set"
     return f"messages go {inside}; between machines {between}"
 
 
@@ -76,7 +80,7 @@ def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "mpirun",
-            f"the mpirun on PATH is {found}, but this environment has its own, {own}: ranks may meet another MPI",
+            f"the mpirun on PATH is {found}, not this environment's own, {own}: they may be different MPIs",
             f"activate the environment, or put {own.parent} first on PATH",
         )
     else:

@@ -1,6 +1,6 @@
-"""Facts about this host that must agree between the hosts of a job, as one line of JSON.
+"""Facts about this host that must agree between the hosts of a job.
 
-`cpudist.launch.check` runs `main` on every host and compares.
+`cpudist.launch.check` runs `main` on every host and compares the answers.
 """
 
 from __future__ import annotations
@@ -9,33 +9,32 @@ import json
 import os
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
 import psutil
 
 from cpudist.backends.ccl.build import find_built
 from cpudist.backends.ccl.toolchain import find_compiler
+from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
-from cpudist.machine.description import this_machine
-from cpudist.machine.identity import node_identity
-from cpudist.placement.place import make_plan
-from cpudist.placement.plan import Part, Wishes
+from cpudist.topology.identity import node_identity
+from cpudist.topology.machine import this_machine
+from cpudist.topology.plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
 
 
 def main(folder: str) -> None:
-    """Print the facts; `folder` is where the job is to run."""
+    """Print the facts as one line of JSON; `folder` is the folder in which the job is to run."""
     print(json.dumps(facts(folder)))
 
 
 def facts(folder: str) -> dict[str, Any]:
-    """What `cpudist.launch.check.Facts` holds."""
+    """Return the fields of `cpudist.launch.check.Facts`."""
     return {
         "identity": node_identity(),
         "python": platform.python_version(),
         "cpudist": __version__,
-        "torch": _installed("torch"),
+        "torch": installed("torch"),
         "ccl": _ccl(),
         "seconds": time.time(),
         "memory": psutil.virtual_memory().available,
@@ -45,7 +44,7 @@ def facts(folder: str) -> dict[str, Any]:
 
 
 def _ccl() -> str:
-    """Empty where the ccl backend is compiled or can be; otherwise why it cannot be used."""
+    """Return why the ccl backend cannot be used; empty if it is compiled or can be."""
     try:
         if find_built() is None and find_compiler() is None:
             return "the ccl backend is not compiled, and there is no C++ compiler"
@@ -55,13 +54,6 @@ def _ccl() -> str:
 
 
 def _ranks() -> dict[str, int]:
-    """How many ranks the plan has with one for each socket, NUMA node and L3 cache."""
+    """Return the number of ranks with one for each socket, NUMA node and L3 cache."""
     machine = this_machine()
-    return {part: len(make_plan(machine, Wishes(part)).ranks) for part in get_args(Part)}
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return {part: len(make_plan(machine, PlanOptions(part)).ranks) for part in get_args(Part)}

@@ -1,4 +1,4 @@
-"""One thing that a check has found."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 @dataclass(frozen=True)
 class Finding:
-    """One line about one thing, and what to do about it.
+    """One line about one thing, with its remedy.
 
     Attributes:
-        level: "error": a job would fail; "warning": it would run, slower or not in every way; "ok": as it should be.
+        level: "error": a job would fail; "warning": it would be slower or lack something; "ok": nothing is wrong.
         about: a word or two that name the thing.
         message: what was found.
-        remedy: what to do; empty where there is nothing to do.
+        remedy: what the user can do; empty if nothing is wrong.
     """
 
     level: Level

@@ -1,4 +1,4 @@
-"""Shared memory, locked memory, huge pages, NUMA balancing."""
+"""Shared memory, locked memory, huge pages, NUMA balancing and the memory policy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import resource
 from collections.abc import Iterator, Mapping
 
 from cpudist.doctor.finding import Finding
-from cpudist.machine import sysfs
-from cpudist.machine.files import Files
-from cpudist.machine.memory_policy import memory_policy
+from cpudist.text import size
+from cpudist.topology import sysfs
+from cpudist.topology.files import Files
+from cpudist.topology.memory_policy import memory_policy
 
 _SHM = "/dev/shm"
-# Docker's default of 64 MiB is used up by two MPI ranks, or by one process that loads data; then processes die of
-# SIGBUS.
+# Two MPI ranks, or one process that loads data, use up Docker's default of 64 MB; then processes die of SIGBUS.
 _ENOUGH_SHM = 256 << 20
 _LEAST_SHM = 32 << 20
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """What the kernel has been told about memory."""
+    """Check the kernel's settings for memory."""
     yield shared_memory(_free_shm())
     yield from _locked(files)
     yield from _huge_pages(files)
@@ -36,16 +36,16 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def shared_memory(free: int | None) -> Finding:
-    """What so many free bytes in /dev/shm (None: it is missing) mean for a job."""
+    """Check the free bytes in /dev/shm; None: it is missing."""
     remedy = "mount more: docker run --shm-size=2g; in Kubernetes an emptyDir with medium: Memory at /dev/shm"
     if free is None:
         return Finding("error", _SHM, f"{_SHM} is missing; MPI and data loading share memory there", remedy)
-    size = f"{free / (1 << 20):.0f} MiB free in {_SHM}"
+    what = f"{size(free)} free in {_SHM}"
     if free < _LEAST_SHM:
-        return Finding("error", _SHM, f"{size}: MPI ranks and data loading would die of SIGBUS", remedy)
+        return Finding("error", _SHM, f"{what}: MPI ranks and data loading would die of SIGBUS", remedy)
     if free < _ENOUGH_SHM:
-        return Finding("warning", _SHM, f"{size}: large batches from data-loading processes may die of SIGBUS", remedy)
-    return Finding("ok", _SHM, size)
+        return Finding("warning", _SHM, f"{what}: large batches from data-loading processes may die of SIGBUS", remedy)
+    return Finding("ok", _SHM, what)
 
 
 def _free_shm() -> int | None:
@@ -57,18 +57,18 @@ def _free_shm() -> int | None:
 
 
 def _locked(files: Files) -> Iterator[Finding]:
-    """Network cards that read memory by themselves need it locked; TCP does not."""
+    """Check locked memory, which network cards need that read memory themselves; TCP does not."""
     cards = files.names("sys/class/infiniband")
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         yield Finding("ok", "memlock", "any amount of memory may be locked")
     elif not cards:
-        yield Finding("ok", "memlock", f"{soft / (1 << 20):.0f} MiB may be locked; without InfiniBand none has to be")
+        yield Finding("ok", "memlock", f"{size(soft)} may be locked; without InfiniBand none has to be")
     else:
         yield Finding(
             "warning",
             "memlock",
-            f"only {soft / (1 << 20):.0f} MiB of memory may be locked, too little for {cards[0]}: messages go over TCP",
+            f"only {size(soft)} of memory may be locked, too little for {cards[0]}: messages go over TCP",
             "ulimit -l unlimited (limits.conf: memlock; slurmd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)",
         )
 
@@ -91,11 +91,11 @@ def _balancing(files: Files) -> Iterator[Finding]:
     on = files.read("proc/sys/kernel/numa_balancing") not in (None, "0")
     nodes = {core.numa_node for core in sysfs.read_topology(files).cores}
     if not on or len(nodes) == 1:
-        yield Finding("ok", "NUMA balancing", "off" if not on else "on, but there is one NUMA node: nothing to move")
+        yield Finding("ok", "NUMA balancing", "off" if not on else "on, but there is only one NUMA node")
     else:
         yield Finding(
             "warning",
             "NUMA balancing",
-            "the kernel moves pages between NUMA nodes, which ranks that are pinned only pay for",
+            "the kernel unmaps pages to see which NUMA node uses them, which only costs pinned ranks time",
             "as root: sysctl kernel.numa_balancing=0",
         )

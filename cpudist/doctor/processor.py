@@ -1,4 +1,4 @@
-"""What the CPU can compute with."""
+"""What the CPU computes with, its clock speed, and the kernel's clock."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import re
 from collections.abc import Iterator, Mapping
 
 from cpudist.doctor.finding import Finding
-from cpudist.machine.files import Files
+from cpudist.topology import sysfs
+from cpudist.topology.files import Files
 
 # The kernel's names of what makes training faster: x86, and Arm's.
 _BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "Arm's BF16", "svebf16": "SVE BF16"}
 _FLOAT16 = {"amx_fp16": "AMX", "avx512_fp16": "AVX512_FP16", "fphp": "Arm's FP16"}
 
+_CPUS = "sys/devices/system/cpu"
+_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
+# Read without a system call. The others (hpet, acpi_pm) take microseconds, thousands of times in a step.
+_FAST_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase", "riscv_clocksource")
+
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Number formats that the CPU computes in, from /proc/cpuinfo."""
+    """Check the number formats of the CPU, its frequency governor and the clock source."""
+    yield from _number_formats(files)
+    yield _governor(files)
+    yield from _clock_source(files)
+
+
+def _number_formats(files: Files) -> Iterator[Finding]:
     text = files.read("proc/cpuinfo") or ""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     if found is None:
-        yield Finding("warning", "CPU", "/proc/cpuinfo does not say what this CPU can do")
+        yield Finding(
+            "warning", "CPU", "/proc/cpuinfo does not list the features of this CPU", "compare --bf16 with float32"
+        )
         return
     flags = set(found[1].split())
     bfloat16 = [name for flag, name in _BFLOAT16.items() if flag in flags]
@@ -35,3 +49,36 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
         )
     if "hypervisor" in flags:
         yield Finding("ok", "virtual machine", "cores may be shared with other machines: timings vary")
+
+
+def _governor(files: Files) -> Finding:
+    folders = [f"{_CPUS}/cpu{cpu}/cpufreq" for cpu in sysfs.online_cpus(files)]
+    drivers = {files.read(f"{folder}/scaling_driver") for folder in folders}
+    governors = {found for folder in folders if (found := files.read(f"{folder}/scaling_governor"))}
+    slow = ", ".join(sorted(governors - {"performance"}))
+    if not governors:
+        return Finding("ok", "governor", "none: firmware, or the host of this virtual machine, sets the clock speed")
+    # With these drivers the processor itself chooses the clock speed, and they call that powersave.
+    if slow and drivers <= {"intel_pstate", "amd-pstate-epp"}:
+        return Finding("ok", "governor", f"{slow}: the processor sets its clock speed itself")
+    if slow:
+        return Finding(
+            "warning",
+            "governor",
+            f"the CPUs' frequency governor is {slow}: cores start each burst of work slowly",
+            "as root: cpupower frequency-set --governor performance",
+        )
+    return Finding("ok", "governor", "performance")
+
+
+def _clock_source(files: Files) -> Iterator[Finding]:
+    source = files.read(_SOURCE)
+    if source and source not in _FAST_SOURCES:
+        yield Finding(
+            "warning",
+            "clock source",
+            f"the kernel reads the time from {source}, which is slow",
+            "boot with clocksource=tsc (and tsc=reliable) if the CPU's counter is constant",
+        )
+    elif source:
+        yield Finding("ok", "clock source", source)

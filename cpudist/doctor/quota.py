@@ -1,4 +1,4 @@
-"""What control groups and masks leave to this process, and whether a quota has stopped it."""
+"""What control groups and affinity masks leave to this process, and whether a CPU quota has stopped it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 from collections.abc import Iterator, Mapping
 
 from cpudist.doctor.finding import Finding
-from cpudist.machine import sysfs
-from cpudist.machine.cgroups import Throttling, read_cgroup
-from cpudist.machine.cpulist import format_list
-from cpudist.machine.files import Files
-from cpudist.machine.limits import read_limits
+from cpudist.text import number_of, size
+from cpudist.topology import sysfs
+from cpudist.topology.cpulist import format_list
+from cpudist.topology.files import Files
+from cpudist.topology.limits import Throttling, read_limits
 
 _RARELY = 0.01  # of all periods
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """CPUs, CPU quota and memory limit of this process."""
-    limits, throttling = read_limits(files, frozenset(os.sched_getaffinity(0)), env), read_cgroup(files).throttling
+    """Check the CPUs, the CPU quota and the memory limit of this process."""
+    limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
+    throttling = limits.throttling
     if throttling and throttling.throttled:
         yield _stopped(throttling)
     if limits.quota is not None:
@@ -25,21 +26,21 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
         if throttling and not throttling.throttled:
             yield Finding("ok", "throttling", f"in none of {throttling.periods} periods (nr_throttled)")
     else:
-        yield Finding("ok", "CPU quota", "none, so that nothing is throttled")
+        yield Finding("ok", "CPU quota", "none")
     online, own = sysfs.online_cpus(files), limits.cpus or frozenset()
     some = "all" if own == online else f"{format_list(own)} of"
     counted = f", of which Slurm has given {limits.counted} to this job" if limits.counted else ""
     yield Finding("ok", "CPUs", f"this process may use {some} {len(online)} CPUs{counted}")
     if limits.memory is not None:
-        yield Finding("ok", "memory limit", f"{limits.memory / (1 << 30):.1f} GiB for all ranks of this node together")
+        yield Finding("ok", "memory limit", f"{size(limits.memory)} for all ranks of this node together")
 
 
 def _quota(quota: float) -> Finding:
     threads = max(int(quota), 1)
-    what = f"a quota of {quota:g} CPUs: the ranks get {threads} computing threads together"
+    what = f"a quota of {quota:g} CPUs: the ranks together get {number_of(threads, 'computing thread')}"
     if quota == threads:
         return Finding("ok", "CPU quota", what)
-    return Finding("warning", "CPU quota", what, "ask for a whole number of CPUs: a part of one is not used")
+    return Finding("warning", "CPU quota", what, "ask for a whole number of CPUs: a fraction is not used")
 
 
 def _stopped(throttling: Throttling) -> Finding:

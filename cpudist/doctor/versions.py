@@ -1,4 +1,4 @@
-"""Whether what is installed fits together."""
+"""Whether the versions of the installed packages fit together."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from cpudist.backends import plugins
 from cpudist.doctor.finding import Finding
-from cpudist.machine.files import Files
+from cpudist.topology.files import Files
 
-# Compiled against one release of torch, whose number theirs repeats.
-_MADE_FOR_ONE_TORCH = ("intel_extension_for_pytorch", "torch_xla")
+_IPEX = "intel_extension_for_pytorch"
 
-# What a job's behaviour depends on, in the line that says that all is well.
+# Packages that a job's behaviour depends on; their versions are shown.
 _NAMED = (
     "torch",
-    "intel_extension_for_pytorch",
-    "torch_xla",
     "oneccl-devel",
     "impi-rt",
     "mpi4py",
@@ -27,20 +25,20 @@ _NAMED = (
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Versions against the bounds that cpudist was tested in, and companions of torch against torch."""
+    """Compare versions with the bounds in cpudist's metadata, and companions of torch with torch."""
     wrong = list(_outside_bounds())
     yield from wrong
     yield from _companions()
     if not wrong:
-        named = [f"{name} {found}" for name in _NAMED if (found := _installed(name))]
+        named = [f"{name} {found}" for name in (*_NAMED, *_companion_packages()) if (found := installed(name))]
         versions = ", ".join([f"Python {platform.python_version()}", *named])
         yield Finding("ok", "versions", f"{versions}: all in the tested range")
 
 
 def companions_that_fit() -> list[str]:
-    """The installed packages that a job imports beside torch, and that were made for the torch that is there."""
-    torch = _release(_installed("torch"))
-    return [name for name in _MADE_FOR_ONE_TORCH[:1] if _release(_installed(name)) == torch]
+    """Return the packages that a job imports beside torch and that were made for the installed torch."""
+    torch = _release(installed("torch"))
+    return [name for name in (_IPEX,) if _release(installed(name)) == torch]
 
 
 def _outside_bounds() -> Iterator[Finding]:
@@ -49,10 +47,10 @@ def _outside_bounds() -> Iterator[Finding]:
     for text in requires("cpudist") or []:
         requirement = Requirement(text)
         name, bounds = requirement.name, str(requirement.specifier)
-        found = _installed(name)
+        found = installed(name)
         marker = requirement.marker
         if marker is not None and not marker.evaluate({"extra": "" if found is None else "ccl"}):
-            continue  # an extra: the absence of ccl's is named where it matters, and the others change no job
+            continue  # an extra: doctor/backend.py reports that those of ccl are missing, and the others change no job
         if found is None:
             yield Finding("error", name, f"{name} is not installed", f"pip install '{name}{bounds}'")
         elif not requirement.specifier.contains(found, prereleases=True):
@@ -62,23 +60,29 @@ def _outside_bounds() -> Iterator[Finding]:
 
 
 def _companions() -> Iterator[Finding]:
-    torch = _release(_installed("torch"))
-    for name in _MADE_FOR_ONE_TORCH:
-        found = _installed(name)
+    torch = _release(installed("torch"))
+    for name in _companion_packages():
+        found = installed(name)
         if found and _release(found) != torch:
             yield Finding(
                 "warning",
                 name,
-                f"{name} {found} was made for torch {_release(found)}, not {torch}: unused",
+                f"{name} {found} was made for torch {_release(found)}, not {torch}, and is not used",
                 f"pip uninstall {name}, or install the torch that it was made for",
             )
+
+
+def _companion_packages() -> list[str]:
+    """Return the packages that are compiled for one release of torch, whose number their version repeats."""
+    return [_IPEX, *(name for backend in plugins().values() for name in backend.companions)]
 
 
 def _release(version: str | None) -> str:
     return ".".join((version or "").split(".")[:2])
 
 
-def _installed(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,64 +1,231 @@
-"""Keeps Hugging Face's accelerate and Trainer on the job's own process group and devices, whatever backend it runs on.
+"""Keep Hugging Face's accelerate and Trainer on the job's process group, devices and checkpoints.
 
-Left alone, accelerate (1.15) and Trainer (4.57, 5.x) would take torch_xla for a CPU job where that is installed,
-train every rank alone, refuse or ignore the names "ccl", `use_ipex` and `no_cuda`, ignore `ddp_timeout`, and leave
-half a checkpoint where they are killed. This package is the one place that changes them, while a job runs. One module
-per part that is changed, named after it (accelerate_state.py, accelerate_loader.py, accelerate_ddp.py,
-training_arguments.py, trainer.py, trainer_loss.py, trainer_checkpoints.py, trainer_resuming.py, trainer_sharing.py);
-versions.py refuses versions that it was not written for. The libraries are never imported here, only changed once the
-script has imported them.
+`PATCHES` lists every part of the two libraries that cpudist replaces or relies on while a job runs, and why; a backend
+adds what its own devices need (`Backend.library_patches`). A module is patched once the script has imported it; this
+package never imports the libraries itself. To support another version, run tests/huggingface with it, change what no
+longer fits, and widen `KNOWN`.
 
-It must not know environments, recipes or command lines.
+It must not know launchers, recipes or command lines.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from cpudist.huggingface import (
-    accelerate_ddp,
-    accelerate_loader,
-    accelerate_state,
-    trainer,
-    trainer_checkpoints,
-    trainer_loss,
-    trainer_resuming,
-    training_arguments,
-)
+from cpudist.errors import UserError
+from cpudist.huggingface import accelerate_patches, checkpoints, resuming, trainer, training_arguments
 from cpudist.on_import import after_import
 from cpudist.optimization.native import own_compile_cache
 
 if TYPE_CHECKING:
-    from cpudist.job import Job
+    from collections.abc import Iterator
 
-__all__ = ["install"]
+    from cpudist.huggingface.shares import BatchGeometry
+    from cpudist.job import Job
+    from cpudist.optimization.master_weights import MasterWeights
+    from cpudist.world import World
+
+__all__ = ["KNOWN", "PATCHES", "Context", "Patch", "install"]
+
+# The versions that the test suite has run with, the lowest and the highest.
+KNOWN = {"accelerate": ">=1.15,<2", "transformers": ">=4.57.6,<6"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the patches of one job know and share.
+
+    Attributes:
+        job: the running job.
+        masters: the master weights of each model that trains in bfloat16.
+        geometries: the batch geometry of each Trainer's training.
+        trainings: the number of each Trainer's training among those of its output folder.
+        weights: for each Trainer whose ranks have unequal shares, the weights of the batches of the current step.
+    """
+
+    job: Job
+    masters: WeakKeyDictionary[Any, MasterWeights] = field(default_factory=WeakKeyDictionary)
+    geometries: WeakKeyDictionary[Any, BatchGeometry] = field(default_factory=WeakKeyDictionary)
+    trainings: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A part of another package that cpudist replaces, or relies on.
+
+    Attributes:
+        target: "module:attribute" or "module:Class.attribute".
+        why: the reason, as docs/design.md shows it.
+        function: makes the replacement from the original and the context, or changes the original and returns it. None
+            where another patch replaces the target for a while, or calls it: then it is only checked.
+        parameters: the names of the original's parameters; "..." stands for any more. None where it is no function.
+        attributes: names that the original must have.
+        versions: the versions of the package that have the target; empty: all in `KNOWN`.
+        only: whether a job with this world needs the patch; None: every job.
+    """
+
+    target: str
+    why: str
+    function: Callable[[Any, Context], Any] | None = None
+    parameters: str | None = None
+    attributes: str = ""
+    versions: str = ""
+    only: Callable[[World], bool] | None = None
+
+    @property
+    def module(self) -> str:
+        """The module that holds the target."""
+        return self.target.partition(":")[0]
+
+
+def _on_cpu(world: World) -> bool:
+    return world.device_type == "cpu"
+
+
+_SAVING = "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it"
+_DELETING = "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it"
+_UNEQUAL = "resumed on a number of ranks that does not divide a step's samples, ranks get unequal shares"
+
+# The patches of one module are applied in this order.
+PATCHES = (
+    Patch(
+        "accelerate.state:PartialState._prepare_backend",
+        "accelerate refuses the backend ccl, and trains every rank alone without cpu=True",
+        accelerate_patches.prepare_backend,
+        "self, cpu, sagemaker_dp, backend",
+        only=_on_cpu,
+    ),
+    Patch("accelerate.state:DistributedType.MULTI_CPU", "the value that _prepare_backend returns", only=_on_cpu),
+    Patch(
+        "accelerate.data_loader:BatchSamplerShard",
+        _UNEQUAL,
+        parameters="batch_sampler, num_processes, process_index, split_batches, even_batches",
+    ),
+    Patch(
+        "accelerate.accelerator:Accelerator.prepare_model",
+        "gradients are compressed and the record says how; a model that cpudist.wrap() has wrapped is refused",
+        accelerate_patches.prepare_model,
+        "self, model, device_placement, evaluation_mode",
+    ),
+    Patch(
+        "transformers.training_args:TrainingArguments",
+        "transformers has no ddp_compress, and 5 neither use_ipex nor no_cuda; ddp_backend does not take ccl",
+        training_arguments.change_fields,
+        attributes="use_cpu, local_rank, fp16, fp16_full_eval, ddp_backend, ddp_timeout, ddp_bucket_cap_mb",
+    ),
+    Patch(
+        "transformers.training_args:TrainingArguments.__post_init__",
+        "a CPU job needs no --use_cpu; ddp_timeout has no effect on CPUs; local_rank and bucket sizes are the job's",
+        training_arguments.post_init,
+        "self",
+    ),
+    Patch(
+        "transformers.modeling_utils:PreTrainedModel.save_pretrained",
+        "with master weights, weights are saved in float32 beside a configuration that says bfloat16",
+        trainer.save_pretrained,
+        "self, save_directory, is_main_process, ...",
+    ),
+    Patch(
+        "transformers.trainer:Trainer._wrap_model",
+        "the optimizer exists and DDP does not yet: the moment for Intel's extension; DDP gets bucket views",
+        trainer.wrap_model,
+        "self, model, training, dataloader",
+    ),
+    Patch(
+        "transformers.trainer:Trainer.compute_loss",
+        "the loss of models that ignore num_items_in_batch is too large by the number of ranks and accumulated batches",
+        trainer.compute_loss,
+        "self, model, inputs, return_outputs, num_items_in_batch",
+    ),
+    Patch("transformers.trainer:Trainer._save_checkpoint", _SAVING, checkpoints.save_checkpoint, "self, model, trial"),
+    Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
+    Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),
+    Patch("transformers.trainer:shutil", _DELETING, checkpoints.replace_shutil, attributes="rmtree"),
+    Patch(
+        "transformers.trainer_utils:shutil", _DELETING, checkpoints.replace_shutil, attributes="rmtree", versions=">=5"
+    ),
+    Patch(
+        "transformers.trainer:Trainer.train",
+        "a restarted script begins at step 0; on another number of ranks, a step would have another number of samples",
+        resuming.train,
+        "self, resume_from_checkpoint, ...",
+    ),
+    Patch(
+        "transformers.trainer:TrainerState.load_from_json",
+        "transformers 4 takes the batch size of the checkpoint instead of the one that keeps a step's samples",
+        parameters="json_path",
+    ),
+    Patch("transformers.trainer:Trainer.get_train_dataloader", _UNEQUAL, parameters="self"),
+    Patch(
+        "transformers.trainer:Trainer.get_batch_samples", _UNEQUAL, parameters="self, epoch_iterator, num_batches, ..."
+    ),
+    Patch("transformers.trainer:Trainer.get_total_train_batch_size", _UNEQUAL, parameters="self, args"),
+)
 
 
 def install(job: Job) -> None:
-    """Until `job` ends, accelerate and Trainer work on its process group.
+    """Keep accelerate and Trainer on the process group of the running job until it ends.
 
     Raises:
-        UserError: one of them is imported already, and of a version that cpudist does not know.
+        UserError: the script has imported a version of one of them that cpudist does not know.
     """
     # Where this is unset, accelerate divides the machine's cores by the ranks, pinned or not.
     job.changes.default_variable("OMP_NUM_THREADS", str(torch.get_num_threads()))
     job.changes.default_variable("TORCHINDUCTOR_CACHE_DIR", own_compile_cache(job.world.rank))
-    masters: trainer.MastersByModel = WeakKeyDictionary()
-    begun: trainer_resuming.BegunByTrainer = WeakKeyDictionary()
-    weights: trainer_loss.WeightsByTrainer = WeakKeyDictionary()
-    for module, patch in (
-        ("accelerate.state", partial(accelerate_state.patch, job=job)),
-        ("accelerate.data_loader", partial(accelerate_loader.patch, job=job)),
-        ("accelerate.accelerator", partial(accelerate_ddp.patch, job=job)),
-        ("transformers.training_args", partial(training_arguments.patch, job=job)),
-        ("transformers.modeling_utils", partial(trainer.patch_models, job=job, masters=masters)),
-        ("transformers.trainer", partial(trainer.patch, job=job, masters=masters)),
-        ("transformers.trainer", partial(trainer_loss.patch, job=job, weights=weights)),
-        ("transformers.trainer", partial(trainer_checkpoints.patch, job=job, begun=begun)),
-        ("transformers.trainer", partial(trainer_resuming.patch, job=job, begun=begun, weights=weights)),
-    ):
-        job.changes.then(after_import(module, patch))
+    context = Context(job)
+    for name in dict.fromkeys(patch.module for patch in PATCHES):
+        job.changes.then(after_import(name, partial(_apply_all, context=context)))
+    for name, change in job.backend.library_patches().items():
+        job.changes.then(after_import(name, partial(change, job.changes)))
+
+
+def _apply_all(module: ModuleType, context: Context) -> None:
+    for patch in PATCHES:
+        if patch.module == module.__name__:
+            _apply(patch, module, context)
+
+
+def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
+    """Replace the target if it is what the patch was written for, otherwise raise `UserError`."""
+    from packaging.specifiers import SpecifierSet  # transformers and accelerate need it too
+
+    if patch.only is not None and not patch.only(context.job.world):
+        return
+    package = sys.modules[module.__name__.partition(".")[0]]
+    known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
+    if known and not SpecifierSet(patch.versions).contains(package.__version__, prereleases=True):
+        return
+    *classes, name = patch.target.partition(":")[2].split(".")
+    owner: Any = module
+    for part in classes:
+        owner = getattr(owner, part, None)
+    original = getattr(owner, name, None)
+    if not known or not _fits(original, patch):
+        raise UserError(
+            f"cpudist does not know {package.__name__} {package.__version__} and cannot keep it on the job's process "
+            f"group; pip install '{package.__name__}{KNOWN[package.__name__]}'"
+        )
+    if patch.function is not None:
+        replacement = patch.function(original, context)
+        if replacement is not original:
+            context.job.changes.attribute(owner, name, replacement)
+
+
+def _fits(original: Any, patch: Patch) -> bool:
+    """Return whether `original` has the parameters and attributes that `patch` was written for."""
+    if original is None or not all(hasattr(original, name) for name in patch.attributes.split(", ") if name):
+        return False
+    if patch.parameters is None:
+        return True
+    found, wanted = list(inspect.signature(original).parameters), patch.parameters.split(", ")
+    return found[: len(wanted) - 1] == wanted[:-1] if wanted[-1] == "..." else found == wanted

@@ -1,78 +1,101 @@
-"""Trainer: what `--use_ipex` asks for happens between making the optimizer and wrapping the model in DDP.
+"""Trainer's model, optimizer and loss.
 
-With `--bf16` as well the model trains with bfloat16 parameters and float32 master weights. These are what its state
-holds and what is saved, so the configuration beside them has to say float32, as that of any other run.
+`--use_ipex` takes effect between making the optimizer and wrapping the model in DDP. With `--bf16` as well, the model
+trains with bfloat16 parameters and float32 master weights. Its state holds the master weights, and they are what is
+saved, so the configuration beside them must say float32.
+
+Each function makes what takes the place of `original`; `PATCHES` says why.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch.utils._pytree import tree_map
 
-from cpudist.huggingface.versions import TRANSFORMERS, check_known
 from cpudist.optimization import choice, master_weights
-from cpudist.optimization.master_weights import MasterWeights
 
 if TYPE_CHECKING:
-    from cpudist.job import Job
-
-_WRAP_MODEL = ["self", "model", "training", "dataloader"]
-_SAVE_PRETRAINED = ["self", "save_directory", "is_main_process"]
-
-# The models that are being trained with master weights.
-MastersByModel: TypeAlias = "WeakKeyDictionary[Any, MasterWeights]"
+    from cpudist.huggingface import Context
 
 
-def patch(trainer_module: ModuleType, job: Job, masters: MastersByModel) -> None:
-    """Change `transformers.Trainer`. `_wrap_model` is where the optimizer exists, also one that the script brought."""
-    cls = trainer_module.Trainer
-    original: Any = getattr(cls, "_wrap_model", None)
-    known = original is not None and list(inspect.signature(original).parameters) == _WRAP_MODEL
-    check_known(trainer_module, known, TRANSFORMERS)
+def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Replace `Trainer._wrap_model`: optimize the model first, also with an optimizer that the script has made."""
+    backend = context.job.backend
     seen: WeakSet[Any] = WeakSet()
 
     @functools.wraps(original)
-    def wrap_model(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+    def optimize_and_wrap(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if training and self.optimizer is not None and self not in seen:
             seen.add(self)
-            job.backend.prepare(self.model)
-            _optimize(self, masters)
+            backend.prepare(self.model)
+            _optimize(self, context)
         result = original(self, model, training, dataloader)
-        if (handler := self.accelerator.ddp_handler) is not None:  # what accelerate will give to DDP
-            handler.gradient_as_bucket_view = job.backend.ddp_options().get("gradient_as_bucket_view", False)
+        if (handler := self.accelerator.ddp_handler) is not None:  # accelerate passes its values on to DDP
+            handler.gradient_as_bucket_view = backend.ddp_options().get("gradient_as_bucket_view", False)
         return result
 
-    job.changes.attribute(cls, "_wrap_model", wrap_model)
+    return optimize_and_wrap
 
 
-def patch_models(modeling_utils: ModuleType, job: Job, masters: MastersByModel) -> None:
-    """Change `transformers.PreTrainedModel`: with master weights, the configuration is saved as one of float32."""
-    cls = modeling_utils.PreTrainedModel
-    original: Any = getattr(cls, "save_pretrained", None)
-    known = original is not None and list(inspect.signature(original).parameters)[:3] == _SAVE_PRETRAINED
-    check_known(modeling_utils, known, TRANSFORMERS)
+def save_pretrained(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Replace `PreTrainedModel.save_pretrained`: beside master weights, the configuration says float32."""
 
     @functools.wraps(original)
-    def save_pretrained(self: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
+    def save(self: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
         result = original(self, save_directory, is_main_process, *args, **kwargs)
-        if self in masters and is_main_process:
+        if self in context.masters and is_main_process:
             self.config.dtype = "float32"
             self.config.save_pretrained(save_directory)
         return result
 
-    job.changes.attribute(cls, "save_pretrained", save_pretrained)
+    return save
 
 
-def _optimize(trainer: Any, masters: MastersByModel) -> None:
-    """What `--use_ipex` asks for; without it this only notes for the run record what Trainer does by itself."""
+def compute_loss(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Replace `Trainer.compute_loss`: the loss is the same on any number of ranks and of accumulated batches.
+
+    Trainer (4.57 and 5.x) relies on the model to divide by `num_items_in_batch`, the number of targets in all batches
+    of a step on all ranks. Many models, such as BertForSequenceClassification, ignore it. Their loss is then too large
+    by the number of ranks, by which Trainer multiplies, and of accumulated batches, by which it does not divide.
+    """
+    uses_count: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def compute(
+        self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        gives_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
+        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # so where Trainer itself divides
+        batches = 1 if divides else getattr(self, "current_gradient_accumulation_steps", 1)
+        too_large = batches * (self.accelerator.num_processes if multiplies else 1)
+        unequal = self in context.weights and model.training
+        weight = next(context.weights[self]) if unequal else 1.0
+        if not (gives_count and too_large > 1 and isinstance(num_items_in_batch, torch.Tensor)):
+            return _divide(original(self, model, inputs, return_outputs, num_items_in_batch), 1 / weight)
+        if self in uses_count:
+            result = original(self, model, inputs, return_outputs, num_items_in_batch)
+        else:
+            count = num_items_in_batch.as_subclass(_Count)
+            count.used = False
+            with torch.compiler.set_stance("force_eager"):  # compiled code would not show the use
+                result = original(self, model, inputs, return_outputs, count)
+            uses_count[self] = count.used
+        return result if uses_count[self] else _divide(result, too_large / weight)
+
+    return compute
+
+
+def _optimize(trainer: Any, context: Context) -> None:
+    """Apply what --use_ipex asks for; without it, only note for the run record what Trainer does by itself."""
     model, optimizer, args = trainer.model, trainer.optimizer, trainer.args
-    if model in masters:  # by an earlier Trainer: this one has another optimizer
-        masters[model].hand_over(optimizer)
+    if model in context.masters:  # an earlier Trainer has made them, with another optimizer
+        context.masters[model].hand_over(optimizer)
         return
     if args.torch_compile:
         choice.check_compiling()
@@ -86,12 +109,37 @@ def _optimize(trainer: Any, masters: MastersByModel) -> None:
         return
     no_ipex = choice.why_not_ipex(args.torch_compile)
     chosen = choice.apply_kernels(model, optimizer, no_ipex)
-    if (
-        args.bf16 and choice.fits("master_weights") and not hasattr(model, "peft_config")
-    ):  # adapters are loaded past the model's state
-        masters[model] = master_weights.keep(model, optimizer)
+    has_adapters = hasattr(model, "peft_config")  # peft loads adapters without the model's state, past the masters
+    if args.bf16 and choice.fits("master_weights") and not has_adapters:
+        context.masters[model] = master_weights.keep(model, optimizer)
         chosen.append(choice.MASTER_WEIGHTS)
     chosen += autocast
     choice.note(chosen)
     warning = f"warning: --use_ipex: {no_ipex}; going on with " if no_ipex else ""
     choice.announce(chosen, dtype, no_ipex, warning=warning)
+
+
+def _divide(result: Any, number: float) -> Any:
+    """Divide the loss in what `compute_loss` returns: the loss, or a tuple that begins with it."""
+    if number == 1:
+        return result
+    return (result[0] / number, *result[1:]) if isinstance(result, tuple) else result / number
+
+
+class _Count(torch.Tensor):
+    """A number that records whether anything has been computed with it."""
+
+    used: bool
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def plain(leaf: Any) -> Any:
+            if not isinstance(leaf, _Count):
+                return leaf
+            leaf.used = leaf.used or getattr(func, "__name__", "") != "__get__"  # reading the shape is no use of it
+            return leaf.as_subclass(torch.Tensor)
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))

@@ -1,8 +1,8 @@
-"""TrainingArguments: the options of the documented command mean again what they meant.
+"""TrainingArguments: the options of the documented command keep their meaning.
 
-`use_ipex` and, for transformers 5, `no_cuda` become fields again, so the command line, JSON and YAML files,
-dictionaries and calls take them alike; `ddp_backend` takes the job's backend; `ddp_timeout` bounds the job's
-collectives. On a CPU backend everything is for the CPU without being told so.
+`ddp_compress`, `use_ipex` and, for transformers 5, `no_cuda` are fields too, so that the command line, JSON and YAML
+files, dictionaries and calls all take them. `ddp_backend` takes the job's backend, and `ddp_timeout` bounds the job's
+collectives. A job on a CPU backend needs no --use_cpu.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator
-from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from cpudist.console import say
-from cpudist.huggingface.versions import TRANSFORMERS, check_known
 from cpudist.optimization.precision import check_fp16
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
-    from cpudist.job import Job
-
-_USED = {"use_cpu", "local_rank", "fp16", "fp16_full_eval", "ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb"}
+    from cpudist.huggingface import Context
 
 
 @dataclasses.dataclass
@@ -32,75 +30,99 @@ class _Flags:
         metadata={"help": "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means."},
     )
     no_cuda: bool = dataclasses.field(default=False, metadata={"help": "The old name of --use_cpu."})
+    ddp_compress: str | None = dataclasses.field(
+        default=None,
+        metadata={"help": "How gradients cross the network: none, bf16, int8, powersgd or powersgd:RANK."},
+    )
 
 
-def patch(training_args: ModuleType, job: Job) -> None:
-    """Change `transformers.TrainingArguments`, and the classes derived from it so far and later."""
-    cls = training_args.TrainingArguments
-    fields = getattr(cls, "__dataclass_fields__", {})
-    known = fields.keys() >= _USED and "choices" in fields["ddp_backend"].metadata
-    check_known(training_args, known, TRANSFORMERS)
+def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]:
+    """Add the fields of `_Flags` where TrainingArguments lacks them, and let `ddp_backend` take `backends`.
 
+    Classes that are derived from it so far get the same fields; later ones inherit them.
+
+    Args:
+        cls: TrainingArguments.
+        backends: names of backends.
+        changes: undo this.
+
+    Returns:
+        The names of the fields that were added.
+    """
+    fields = cls.__dataclass_fields__
     flags = [field for field in dataclasses.fields(_Flags) if field.name not in fields]
     metadata = dict(fields["ddp_backend"].metadata)
-    metadata["choices"] = list(dict.fromkeys([*metadata["choices"], job.world.backend, "ccl"]))
-    job.changes.attribute(fields["ddp_backend"], "metadata", MappingProxyType(metadata))
-    # So that what the script reads is what holds, and that whoever writes 1800 gets 1800.
-    seconds = job.timeout
-    job.changes.attribute(fields["ddp_timeout"], "default", int(seconds) if seconds == int(seconds) else seconds)
-    job.changes.attribute(cls, "__post_init__", _for_this_job(cls.__post_init__, job))
+    if "choices" in metadata:
+        metadata["choices"] = list(dict.fromkeys([*metadata["choices"], *backends]))
+    changes.attribute(fields["ddp_backend"], "metadata", MappingProxyType(metadata))
     for made in [cls, *_generated(cls)]:
-        _add_fields(made, flags, job.changes)
-    if job.world.device_type == "xla":
-        training_args.logger.addFilter(_is_for_others)
-        job.changes.then(lambda: training_args.logger.removeFilter(_is_for_others))
+        _add_fields(made, flags, changes)
+    return [field.name for field in flags]
 
 
-def _for_this_job(original: Callable[[Any], None], job: Job) -> Callable[[Any], None]:
+def change_fields(cls: Any, context: Context) -> Any:
+    """Change the fields of TrainingArguments and of all classes that are derived from it, in place.
+
+    Returns:
+        The class itself.
+    """
+    job = context.job
+    add_fields(cls, (job.world.backend, "ccl"), job.changes)
+    # The script then reads the bound that holds, and whoever sets 1800, transformers' default, gets 1800.
+    seconds = job.timeout
+    field = cls.__dataclass_fields__["ddp_timeout"]
+    job.changes.attribute(field, "default", int(seconds) if seconds == int(seconds) else seconds)
+    if hidden := job.backend.hidden_warnings:
+
+        def applies(record: logging.LogRecord) -> bool:
+            return not any(text in record.getMessage() for text in hidden)
+
+        logger = sys.modules[cls.__module__].logger
+        logger.addFilter(applies)
+        job.changes.then(lambda: logger.removeFilter(applies))
+    return cls
+
+
+def post_init(original: Callable[[Any], None], context: Context) -> Callable[[Any], None]:
+    """Replace `TrainingArguments.__post_init__`: check the values against the job, and take the job's own."""
+    job = context.job
     seconds = job.timeout
 
     @functools.wraps(original)
-    def post_init(self: Any) -> None:
+    def post_init_for_job(self: Any) -> None:
         job.check_backend(self.ddp_backend)
-        if job.world.device_type == "cpu":
-            if self.fp16 or self.fp16_full_eval:
-                check_fp16()
-            self.use_cpu = True
-        if job.world.device_type == "xla":
-            if self.fp16 or self.fp16_full_eval:
-                job.backend.check_float16()
-            self.use_cpu = False
-            _without_fused(self, speaks=job.world.rank == 0)
+        self.use_cpu = job.world.device_type == "cpu"
+        if self.fp16 or self.fp16_full_eval:
+            check_fp16() if self.use_cpu else job.backend.check_float16()
+        if self.ddp_compress is not None:
+            job.set_compression(self.ddp_compress)
+        if "fused" not in job.backend.optimizations:
+            _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
             self.ddp_bucket_cap_mb = job.backend.ddp_options().get("bucket_cap_mb")
-        # transformers 4 warns that no_cuda will go away; here it will not.
+        # transformers 4 warns that no_cuda will be removed; cpudist keeps it.
         no_cuda, self.no_cuda = self.no_cuda, False
         original(self)
         self.no_cuda = no_cuda
-        if job.world.size > 1:  # as on GPUs; scripts ask it whether they are alone and whether they are the first here
+        if job.world.size > 1:  # as on GPUs; scripts read from it whether they are alone and whether they are first
             self.local_rank = job.world.local_rank
         if self.ddp_timeout != seconds:
             job.set_timeout(self.ddp_timeout)
 
-    return post_init
+    return post_init_for_job
 
 
-def _is_for_others(record: logging.LogRecord) -> bool:
-    """False for the advice to start with torch.distributed.launch, given wherever a process group is beside XLA."""
-    return "parallel_mode != ParallelMode.DISTRIBUTED" not in record.getMessage()
-
-
-def _without_fused(arguments: Any, speaks: bool) -> None:
-    """XLA fuses by itself, and torch's fused optimizers, transformers' default among them, refuse its tensors."""
+def _without_fused(arguments: Any, backend: str, is_main_process: bool) -> None:
+    """Replace torch's fused optimizers, such as transformers' default, which refuse tensors of other devices."""
     name = str(getattr(arguments.optim, "value", arguments.optim))
     if name.endswith("_fused"):
         arguments.optim = name.removesuffix("_fused")
-        if speaks:
-            say(f"xla has no fused optimizers: --optim {arguments.optim} in the place of {name}")
+        if is_main_process:
+            say(f"{backend} has no fused optimizers: --optim {arguments.optim} in the place of {name}")
 
 
 def _generated(cls: Any) -> Iterator[type]:
-    """The classes derived from `cls` whose `__init__` was made by `dataclass`, so without fields that came later."""
+    """Yield the classes derived from `cls` whose `__init__` was made by `dataclass`, so without later fields."""
     for derived in cls.__subclasses__():
         if "__dataclass_fields__" in vars(derived) and "__init__" in vars(derived):
             yield derived
@@ -108,10 +130,11 @@ def _generated(cls: Any) -> Iterator[type]:
 
 
 def _add_fields(cls: Any, flags: list[dataclasses.Field[Any]], changes: Changes) -> None:
-    """Make `flags` fields of the dataclass `cls`, as if they had been written into it."""
+    """Add `flags` to the fields of the dataclass `cls`, until `changes` are undone."""
+    types = get_type_hints(_Flags)
     for field in flags:
         changes.entry(cls.__dataclass_fields__, field.name, field)
-        changes.entry(cls.__annotations__, field.name, bool)
+        changes.entry(cls.__annotations__, field.name, types[field.name])
         changes.attribute(cls, field.name, field.default)
     original = cls.__init__
     timeout = cls.__dataclass_fields__["ddp_timeout"]

@@ -1,15 +1,30 @@
-"""The running job: the ranks meet, work together, fail together and leave together.
+"""The running job: its ranks start, fail and end together.
 
-- `job.py`: `Job`, the one owner of a job's state, and `current`, the one that runs.
-- `watch.py`, `failure.py`: one rank fails, the job ends everywhere; `leftovers.py`: so does its launcher.
-- `whereabouts.py`, `stall.py`: where a rank is, and who keeps the others waiting.
-- `record.py`: what is known of the run; `gradients.py`: of how gradients are reduced.
-- `pinned.py`: torch and the rank's threads follow its pinning; `pinning_check.py`: whether they did.
+- `job.py`: `Job`, the owner of a job's state; `start_job`, and `current`, the one that runs.
+- `membership.py`: this process among the ranks, with or without a backend.
+- `watch.py`, `failure.py`, `abort.py`: one rank fails or is lost, and the job and its launcher end everywhere.
+- `rank_status.py`, `reports.py`: what a rank is doing, and which ranks keep the others waiting or were lost.
+- `stacks.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
+- `record.py`: the run record.
+- `pinning.py`: torch and the rank's threads follow its pinning, and a check whether they do.
 - `process_group.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
 It must not know optimization, transformers, recipes or command lines.
 """
 
-from cpudist.job.job import Job, current, fail, require, start_job
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpudist.job.job import Job, current, fail, require, start_job
 
 __all__ = ["Job", "current", "fail", "require", "start_job"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `job.py` at the first use: it imports torch, which `cpudist stacks` does not need."""
+    if name in __all__:
+        return getattr(importlib.import_module("cpudist.job.job"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

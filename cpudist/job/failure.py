@@ -1,8 +1,8 @@
-"""One rank fails, the job ends: everywhere, within seconds, and the reason is on screen once.
+"""End the job on all ranks when one fails, within seconds, with one report.
 
-The first rank to fail claims the failure (watch.py), prints its traceback and one line that names the rank, the host
-and the exception, and ends the job. Later failures are mostly consequences of the first and stay silent. Under MPI the
-end is `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' own watch ends the others.
+The first rank to fail claims the failure (watch.py), prints its traceback and one line with the rank, the host and the
+exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
+ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def fail(
 ) -> NoReturn:
     """End the job because of `error`.
 
-    Without a `watch` the ranks have not met and cannot agree on who reports. Most likely all have the same error then,
-    so rank 0 reports at once. Another rank waits a moment first: if the job still runs, no other rank has the error.
+    Without a `watch` the ranks cannot agree on which of them reports. Most likely all have the same error then, so
+    rank 0 reports at once, and another rank only if it is still there a few seconds later.
 
     Args:
-        error: what this rank failed with.
-        watch: the way to the other ranks, if they have met.
+        error: the error of this rank.
+        watch: the way to the other ranks; None before the rendezvous, and in a process without others.
         show: prints the error's traceback.
-        rank: this process's, where it is known without having met the others.
-        before_the_end: what a process without others does after it has reported.
+        rank: this process's rank; None where it is not known.
+        before_the_end: called after the report where there is no `watch`.
     """
     status = exit_status(error)
     if watch is None:
@@ -60,7 +60,11 @@ def fail(
 
 
 def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
-    """A `sys.excepthook` by which an uncaught exception ends the job; the present one prints the traceback."""
+    """Return a `sys.excepthook` that ends the job; the present hook prints the traceback.
+
+    Args:
+        end: ends the job because of an exception, which the second argument prints.
+    """
     print_traceback = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
@@ -70,7 +74,7 @@ def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status that stands for `error`; never 0."""
+    """Return the exit status for `error`; never 0."""
     if isinstance(error, UserError):
         return USER_ERROR
     if isinstance(error, KeyboardInterrupt):
@@ -81,22 +85,14 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as the last line of its traceback; of `sys.exit("words")` the words."""
+    """Return the last line of an exception's traceback; the text of `sys.exit("text")`."""
     if isinstance(error, SystemExit):
         return f"exit status {error.code}" if isinstance(error.code, int) else one_line(str(error))
     return one_line("".join(traceback.format_exception_only(type(error), error)))
 
 
-def is_interactive() -> bool:
-    """Whether this is a notebook or an interactive session, which an exception does not end."""
-    if hasattr(sys, "ps1") or sys.flags.interactive:
-        return True
-    shell = sys.modules.get("IPython")
-    return shell is not None and shell.get_ipython() is not None
-
-
 def _has_timed_out(error: BaseException) -> bool:
-    """Whether a collective has: torch has no type of its own for this."""
+    """Return whether a collective has timed out, for which torch has no exception of its own."""
     return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
 
 

@@ -1,139 +1,170 @@
-"""The running job: one object owns everything that belongs to it, and takes all of it back when it ends."""
+"""The running job: one object owns its state, and undoes all that the job has changed when it ends."""
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
+from cpudist.backends.compression import NONE, check_scheme
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.job import failure, pinned
-from cpudist.job.interface import interface_variables
-from cpudist.job.members import pinning_of, see_who_is_where
+from cpudist.job import failure
+from cpudist.job.membership import Membership
+from cpudist.job.pinning import PinningCheck, follow
 from cpudist.job.record import Exit, RunRecord
-from cpudist.job.stall import summary
-from cpudist.job.watch import RanksMissing, Watch, name_of
-from cpudist.job.whereabouts import here
-from cpudist.machine.identity import interface_of
-from cpudist.rendezvous import exchange, meet
-from cpudist.stacks.answer import Answers
-from cpudist.world import World
+from cpudist.launchers import detect
+from cpudist.launchers.single import Single
+from cpudist.topology.identity import interface_of
+from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store
 
-    from cpudist.environments import Environment
+    from cpudist.launchers import Launcher
     from cpudist.pinning import Pinning
+    from cpudist.world import World
+
+# By these, libraries choose a network interface when they open their first connection.
+_INTERFACE_VARIABLES = (
+    "GLOO_SOCKET_IFNAME",  # gloo
+    # libfabric, which carries Intel MPI, MPICH and oneCCL, has one for each provider that takes an interface's name.
+    *("FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_UDP_IFACE", "FI_VERBS_IFACE"),
+    "OMPI_MCA_btl_tcp_if_include",  # Open MPI
+    "UCX_NET_DEVICES",  # UCX, which carries Debian's MPICH and Open MPI
+)
 
 
 class Job:
-    """One job as this process takes part in it.
+    """One job as this process takes part in it, with a backend that has started.
 
     Attributes:
         world: this rank's place among the others.
-        environment: what started the job.
-        interface: the network interface that the user has chosen; None: any.
-        meeting: the store that all ranks share, and where it is.
+        launcher: what started the job.
+        backend: how the ranks communicate.
         timeout: the bound on every collective, in seconds; `set_timeout` changes it.
-        backend: what the ranks work together on.
-        record: what is known of the run, for rank 0 to write.
-        changes: what the job has changed in the environment and in other packages; `leave` takes it back.
-        pinning: what this rank was given of its node; None where it was left alone.
-        held: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then leaves it alone.
+        record: the run record, which rank 0 writes.
+        changes: what the job has changed in the environment and in other packages; `close` undoes it.
+        pinning: this rank's CPUs and threads; None where it is not pinned.
+        pinning_check: compares this rank with its pinning after some training steps; None without a pinning.
+        restarts: how often the job has been restarted: the highest of the ranks' counts, which may differ.
+        run_ids: the names of this run, which its restarts keep; empty where the launcher has none.
+        earlier_run_ids: those of them that an earlier attempt may have had.
+        resumes: whether a training goes on from this run's newest checkpoint after a restart (`--resume`).
+        compression: the scheme in which gradients cross the network, where nothing else is said (`--compress`).
+        owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
+
+    Args:
+        membership: this process among the ranks.
+        backend: the backend, started.
+        timeout: the bound on every collective, in seconds.
+        pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
-    world: World
-    backend: Backend
-    record: RunRecord
-
-    timeout: float
-
-    def __init__(self, environment: Environment, interface: str | None = None) -> None:
-        self.environment = environment
-        self.interface = interface
-        self.changes = Changes()
-        self.pinning: Pinning | None = None
-        self.held = False
-        self.started = False
-        self._placement = environment.placement()
-        self._watch: Watch | None = None
-        self._answers: Answers | None = None
-
-    def come_up(self, backend: str, timeout: float, options: Mapping[str, Any], attempt: str) -> None:
-        """Meet the other ranks, agree with them on a backend and start it; `attempt` is the same text on all ranks."""
+    def __init__(self, membership: Membership, backend: Backend, timeout: float, pinning: Pinning | None) -> None:
+        self._membership = membership
+        self.backend = backend
         self.timeout = timeout
-        for name, value in interface_variables(self.interface).items() if self.interface else ():
-            self.changes.default_variable(name, value)
-        with self.changes.environment():
-            self.meeting = meet(self.environment.rendezvous(), self._placement, attempt, timeout, self.interface)
-            self.changes.then(self.meeting.close)
-            self.world, members = see_who_is_where(self.environment, self._ask_everyone)
-            if not any(member.interactive for member in members):
-                self._watch_the_others([member.host for member in members])
-            self._answer_who_asks()
-            self._start_backend(backend, options)
-        for name, value in {**self._variables(), **self.backend.variables()}.items():
-            self.changes.variable(name, value)
-        self.record = RunRecord(self.world, self.backend, pinning_of(members), self.environment.restarts)
-        self.record.network = {"interface": interface_of(self.meeting.host), "address": self.meeting.host}
-        if self._watch is not None:
-            self._watch.backend = self.backend
-            self._watch.on_failure = self._record_failure
-        self.started = True
+        self.pinning = pinning
+        self.owned_by_cli = False
+        self.resumes = True
+        self.compression = NONE
+        self.launcher = membership.launcher
+        self.changes = membership.changes
+        self.world = replace(membership.world, backend=backend.name, device_type=backend.device().type)
+        self.restarts = max(member.restarts for member in membership.members)
+        run_ids = [item for member in membership.members for item in member.run_ids.items()]
+        self.run_ids = list(dict(run_ids))
+        self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
+        self.record = RunRecord(self.world, backend, membership.members, self.restarts)
+        host = membership.rendezvous.host
+        self.record.network = {"interface": interface_of(host), "address": host}
+        self.pinning_check = PinningCheck(pinning, self.world, self.store, self.record) if pinning else None
+        membership.on_failure = lambda: self.record.write("failed")
 
-    def leave(self, exit: Exit = "completed") -> None:
-        """Wait for the other ranks, then take everything back; `exit` goes into the record."""
-        self.finish()
+    @property
+    def store(self) -> Store:
+        """The key-value store that all ranks share."""
+        return self._membership.rendezvous.store
+
+    def shutdown(self, exit: Exit = "completed") -> None:
+        """Wait for the other ranks, write the record with `exit`, and undo all changes."""
+        self.wait_for_all()
         self.record.write(exit)
-        self.abandon()
+        self.close()
 
-    def finish(self) -> None:
-        """Come to a good end together with the other ranks; does nothing when that has been done."""
-        if self._watch is not None:
-            try:
-                self._watch.finish()
-            except RanksMissing as error:
-                self.fail(error, lambda _error: None)
+    def finish_before_end(self, wait: Callable[[], None]) -> None:
+        """Have `wait` called before this rank says that it has finished; it returns at once when called again."""
+        self._membership.unfinished.append(wait)
 
-    def _end_with_process(self) -> None:
-        """At exit. An exception that has gone past our hook, as with one that replaces it, is no good end."""
-        error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):
-            self.fail(error, lambda _error: None)
-        self.finish()
+    def wait_for_all(self) -> None:
+        """Wait until all ranks have finished; does nothing a second time."""
+        self._membership.wait_for_all()
 
-    def abandon(self) -> None:
-        """Take everything back without waiting for anybody."""
-        global _job
-        _job = None
-        self.changes.undo()
+    def close(self) -> None:
+        """Undo all changes without waiting for the other ranks."""
+        _forget()
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every collective of the job from now on, on this rank.
+        """Bound every collective and every wait in the store from now on, on this rank.
+
+        Args:
+            seconds: the new bound, above 0.
 
         Raises:
-            UserError: the backend cannot change its limit.
+            UserError: the number is not above 0, or the backend cannot change its limit.
         """
         if seconds != self.timeout:
+            check_timeout(seconds)
             self.backend.set_timeout(seconds)
             self.timeout = seconds
-            if self._watch is not None:
-                self._watch.timeout = seconds
+            self._membership.set_timeout(seconds)
 
-    def check_backend(self, name: str | None) -> str:
-        """The job's backend, if that is what a script asks for by `name`; None stands for any.
+    def set_compression(self, scheme: str) -> None:
+        """Let gradients cross the network in `scheme` from now on, where nothing else is said.
 
         Raises:
-            UserError: the script asks for another one.
+            UserError: the scheme is not known, or the backend does not have it.
+        """
+        self.backend.check_compression(check_scheme(scheme))
+        self.compression = scheme
+
+    def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
+        """Let the gradients of a wrapped model cross the network in fewer bits. All ranks call it.
+
+        Args:
+            model: the model, as `Backend.wrap` or accelerate returns it.
+            scheme: how; None: the job's.
+
+        Raises:
+            UserError: as `set_compression`, or the model's gradients cannot be compressed, or ranks differ.
+        """
+        scheme = self.compression if scheme is None else check_scheme(scheme)
+        self.backend.check_compression(scheme)
+        self.record.compression = scheme
+        if self.world.node_count > 1:
+            self.backend.compress(model, scheme)
+        elif scheme != NONE:
+            self.record.compression = f"{NONE}: all ranks are on one host"
+            if self.world.rank == 0:
+                say(f"--compress {scheme} changes nothing here: all ranks are on one host")
+
+    def check_backend(self, name: str | None) -> str:
+        """Return the job's backend if it is the one that a script asks for.
+
+        Args:
+            name: the backend's name; None: any.
+
+        Raises:
+            UserError: the script asks for another backend.
         """
         if name not in (None, self.world.backend):
             remedy = f"give cpudist-train --backend {name}, or leave it" if name in backends.names() else "leave it"
@@ -142,154 +173,132 @@ class Job:
             )
         return self.world.backend
 
-    def fail(
-        self, error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None
-    ) -> NoReturn:
+    def restart_backend(self, store: Store) -> None:
+        """Start the backend again after `destroy_process_group`.
+
+        Args:
+            store: the job's store, with keys that have not been used.
+        """
+        _start(self.backend, self.world, store, self.timeout)
+
+    def fail(self, error: BaseException, show: failure.Show = traceback.print_exception) -> NoReturn:
         """End the job on every rank because of `error`; see `failure.fail`."""
-        failure.fail(error, self._watch, show, rank, self._record_failure)
-
-    def _record_failure(self) -> None:
-        if self.started:
-            self.record.write("failed")
-
-    def _watch_the_others(self, hosts: Sequence[str]) -> None:
-        if self.meeting.place is not None:
-            self._watch = Watch(self.world, hosts, self.meeting.place, self.timeout)
-            self.changes.then(self._watch.stop)
-        self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
-        atexit.register(self._end_with_process)
-        self.changes.then(lambda: atexit.unregister(self._end_with_process))
-
-    def _answer_who_asks(self) -> None:
-        """From here on `cpudist stacks` finds this rank."""
-
-        def where() -> str:
-            return summary(here(self.world, getattr(self, "backend", None)))
-
-        job = f"{self.world.hosts[0]}:{self.meeting.port}"
-        try:
-            self._answers = Answers(job, self.world.rank, self.world.size, name_of(self.world), where)
-        except OSError as error:
-            say(f"warning: cpudist stacks will not find {name_of(self.world)}: {error.strerror}")
-            return
-        self.changes.then(self._answers.stop)
-
-    def disown_child(self) -> None:
-        """In a forked child: it is no rank of the job, and how it ends does not concern the others."""
-        if self._answers is not None:
-            self._answers.close()
-            self._answers = None
-        if self._watch is not None:
-            self._watch.disown()
-            self._watch = None
-            sys.excepthook = sys.__excepthook__
-            atexit.unregister(self._end_with_process)
-        if self.meeting.server is not None:
-            self.meeting.server.disown()
-
-    def _start_backend(self, name: str, options: Mapping[str, Any]) -> None:
-        backend = backends.choose(name, self._ask_everyone, self.world.rank == 0, options)
-        self.start_on(backend, self.meeting.store)
-        self.changes.then(backend.stop)
-        self.backend = backend
-        self.world = replace(self.world, backend=backend.name, device_type=backend.device().type)
-
-    def start_on(self, backend: Backend, store: Store) -> None:
-        """Start `backend` for this job's ranks, which meet in `store`."""
-        hook = sys.excepthook
-        try:
-            backend.start(self.world, store, self.timeout)
-        finally:
-            sys.excepthook = hook  # init_process_group puts one around it that withholds output
-
-    def _ask_everyone(self, key: str, value: str) -> list[str]:
-        """Tell all ranks this one's value under a new key; returns the values of all, in rank order."""
-        me = self._placement
-        return exchange(self.meeting.store, me.rank, me.size, f"init/{key}", value, self.timeout)
-
-    def _variables(self) -> dict[str, str]:
-        """What accelerate, transformers, datasets and others read."""
-        return {
-            "RANK": str(self.world.rank),
-            "WORLD_SIZE": str(self.world.size),
-            "LOCAL_RANK": str(self.world.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.world.local_size),
-            "MASTER_ADDR": self.meeting.host,
-            "MASTER_PORT": str(self.meeting.port),
-        }
+        self._membership.fail(error, show)
 
 
-_job: Job | None = None  # the one place where a job's state hangs
+# The job that runs or starts, and what its start has changed so far.
+_changes: Changes | None = None
+_membership: Membership | None = None
+_job: Job | None = None
 _attempts = itertools.count()  # how often this process has started a job; the same on all ranks
 
 
-def _after_fork_in_child() -> None:
-    if _job is not None:
-        _job.disown_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 def start_job(
-    environment: Environment,
+    launcher: Launcher,
     backend: str,
     timeout: float,
     options: Mapping[str, Any] | None = None,
     interface: str | None = None,
     pinning: Pinning | None = None,
 ) -> Job:
-    """Start the job that `environment` describes; every rank calls it.
+    """Start the job that `launcher` describes; every rank calls it.
 
     Args:
-        environment: what started this process.
+        launcher: what started this process.
         backend: a backend's name, or "auto".
-        timeout: bound on the start and on every collective, in seconds.
+        timeout: bound on the start and on every collective, in seconds, above 0.
         options: the backend's own; see `Backend.configure`.
-        interface: the network interface that the ranks meet over and send over; None: any.
-        pinning: this rank's cores and threads; None leaves it where it is.
+        interface: the network interface for the rendezvous and for messages; None: any.
+        pinning: this rank's CPUs and threads; None: it is not pinned.
 
     Raises:
-        UserError: the environment's variables contradict each other or MPI, the backend cannot be used, or a process
-            group exists that cpudist did not make.
+        UserError: the launcher's variables contradict each other or MPI, the backend cannot be used, or a process group
+            exists that cpudist did not make.
         StartupTimeout: a rank did not arrive in time; the message names it.
     """
-    global _job
+    global _changes, _membership, _job
     import torch.distributed as dist
 
-    if timeout <= 0:
-        raise UserError(f"the timeout must be a positive number of seconds, not {timeout}")
-    if _job is not None:  # an earlier one that did not come up
-        _job.abandon()
+    _forget()  # an earlier job whose start failed
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
-    _job = job = Job(environment, interface)
-    job.pinning = pinning and pinned.follow(pinning, job.changes)
-    job.come_up(backend, timeout, options or {}, attempt=str(next(_attempts)))  # a store may outlive a job
-    if job.pinning is not None:
-        job.pinning.settle(job.changes)
+    asked: str | Backend = backend
+    if backend != "auto" and isinstance(launcher, Single):
+        asked = backends.make(backend, options)
+        if others := asked.find_others():
+            launcher = detect({**os.environ, **others})
+    _changes = changes = Changes()
+    pinning = pinning and follow(pinning, changes)
+    for name in _INTERFACE_VARIABLES if interface else ():
+        changes.default_variable(name, interface or "")
+    with changes.environment():
+        attempt = str(next(_attempts))  # a store may outlive a job
+        _membership = membership = Membership(launcher, attempt, timeout, interface, changes)
+        chosen = backends.choose(asked, membership.all_gather, membership.world.rank == 0, options)
+        _start(chosen, membership.world, membership.rendezvous.store, timeout)
+        changes.then(chosen.stop)
+        membership.backend = chosen
+    job = Job(membership, chosen, timeout, pinning and pinning.settle(changes))
+    for name, value in {**_variables(membership), **chosen.variables()}.items():
+        changes.variable(name, value)
+    _job = job
     return job
 
 
 def current() -> Job | None:
-    """The running job; None where there is none."""
-    return _job if _job is not None and _job.started else None
+    """Return the running job; None where there is none."""
+    return _job
 
 
 def require() -> Job:
-    """The running job.
+    """Return the running job.
 
     Raises:
         UserError: there is none.
     """
-    job = current()
-    if job is None:
+    if _job is None:
         raise UserError("there is no running job in this process; call cpudist.init() first")
-    return job
+    return _job
 
 
 def fail(error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None) -> NoReturn:
-    """End the job, running or just starting, because of `error`, and this process; see `failure.fail`."""
-    if _job is not None:
-        _job.fail(error, show, rank)
+    """End this process and the job, running or starting, because of `error`; see `failure.fail`."""
+    if _membership is not None:
+        _membership.fail(error, show, rank)
     failure.fail(error, None, show, rank)
+
+
+def _forget() -> None:
+    """Undo all changes of the job that runs or has failed to start."""
+    global _changes, _membership, _job
+    changes, _changes, _membership, _job = _changes, None, None, None
+    if changes is not None:
+        changes.undo()
+
+
+def _start(backend: Backend, world: World, store: Store, timeout: float) -> None:
+    hook = sys.excepthook
+    try:
+        backend.start(world, store, timeout)
+    finally:
+        sys.excepthook = hook  # init_process_group replaces it with one that withholds output
+
+
+def _variables(membership: Membership) -> dict[str, str]:
+    """Return the variables that accelerate, transformers, datasets and others read."""
+    return {
+        "RANK": str(membership.world.rank),
+        "WORLD_SIZE": str(membership.world.size),
+        "LOCAL_RANK": str(membership.world.local_rank),
+        "LOCAL_WORLD_SIZE": str(membership.world.local_size),
+        "MASTER_ADDR": membership.rendezvous.host,
+        "MASTER_PORT": str(membership.rendezvous.port),
+    }
+
+
+def _close_in_child() -> None:
+    if _membership is not None:
+        _membership.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,4 +1,4 @@
-"""A script that calls `init_process_group` itself joins the job, whose process group is there already."""
+"""Let a script that calls `init_process_group` itself join the job, whose process group exists already."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def let_scripts_join(job: Job) -> None:
-    """While `job` runs, `init_process_group` gives its caller the job's process group.
+    """Replace `init_process_group`, while `job` runs, by a function that joins the job's process group.
 
-    Once for each time that there is one to give: a second call is torch's error, as ever, and after
-    `destroy_process_group` the backend makes the group anew. What contradicts the job is a `UserError`.
+    A second call is an error of torch's, as without cpudist. After `destroy_process_group` the backend makes a new
+    group. Arguments that contradict the job raise `UserError`.
     """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
@@ -44,7 +44,7 @@ def let_scripts_join(job: Job) -> None:
         **kwargs: Any,
     ) -> None:
         nonlocal joined, remaking
-        if remaking or (joined and dist.is_initialized()):  # the backend's own call, or the script's second one
+        if remaking or (joined and dist.is_initialized()):  # the backend's own call, or a second call of the script
             original(backend, init_method, timeout, world_size, rank, store, *args, **kwargs)
             return
         job.check_backend(_for_device(backend, job.world.device_type))
@@ -54,7 +54,7 @@ def let_scripts_join(job: Job) -> None:
         if not dist.is_initialized():
             remaking = True
             try:
-                job.start_on(job.backend, dist.PrefixStore(f"again/{next(numbers)}", job.meeting.store))
+                job.restart_backend(dist.PrefixStore(f"again/{next(numbers)}", job.store))
             finally:
                 remaking = False
         joined = True
@@ -64,7 +64,7 @@ def let_scripts_join(job: Job) -> None:
 
 
 def _for_device(backend: str | None, device_type: str) -> str | None:
-    """Of torch's "cpu:gloo,cuda:nccl" the part for this device; a plain name is for all devices."""
+    """Return the part for this device of torch's "cpu:gloo,cuda:nccl"; a plain name is for all devices."""
     if not backend or backend == "undefined":
         return None
     if ":" not in backend:
@@ -74,7 +74,7 @@ def _for_device(backend: str | None, device_type: str) -> str | None:
 
 
 def _check_world(world: World, init_method: str | None, size: int, rank: int, *, from_variables: bool) -> None:
-    """Refuse a script's idea of the world that is not the job's, wherever torch would have read it."""
+    """Raise UserError for a rank or world size that is not the job's, wherever torch would have read it."""
     query = parse_qs(urlparse(init_method or "").query)
     variables = os.environ if from_variables and (init_method or "env://").startswith("env://") else {}
     asked = [
@@ -85,6 +85,6 @@ def _check_world(world: World, init_method: str | None, size: int, rank: int, *,
         given = next((str(value) for value in theirs if value not in (-1, None)), str(ours))
         if given != str(ours):
             raise UserError(
-                f"the script asks for {what} {given}, but in this job it is {ours}; start as many ranks as it wants, "
+                f"the script asks for {what} {given}, but in this job it is {ours}; start that many ranks, "
                 "or leave rank and world_size out there"
             )

@@ -1,8 +1,8 @@
 """The run record: what ran where, how fast, and how it ended, as JSON that rank 0 writes.
 
-Its fields are part of the public surface (README, "The run record"). Whoever knows something puts it in: the job its
-world, `optimize` what it chose, the step timer the steps, a recipe its results. What nobody knew, as for a script
-without Trainer, is null.
+Its fields are public (README, "The run record"). Each part of cpudist adds what it knows: the job its world, `optimize`
+what it chose, the step timer the steps, a recipe its results. What is not known, as in a script without Trainer, is
+null.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.console import say
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
-    from cpudist.world import World
+    from cpudist.world import Member, World
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
 
 @dataclass
 class Training:
-    """What a training loop measured on this rank. Seconds are of whole optimizer steps, with data loading."""
+    """What a training loop measured on this rank. Seconds are of whole optimizer steps, including data loading."""
 
     steps: int = 0
     step_seconds: list[float] = field(default_factory=list)
@@ -40,20 +42,27 @@ class Training:
 
 
 class RunRecord:
-    """The record of one job; every rank has one, rank 0's is written.
+    """The record of one job. Every rank has one; rank 0 writes its own.
 
     Attributes:
-        path: the file to write, if any.
+        path: the file to write; None: no file.
         dtype: the type that the job computes in, such as "bfloat16".
-        optimizations: what was done to the model; the first entry is "ipex" or "native".
+        optimizations: the optimisations of the model; the first is "ipex" or "native".
         training: what a training loop has measured.
-        tokens_per_sample: for the rate in tokens, where samples have a fixed length.
-        results: a recipe's metrics, a sample of what the model does, files written.
-        gradients: how they are reduced; see `gradients.describe`.
-        network: over which interface and address of rank 0's host the ranks have met; libfabric's provider is added.
+        tokens_per_sample: the fixed length of samples, for the rate in tokens; None where lengths differ.
+        results: a recipe's metrics, a sample of the model's output, files written.
+        gradients: how gradients are reduced; see `note_gradients_of`.
+        compression: the scheme in which they cross the network; None where no model was wrapped.
+        network: the interface and address of rank 0's host over which the ranks found the store.
+
+    Args:
+        world: this rank's place in the job.
+        backend: the backend that has started.
+        members: all ranks, in rank order.
+        restarts: how often the job has been restarted.
     """
 
-    def __init__(self, world: World, backend: Backend, pinning: list[dict[str, Any]], restarts: int) -> None:
+    def __init__(self, world: World, backend: Backend, members: Sequence[Member], restarts: int) -> None:
         self.path: Path | None = None
         self.dtype: str | None = None
         self.optimizations: list[str] = []
@@ -61,29 +70,47 @@ class RunRecord:
         self.tokens_per_sample: int | None = None
         self.results: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
+        self.compression: str | None = None
         self.network: dict[str, str | None] = {}
         self._world = world
         self._backend = backend
-        self._pinning = pinning
+        self._pinning: list[dict[str, Any]] = [
+            {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
+            for rank, member in enumerate(members)
+        ]
         self._restarts = restarts
 
     def begin(self, path: Path | None) -> None:
-        """Write to `path`, the file that the user named, from now on."""
+        """Write to `path`, the file that the user named, from now on; None: no file."""
         self.path = path
         self.write("running")
 
     def default_path(self, path: Path) -> None:
-        """Where to write if the user named no file. A killed job leaves a record that says "running"."""
+        """Write to `path` if the user named no file. A killed job leaves a record that says "running"."""
         if self.path is None:
             self.path = path
         self.write("running")
 
+    def note_gradients_of(self, model: torch.nn.Module) -> None:
+        """Note how the gradients of a wrapped model are reduced, at its first use: until then hooks may be added."""
+
+        def note(model: torch.nn.Module, args: Any) -> None:
+            self.gradients = _gradients(model)
+            handle.remove()
+
+        if _gradients(model):
+            handle = model.register_forward_pre_hook(note)
+
     def observed(self, rank: int, found: dict[str, Any]) -> None:
-        """Add to a rank's pinning what was seen of it while it ran."""
+        """Add to a rank's pinning what was observed while it ran."""
         self._pinning[rank].update(found)
 
     def write(self, exit: Exit) -> None:
-        """Write the file, on rank 0 and if there is one. Readers see the old or the new one, never a part."""
+        """Write the file on rank 0. Readers see the old or the new file, never a part of one.
+
+        Raises:
+            OSError: it cannot be written, and the job has not failed.
+        """
         if self._world.rank != 0 or self.path is None:
             return
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -94,10 +121,10 @@ class RunRecord:
         except OSError as error:
             if exit != "failed":
                 raise
-            say(f"the run record was not written: {error}")  # perhaps the full disk that ends the job: end it must
+            say(f"the run record was not written: {error}")  # a full disk must not block the end of a failed job
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
-        """The record's fields, in the order in which a reader wants them."""
+        """Return the record's fields, in the order of the file."""
         training, world, backend = self.training, self._world, self._backend
         seconds = training.step_seconds
         samples_per_second = tokens_per_second = None
@@ -113,10 +140,10 @@ class RunRecord:
             "world_size": world.size,
             "backend": world.backend,
             "transport": backend.transport(),
-            "network": {**self.network, "provider": backend.provider()},
+            "network": self.network,
             "dtype": self.dtype,
             "optimizations": self.optimizations,
-            "gradients": self.gradients or None,
+            "gradients": self._described_gradients() or None,
             "pinning": self._pinning,
             "steps": training.steps or None,
             "samples_per_second": _rounded(samples_per_second),
@@ -137,9 +164,15 @@ class RunRecord:
             fields["results"] = self.results
         return fields
 
+    def _described_gradients(self) -> dict[str, Any]:
+        if self.compression is None or not self.gradients:
+            return self.gradients
+        before, after = self._backend.compressed_bytes() or (None, None)
+        return {**self.gradients, "compress": self.compression, "bytes": before, "compressed_bytes": after}
+
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of `values` that at least `share` of them do not exceed."""
+    """Return the smallest of `values` that at least a `share` of them (0 to 1) do not exceed."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
@@ -156,7 +189,23 @@ def _communication_share(training: Training) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six digits are more than any of these numbers is good for. JSON has no infinity and no NaN."""
+    """Round to six digits; None for infinity and NaN, which JSON does not have."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, Any]:
+    """Return how gradients are reduced, by the names of DDP's options; empty for a model that is not wrapped."""
+    if isinstance(model, ShardedDataParallel):
+        return {"shard_optimizer": True}
+    if not isinstance(model, DistributedDataParallel):
+        return {}
+    hooks = [getattr(hook, "__qualname__", type(hook).__qualname__) for hook, _ in model._comm_hooks]
+    return {
+        "shard_optimizer": False,
+        "bucket_cap_mb": model.bucket_bytes_cap / 2**20,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "static_graph": model.static_graph,
+        "hook": hooks[-1] if hooks else None,
+    }

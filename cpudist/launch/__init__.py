@@ -1,9 +1,9 @@
-"""Starting jobs: on which hosts, through whose launcher, with what command line.
+"""`cpudist launch`: start a job on its hosts, restart it after a failure, and leave no process behind.
 
-- `hostfile.py`: the hosts of a file, and the form that each MPI takes. `launchers/`: one file for each MPI.
-- `check.py`: what is wrong with the hosts, asked all at once; `remote.py`: programs on other hosts.
-- `run.py`: who runs where, and starting again. `attempt.py`: one attempt, from its start until nothing of it is left.
-- `guards.py`, `guard.py`: who ends the job's processes on each host, seen from here and as it runs there.
+- `hostfile.py`: read a hostfile, spread ranks over hosts, write the file that an MPI reads.
+- `check.py`: find what is wrong with the hosts, or wait until they are up. `remote.py`: run programs there, over ssh.
+- `run.py`: choose which ranks run where, and restart. `supervise.py`: run the launcher once.
+- `node_agents.py`: start and hear an agent on each host. `node_agent.py`: the agent, which ends the job's processes.
 
 It runs before any rank does and must not know torch, MPI, transformers, backends, jobs, optimization or recipes.
 """

@@ -1,21 +1,28 @@
-"""Looks at all hosts of a job at once, before any rank starts, and says everything that is wrong with them."""
+"""Check all hosts of a job at once before any rank starts, and wait for hosts that are still starting."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shlex
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cpudist.launch.hostfile import Host
-from cpudist.launch.remote import ask_all, run_on
+from cpudist.errors import UserError
+from cpudist.launch.remote import ask_all, is_here, run_on
+from cpudist.launchers.mpi import Host
+from cpudist.text import size
 
-_ANSWER_SECONDS = 60.0  # a busy host with a slow disk takes long to start Python
+_ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
 _SKEW_SECONDS = 60.0
-_RANK_BYTES = 400 << 20  # a rank that has imported torch and made its process group
+_UP_SECONDS = 20.0
+_BETWEEN_SECONDS = 1.0
+_RANK_BYTES = 400 << 20  # a rank after it has imported torch and made its process group
 
 _PROGRAM = """\
 import sys
@@ -27,16 +34,16 @@ main({folder!r})
 
 @dataclass(frozen=True)
 class Facts:
-    """What a host has said of itself.
+    """What a host reports of itself.
 
     Attributes:
-        identity: the same text for two names of one machine.
+        identity: the same text for all names of one machine.
         python, cpudist, torch: versions; torch is None where it is not installed.
-        ccl: why the ccl backend cannot be used; empty where it can.
-        skew: seconds that its clock is ahead of ours, at least; 0 where the time of asking hides it.
-        memory: bytes that are free.
-        folder: whether our working folder is there too.
-        ranks: how many ranks there would be with one for each "socket", "numa" node, "l3" cache.
+        ccl: why the ccl backend cannot be used; empty where it can be.
+        skew: seconds by which its clock is ahead of ours, as far as that exceeds the time that the answer took.
+        memory: free memory in bytes.
+        folder: whether our working folder exists there.
+        ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache.
     """
 
     identity: str
@@ -55,9 +62,9 @@ class Trouble:
     """One thing that is wrong with one host.
 
     Attributes:
-        level: "error": a job would fail there; "warning": it would run, slower or not in every way.
-        host: which one.
-        message, remedy: what is wrong and what to do.
+        level: "error": a job would fail there; "warning": it would run, but slower or without some function.
+        host: the host.
+        message, remedy: what is wrong, and what to do.
     """
 
     level: Literal["error", "warning"]
@@ -71,19 +78,24 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Checked:
-    """The hosts that answered, with what they said, and everything that is wrong."""
+    """The result of a check.
+
+    Attributes:
+        facts: of the hosts that answered.
+        troubles: all that is wrong.
+    """
 
     facts: dict[Host, Facts]
     troubles: list[Trouble]
 
     @property
     def errors(self) -> list[Trouble]:
-        """What would make a job fail."""
+        """The troubles with which a job would fail."""
         return [trouble for trouble in self.troubles if trouble.level == "error"]
 
 
 def check(hosts: Sequence[Host]) -> Checked:
-    """Ask all hosts, each for a minute at most. A host's `slots`, where they are known, are the ranks that it gets."""
+    """Check hosts at the same time, for a minute at most. `slots`, where known, is the number of ranks on a host."""
     here = Host("localhost", where="this host")
     reference, *answers = ask_all([here, *hosts], _ask)
     if isinstance(reference, Trouble):
@@ -95,6 +107,38 @@ def check(hosts: Sequence[Host]) -> Checked:
     return Checked(facts, troubles + _same_machine(facts))
 
 
+def wait_for(hosts: Sequence[Host], seconds: float) -> None:
+    """Wait until hosts that are still starting, such as pods, let us in and can resolve this host's name.
+
+    Raises:
+        UserError: some are not up after so many seconds; a line for each.
+    """
+    deadline = time.monotonic() + seconds
+    missing = list(hosts)
+    while True:
+        troubles = ask_all(missing, _why_not_up)
+        missing = [host for host, trouble in zip(missing, troubles, strict=True) if trouble]
+        if not missing:
+            return
+        if time.monotonic() + _BETWEEN_SECONDS > deadline:
+            raise UserError("\n".join(f"after {seconds:g} s, {trouble}" for trouble in troubles if trouble))
+        time.sleep(_BETWEEN_SECONDS)
+
+
+async def _why_not_up(host: Host) -> str:
+    """Return why a host is not up; empty if it is. Hydra's proxy there connects back to this host by its name."""
+    if await asyncio.to_thread(is_here, host.name):
+        return ""
+    own = socket.gethostname()
+    look_up = f"getent hosts {shlex.quote(own)} > /dev/null || echo unknown"
+    answer = await run_on(host, ["sh", "-c", look_up], "", _UP_SECONDS)
+    if answer.failure:
+        return f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
+    if "unknown" in answer.output:
+        return f"{host.where}: {host.name} cannot resolve the name {own}; add it to DNS or to /etc/hosts there"
+    return ""
+
+
 async def _ask(host: Host) -> Facts | Trouble:
     program = _PROGRAM.format(path=[entry for entry in sys.path if entry], folder=os.getcwd())
     before = time.time()
@@ -102,19 +146,22 @@ async def _ask(host: Host) -> Facts | Trouble:
     after = time.time()
     if answer.failure:
         return Trouble("error", host, answer.failure, answer.remedy)
-    last = "".join(answer.output.strip().splitlines()[-1:])  # shells may greet before
+    last = "".join(answer.output.strip().splitlines()[-1:])  # a login shell may greet first
     try:
         return _facts(json.loads(last), before, after)
     except (ValueError, KeyError, TypeError, AttributeError):
         return Trouble(
-            "error", host, f"gives no facts that are understood: {last[:80]!r}", "install the same cpudist on all hosts"
+            "error",
+            host,
+            f"gives an answer that is not understood: {last[:80]!r}",
+            "install the same cpudist on all hosts",
         )
 
 
 def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
-    """What a host has written between two moments of ours."""
-    said = fields.pop("seconds")
-    return Facts(skew=min(said - before, 0.0) or max(said - after, 0.0), **fields)
+    """Return the facts that a host has written between two moments of our clock."""
+    theirs = fields.pop("seconds")
+    return Facts(skew=min(theirs - before, 0.0) or max(theirs - after, 0.0), **fields)
 
 
 def _judge(host: Host, found: Facts, reference: Facts) -> list[Trouble]:
@@ -139,7 +186,7 @@ def _judge(host: Host, found: Facts, reference: Facts) -> list[Trouble]:
     if found.memory < needed:
         wrong(
             "error",
-            f"has {found.memory >> 20} MiB of free memory, and {host.slots or 1} ranks need {needed >> 20} at least",
+            f"has {size(found.memory)} of free memory, and {host.slots or 1} ranks need {size(needed)} at least",
             "end what uses it, or start fewer ranks there",
         )
     return troubles

@@ -1,6 +1,6 @@
-"""Hostfiles: reads the forms that people have, finds what is wrong before any rank starts, writes what each MPI takes.
+"""Read hostfiles, spread a job's ranks over their hosts, and write the hostfile that an MPI reads.
 
-One host a line, by name or address, with or without the number of ranks that it takes; ``#`` starts a comment::
+A line names a host or its address, with or without its number of ranks; ``#`` starts a comment::
 
     node0
     node1:4                # Intel MPI's and MPICH's form
@@ -9,8 +9,8 @@ One host a line, by name or address, with or without the number of ranks that it
     fd00::5 slots=4        # after a bare IPv6 address ":4" would be a part of it
     [fd00::6]:4
 
-The launchers themselves take wrong files silently: Intel MPI drops a line that it does not understand, MPICH starts all
-ranks at home when the file is empty, and Open MPI misreads ``10.0.0.4:4``.
+The MPIs do not report mistakes: Intel MPI ignores a line that it does not understand, MPICH starts all ranks on this
+host where the file is empty, and Open MPI misreads ``10.0.0.4:4``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from cpudist.errors import UserError
-
-Mpi = Literal["intel-mpi", "mpich", "open-mpi"]
-
-# What takes the file that `write` makes. Intel MPI's -f reads "node1:4" too, but does not heed the 4.
-OPTION: dict[Mpi, str] = {"intel-mpi": "-machinefile", "mpich": "-f", "open-mpi": "--hostfile"}
+from cpudist.launchers.mpi import Host, MpiLauncher
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,5}")
@@ -35,20 +30,11 @@ _ZONE = re.compile(r"[^%]*(%[a-z0-9_.-]+)?", re.IGNORECASE)
 _FORMS = "write one host a line, as node0, node0:4 or node0 slots=4"
 
 
-@dataclass(frozen=True)
-class Host:
-    """A host's name or address, how many ranks it takes (None: not said), and where that was read, for messages."""
-
-    name: str
-    slots: int | None = None
-    where: str = field(default="hostfile", compare=False)
-
-
 def read(path: str | Path) -> list[Host]:
     """Return the hosts of a file, in its order.
 
     Raises:
-        UserError: the file cannot be read, or is wrong as `parse` says.
+        UserError: the file cannot be read, a line is wrong, a host is named twice, or none is named.
     """
     try:
         return parse(Path(path).read_text("utf-8-sig"), str(path))
@@ -59,10 +45,14 @@ def read(path: str | Path) -> list[Host]:
 
 
 def parse(text: str, source: str = "hostfile") -> list[Host]:
-    """Return the hosts that a file's text names, in its order; messages call the file `source`.
+    """Return the hosts that the text of a hostfile names, in its order.
+
+    Args:
+        text: the text.
+        source: the file's name, for messages.
 
     Raises:
-        UserError: a line is not understood, a host stands there twice, or there is none.
+        UserError: a line is wrong, a host is named twice, or none is named.
     """
     hosts: dict[object, Host] = {}
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
@@ -73,7 +63,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
         first = hosts.setdefault(_identity(host.name), host)
         if first is not host:
             raise UserError(
-                f"{host.where}: {host.name} stands in {first.where.rpartition(', ')[2]} already; "
+                f"{host.where}: {host.name} is already in {first.where.rpartition(', ')[2]}; "
                 f"name it once, with all its ranks: {host.name} slots=2"
             )
     if not hosts:
@@ -82,13 +72,15 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
 
 
 def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None = None) -> list[Host]:
-    """Return the hosts that a job needs, each with the number of ranks that it gets.
+    """Return the hosts that a job needs, each with its number of ranks as `slots`. Hosts are filled in order.
 
-    Hosts are filled one after the other, each with `per_host` ranks or, without it, with its slots. `ranks` is the
-    number of all, at least 1; None: as many as there is room for.
+    Args:
+        hosts: the hosts.
+        ranks: the number of all ranks, at least 1; None: as many as the hosts take.
+        per_host: the number of ranks on each host; None: its slots.
 
     Raises:
-        UserError: there is no room for so many, or nothing says how many a host takes.
+        UserError: the hosts take fewer ranks, or it is not known how many a host takes.
     """
     filled: list[Host] = []
     left = ranks
@@ -108,24 +100,21 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
     return filled
 
 
-def write(hosts: Sequence[Host], mpi: Mpi) -> str:
-    """Return the text of a hostfile for `OPTION` of this MPI; every host needs its number of ranks, as from `spread`.
+def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:
+    """Return the text of a hostfile for an MPI.
+
+    Args:
+        hosts: the hosts with their slots, as `spread` returns them.
+        mpi: the MPI that reads it.
 
     Raises:
-        UserError: this MPI does not take an address of that kind.
+        UserError: this MPI takes no address of that kind.
     """
-    lines: list[str] = []
     for host in hosts:
-        assert host.slots is not None
-        if mpi == "intel-mpi":
-            lines += [host.name] * host.slots  # it has no way to write both an IPv6 address and a number
-        elif ":" in host.name:
-            raise UserError(
-                f"{host.where}: {mpi} takes no IPv6 addresses; give {host.name} a name in /etc/hosts and write that"
-            )
-        else:
-            lines.append(f"{host.name}:{host.slots}" if mpi == "mpich" else f"{host.name} slots={host.slots}")
-    return "".join(f"{line}\n" for line in lines)
+        if ":" in host.name and not mpi.takes_ipv6:
+            remedy = f"give {host.name} a name in /etc/hosts and write that"
+            raise UserError(f"{host.where}: {mpi.name} takes no IPv6 addresses; {remedy}")
+    return "".join(f"{line}\n" for host in hosts for line in mpi.hostfile_lines(host))
 
 
 def _parse_line(content: str, where: str) -> Host:
@@ -136,7 +125,7 @@ def _parse_line(content: str, where: str) -> Host:
         if match is None:
             raise UserError(f"{where}: {rest[0]!r} is not understood; {_FORMS}")
         if slots is not None:
-            raise UserError(f"{where}: says twice how many ranks {name} takes; {_FORMS}")
+            raise UserError(f"{where}: the number of ranks on {name} is given twice; {_FORMS}")
         slots = match[1]
     if not (_address(name) or _is_name(name)):
         raise UserError(f"{where}: {name!r} is neither a host name nor an address; {_FORMS}")
@@ -146,7 +135,7 @@ def _parse_line(content: str, where: str) -> Host:
 
 
 def _split_word(word: str, where: str) -> tuple[str, str | None]:
-    """The host and the text of its slots: ``node0:4``, ``[fd00::6]:4``, or without slots."""
+    """Return the host and the text of its slots, if any, of ``node0:4`` or ``[fd00::6]:4``."""
     if match := re.fullmatch(r"\[(.*)\](?::(.*))?", word):
         if ":" not in match[1]:
             raise UserError(f"{where}: brackets are for IPv6 addresses; {_FORMS}")
@@ -167,12 +156,12 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_name(text: str) -> bool:
-    """Whether this is a host's name. What ends in a number is an address for the resolver, and not a right one here."""
+    """Return whether this is a host's name. The resolver takes a name that ends in a number for an address."""
     return bool(_NAME.fullmatch(text)) and ".." not in text and not text.rpartition(".")[2].isdigit()
 
 
 def _identity(name: str) -> object:
-    """Equal for two ways to write one host: names do not know upper from lower case, addresses have several forms."""
+    """Return the same value for all forms of a name or address: names ignore case, addresses have several forms."""
     return _address(name) or name.lower()
 
 
@@ -180,7 +169,7 @@ def _room(host: Host, per_host: int | None) -> int:
     if per_host is None:
         if host.slots is None:
             raise UserError(
-                f"{host.where}: nothing says how many ranks {host.name} takes; write {host.name} slots=4, or give --ppn"
+                f"{host.where}: how many ranks {host.name} takes is not known; write {host.name} slots=4, or give --ppn"
             )
         return host.slots
     if host.slots is not None and per_host > host.slots:

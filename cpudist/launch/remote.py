@@ -1,4 +1,4 @@
-"""Commands on other hosts, over ssh and without asking anybody anything; on this host directly."""
+"""Run commands on other hosts over ssh, which never asks for a password, and on this host directly."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from cpudist.launch.hostfile import Host
-from cpudist.machine.identity import addresses
+from cpudist.launchers.mpi import Host
+from cpudist.topology.identity import addresses
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ _AT_ONCE = 64
 _SSH = ("ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
 _SSH_FAILED = 255
 
-# What ssh says, and what helps.
+# ssh's messages, and the remedy for each.
 _REMEDIES = {
     "Could not resolve hostname": "correct its name, or add it to /etc/hosts",
     "Connection refused": "start sshd there (Debian: apt-get install openssh-server)",
@@ -36,7 +36,12 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program on a host has written; `failure` and `remedy` say why it did not come to its end, if so."""
+    """The answer of a program on a host.
+
+    Attributes:
+        output: its standard output.
+        failure, remedy: why it failed, and what to do; empty where it succeeded.
+    """
 
     output: str = ""
     failure: str = ""
@@ -44,7 +49,7 @@ class Answer:
 
 
 def is_here(name: str) -> bool:
-    """Whether a host's name or address is this machine's, so that no ssh is needed."""
+    """Return whether a name or address is this machine's, so that no ssh is needed."""
     if name.lower() in ("localhost", socket.gethostname().lower()):
         return True
     try:
@@ -55,12 +60,12 @@ def is_here(name: str) -> bool:
 
 
 def command_on(host: Host, words: Sequence[str]) -> list[str]:
-    """The command line that runs `words` on a host."""
+    """Return the command line that runs `words` on a host."""
     return list(words) if is_here(host.name) else [*_SSH, host.name, shlex.join(words)]
 
 
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]) -> list[T]:
-    """Await `ask` of every host, many at once. Ctrl-C ends what is under way, here at once."""
+    """Await `ask` for every host, up to 64 at the same time, and return the results in order. Ctrl-C cancels all."""
 
     async def ask_each() -> list[T]:
         places = asyncio.Semaphore(_AT_ONCE)
@@ -75,15 +80,15 @@ def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]
 
 
 async def run_on(host: Host, words: Sequence[str], text: str, timeout: float) -> Answer:
-    """Run a program on a host with `text` as its standard input, in a bounded time."""
-    command = await asyncio.to_thread(command_on, host, words)  # it looks the name up
+    """Run a program on a host, with `text` on its standard input, for `timeout` seconds at most."""
+    command = await asyncio.to_thread(command_on, host, words)  # it resolves the name
     try:
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     except OSError as error:
         return Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
     try:
         written = await asyncio.wait_for(process.communicate(text.encode()), timeout)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
         return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)
     finally:
@@ -95,7 +100,7 @@ async def run_on(host: Host, words: Sequence[str], text: str, timeout: float) ->
 
 
 def _read(host: Host, command: list[str], program: str, status: int, output: str, errors: str) -> Answer:
-    """What the end of `command` says, which ran `program` on the host."""
+    """Return the answer of `program`, which `command` ran on the host."""
     if status == 0:
         return Answer(output)
     said = (errors.strip().splitlines() or [f"exit status {status}"])[-1]

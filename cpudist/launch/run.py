@@ -1,4 +1,4 @@
-"""Runs a job on its hosts: decides who runs where, checks, starts, and starts again after a failure."""
+"""Run a job on its hosts: choose which ranks run where, check the hosts, start the job, restart it after a failure."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
-from cpudist.launch.attempt import Outcome, attempt
-from cpudist.launch.check import Checked, check
-from cpudist.launch.hostfile import Host, spread, write
-from cpudist.launch.launchers import Launcher, Start, find_launcher
-from cpudist.launch.wait import wait_for
-from cpudist.placement.plan import Part
+from cpudist.launch.check import Checked, check, wait_for
+from cpudist.launch.hostfile import spread, write
+from cpudist.launch.supervise import JobExit, supervise
+from cpudist.launchers.mpi import Host, Mpirun, Ranks
+from cpudist.launchers.mpis import find_mpirun
+from cpudist.topology.plan import Part
 
 JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
+RUN_ID = "CPUDIST_RUN_ID"  # the same for all attempts; the user, or a pod, may have set it
 
 _CHECKPOINT = "--checkpoint-on-signal"
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the user has asked for.
+class LaunchOptions:
+    """The options of `cpudist launch`.
 
     Attributes:
-        hosts: those of the hostfile; None: this host.
-        ranks: the number of all ranks; None: as many as there is room for.
-        per_host: ranks on each host, or one for each part of it; None: what the hostfile says, else one for each NUMA
-            node.
+        hosts: the hosts of the hostfile; None: this host.
+        arguments: the arguments of cpudist-train.
+        ranks: the number of all ranks; None: as many as the hosts take.
+        per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise one for each
+            NUMA node.
         mpi: "auto", "intel", "mpich" or "openmpi".
-        arguments: of cpudist-train.
-        interface: the network interface for everything; None: each library chooses.
-        all_output: whether the output of all ranks is shown, each line with its rank.
-        max_restarts: how often to start again after a failure.
-        min_nodes: with how many hosts to be content then; None: with no fewer than at first.
-        wait: how many seconds hosts may take to be there at all.
-        grace: how many seconds ranks may take to save a checkpoint on a signal.
+        interface: the network interface for all traffic; None: each library chooses.
+        all_output: show the output of all ranks, each line marked with its rank.
+        max_restarts: how often to restart after a failure.
+        min_nodes: restart with no fewer hosts; None: with no fewer than at first.
+        wait: seconds to wait for hosts that are still starting.
+        grace: seconds that ranks get to save a checkpoint after a signal.
     """
 
     hosts: Sequence[Host] | None
@@ -58,29 +59,32 @@ class Wishes:
     grace: int = 60
 
 
-def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
-    """Run the job to its end, with restarts where asked for; returns the exit status for the command.
+def run(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
+    """Run the job to its end, with restarts; return the exit status of the command.
+
+    Args:
+        options: the options of the command.
+        variables: the environment variables that the ranks get.
 
     Raises:
-        UserError: something is wrong that was found before any rank started.
+        UserError: there is no such mpirun, or the hosts are not as they must be; found before any rank starts.
     """
-    launcher = find_launcher(wishes.mpi, variables)
-    hosts, restarts = wishes.hosts or [_this_host()], 0
-    if wishes.wait:
-        wait_for(hosts, wishes.wait)
-    placed = _place(wishes, hosts)
-    least = len(placed) if wishes.min_nodes is None else wishes.min_nodes
+    mpirun = find_mpirun(options.mpi, variables)
+    hosts, restarts = options.hosts or [_this_host()], 0
+    variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
+    if options.wait:
+        wait_for(hosts, options.wait)
+    placed = _place(options, hosts)
+    least = len(placed) if options.min_nodes is None else options.min_nodes
     while True:
-        outcome = _attempt(launcher, wishes, placed, restarts, variables)
-        if outcome.reason and outcome.status:
-            say(f"the job failed: {outcome.reason} (exit status {outcome.status})")
-        elif outcome.reason:
-            say(f"warning: {outcome.reason}")
-        if outcome.status == 0 or outcome.stopped:
-            return outcome.status
-        mistake = outcome.status == USER_ERROR and not outcome.reason
-        if mistake or restarts == wishes.max_restarts:
-            return outcome.status
+        job = _run_once(mpirun, options, placed, restarts, variables)
+        if job.reason and job.status:
+            say(f"the job failed: {job.reason} (exit status {job.status})")
+        elif job.reason:
+            say(f"warning: {job.reason}")
+        by_user = job.status == USER_ERROR and not job.reason  # a restart would fail in the same way
+        if job.status == 0 or job.stopped or by_user or restarts == options.max_restarts:
+            return job.status
         restarts += 1
         checked = check(hosts)
         answering = _answering(hosts, checked)
@@ -88,34 +92,34 @@ def run(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> int:
             say(
                 f"not starting again: {len(answering)} of {len(hosts)} hosts are left, fewer than {least} (--min-nodes)"
             )
-            return outcome.status
-        placed = _as_many_as_fit(wishes, answering, checked)
-        say(f"starting again ({restarts} of {wishes.max_restarts}) with {_ranks(placed)} ranks on {_names(placed)}")
+            return job.status
+        placed = _as_many_as_fit(options, answering, checked)
+        say(f"starting again ({restarts} of {options.max_restarts}) with {_count(placed)} ranks on {_names(placed)}")
 
 
-def show(wishes: Wishes, variables: Mapping[str, str] = os.environ) -> str:
-    """Return what `run` would do as lines for a shell; the hosts are asked only where `--ppn` leaves no other way.
+def show(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
+    """Return what `run` would do, as lines for a shell. The hosts are asked only where `--ppn` is a part of a host.
 
     Raises:
-        UserError: as `run`, but for what checking the hosts would find.
+        UserError: there is no such mpirun, or the ranks do not fit on the hosts.
     """
-    launcher = find_launcher(wishes.mpi, variables)
-    placed = _spread(wishes, wishes.hosts or [_this_host()])
-    file = None if wishes.hosts is None else "cpudist-hostfile"
-    command = launcher.command(_start(wishes, placed, file, {**variables, **_own_variables(wishes)}))
+    mpirun = find_mpirun(options.mpi, variables)
+    placed = _spread(options, options.hosts or [_this_host()])
+    file = None if options.hosts is None else "cpudist-hostfile"
+    command = mpirun.command(_ranks(options, placed, file, {**variables, **_own_variables(options)}))
     lines = []
     if file is not None:
-        lines.append(f"cat > {file} <<'END'\n{write(placed, launcher.mpi)}END")
-    words = [f"{name}={shlex.quote(value)}" for name, value in _own_variables(wishes).items()]
+        lines.append(f"cat > {file} <<'END'\n{write(placed, mpirun.mpi)}END")
+    words = [f"{name}={shlex.quote(value)}" for name, value in _own_variables(options).items()]
     lines.append(" ".join([*words, shlex.join(command)]))
     return "\n".join(lines)
 
 
-def require_all(checked: Checked) -> None:
-    """Warn of what is not as it should be.
+def _require_all(checked: Checked) -> None:
+    """Print the warnings of a check.
 
     Raises:
-        UserError: a job would fail; all that is wrong on all hosts, one line each.
+        UserError: there are errors; one line for each.
     """
     for trouble in checked.troubles:
         if trouble.level == "warning":
@@ -124,32 +128,29 @@ def require_all(checked: Checked) -> None:
         raise UserError("\n".join(map(str, checked.errors)))
 
 
-def _place(wishes: Wishes, hosts: Sequence[Host]) -> list[Host]:
-    """Who runs where, on hosts that have been checked."""
-    if wishes.hosts is None:
-        return _spread(wishes, hosts)
-    if isinstance(wishes.per_host, int) or all(host.slots for host in hosts):
-        placed = _spread(wishes, hosts)  # hosts that get no ranks may be in any state
-        require_all(check(placed))
-        return placed
-    return _spread(wishes, hosts)
+def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
+    """Return the hosts that get ranks, once they have been checked."""
+    placed = _spread(options, hosts)
+    if options.hosts is not None and (isinstance(options.per_host, int) or all(host.slots for host in hosts)):
+        _require_all(check(placed))  # otherwise `_spread` has checked all hosts
+    return placed
 
 
-def _spread(wishes: Wishes, hosts: Sequence[Host], checked: Checked | None = None) -> list[Host]:
-    if isinstance(wishes.per_host, int):
-        return spread(hosts, wishes.ranks, wishes.per_host)
-    if wishes.hosts is None and wishes.ranks and wishes.per_host is None:
-        return [replace(hosts[0], slots=wishes.ranks)]
-    if wishes.per_host is None and all(host.slots for host in hosts):
-        return spread(hosts, wishes.ranks)
+def _spread(options: LaunchOptions, hosts: Sequence[Host], checked: Checked | None = None) -> list[Host]:
+    if isinstance(options.per_host, int):
+        return spread(hosts, options.ranks, options.per_host)
+    if options.hosts is None and options.ranks and options.per_host is None:
+        return [replace(hosts[0], slots=options.ranks)]
+    if options.per_host is None and all(host.slots for host in hosts):
+        return spread(hosts, options.ranks)
     if checked is None:
         checked = check(hosts)
-        require_all(checked)
-    return spread([_with_slots(host, checked, wishes.per_host) for host in hosts], wishes.ranks)
+        _require_all(checked)
+    return spread([_with_slots(host, checked, options.per_host) for host in hosts], options.ranks)
 
 
 def _with_slots(host: Host, checked: Checked, part: Part | int | None) -> Host:
-    """A host with as many ranks as its plan has, which has to fit what the file says."""
+    """Return a host with as many slots as its plan has ranks; the hostfile may not say fewer."""
     assert not isinstance(part, int)
     if part is None and host.slots is not None:
         return host
@@ -168,54 +169,51 @@ def _answering(hosts: Sequence[Host], checked: Checked) -> list[Host]:
     return [host for host in hosts if host not in failing]
 
 
-def _as_many_as_fit(wishes: Wishes, hosts: Sequence[Host], checked: Checked) -> list[Host]:
-    """Of the ranks that were wished for, those for which there is room."""
-    if wishes.hosts is None:
-        return _spread(wishes, hosts, checked)
-    room = _ranks(_spread(replace(wishes, ranks=None), hosts, checked))
-    return _spread(replace(wishes, ranks=min(wishes.ranks or room, room)), hosts, checked)
+def _as_many_as_fit(options: LaunchOptions, hosts: Sequence[Host], checked: Checked) -> list[Host]:
+    """Spread the requested ranks over the hosts, or as many of them as these take."""
+    if options.hosts is None:
+        return _spread(options, hosts, checked)
+    room = _count(_spread(replace(options, ranks=None), hosts, checked))
+    return _spread(replace(options, ranks=min(options.ranks or room, room)), hosts, checked)
 
 
-def _attempt(
-    launcher: Launcher, wishes: Wishes, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
-) -> Outcome:
-    own = {**variables, **_own_variables(wishes), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
-    grace = wishes.grace if _CHECKPOINT in wishes.arguments else None
-    with _hostfile(placed, launcher) if wishes.hosts is not None else _no_hostfile() as file:
-        return attempt(launcher, launcher.command(_start(wishes, placed, file, own)), own, placed, grace)
+def _run_once(
+    mpirun: Mpirun, options: LaunchOptions, placed: Sequence[Host], restarts: int, variables: Mapping[str, str]
+) -> JobExit:
+    own = {**variables, **_own_variables(options), JOB_ID: uuid.uuid4().hex, RESTART_COUNT: str(restarts)}
+    grace = options.grace if _CHECKPOINT in options.arguments else None
+    with ExitStack() as stack:
+        file = None if options.hosts is None else stack.enter_context(_hostfile(placed, mpirun))
+        command = mpirun.command(_ranks(options, placed, file, own))
+        return supervise(mpirun.mpi, command, own, placed, grace)
 
 
-def _own_variables(wishes: Wishes) -> dict[str, str]:
-    return {OUTPUT: "all" if wishes.all_output else "rank0"}
+def _own_variables(options: LaunchOptions) -> dict[str, str]:
+    return {OUTPUT: "all" if options.all_output else "rank0"}
 
 
-def _start(wishes: Wishes, placed: Sequence[Host], file: str | None, variables: Mapping[str, str]) -> Start:
+def _ranks(options: LaunchOptions, placed: Sequence[Host], file: str | None, variables: Mapping[str, str]) -> Ranks:
     program = Path(sys.executable).with_name("cpudist-train")
     if not program.exists():
         raise UserError(f"{program} is missing; install cpudist in this environment: pip install cpudist")
-    interface = [] if wishes.interface is None else ["--interface", wishes.interface]
-    words = [str(program), *interface, *wishes.arguments]
-    return Start(placed, file, words, tuple(variables), wishes.interface, wishes.all_output)
+    interface = [] if options.interface is None else ["--interface", options.interface]
+    words = [str(program), *interface, *options.arguments]
+    return Ranks(_count(placed), words, file, tuple(variables), options.interface, options.all_output)
 
 
 @contextmanager
-def _hostfile(hosts: Sequence[Host], launcher: Launcher) -> Iterator[str | None]:
+def _hostfile(hosts: Sequence[Host], mpirun: Mpirun) -> Iterator[str]:
     with tempfile.NamedTemporaryFile("w", prefix="cpudist-hosts-") as file:
-        file.write(write(hosts, launcher.mpi))
+        file.write(write(hosts, mpirun.mpi))
         file.flush()
         yield file.name
-
-
-@contextmanager
-def _no_hostfile() -> Iterator[str | None]:
-    yield None
 
 
 def _this_host() -> Host:
     return Host("localhost", where="this host")
 
 
-def _ranks(hosts: Sequence[Host]) -> int:
+def _count(hosts: Sequence[Host]) -> int:
     return sum(host.slots or 0 for host in hosts)
 
 

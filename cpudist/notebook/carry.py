@@ -1,7 +1,7 @@
-"""Carries a notebook's function, its arguments and all that it uses over to other processes.
+"""Pickle a notebook's function, its arguments and all that it uses for other processes.
 
-What a notebook has defined exists in no file, so cloudpickle writes it down by value. What cannot be written down, or
-would silently mean something else in another process, is an error that names the object as the notebook does.
+What a notebook defines is in no file, so cloudpickle pickles it by value. An object that cannot be pickled, or would
+silently mean something else in another process, is an error that names the object as the notebook does.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import cloudpickle
 from cpudist.errors import UserError
 
 _MAIN = "__main__"
-_DEPTH = 8  # how far to look for the object that cannot be carried
-_MOST = 1000  # of a container's entries
+_DEPTH = 8  # levels to search for the object that cannot be pickled
+_MOST = 1000  # entries of a container that are searched
 
-# What knows the process that it was made in: module, class, and where to make it.
+# Objects that belong to one process: start of the module's name, classes, and why.
 _OF_THIS_PROCESS = (
     ("accelerate.", ("Accelerator", "PartialState", "AcceleratorState", "GradientState"), "it belongs to this process"),
     ("cpudist.", ("World",), "it describes this process"),
@@ -33,15 +33,15 @@ _OF_THIS_PROCESS = (
 
 
 class _NotHere(Exception):
-    """An object that would mean something else in another process."""
+    """Raised for an object that would mean something else in another process."""
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Notes what of the notebook's own it writes down.
+    """Records which of the notebook's definitions it pickles.
 
     Attributes:
         definitions: functions and classes of `__main__`, by their names there.
-        files: the files, real or not, that functions were defined in.
+        files: the files in which functions were defined; those of cells do not exist.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -64,16 +64,16 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> None:
-    """Write down a call, for `unpack`.
+    """Write a call to a file, for `unpack`.
 
     Raises:
-        UserError: something that the function uses cannot be carried over; the message names it.
+        UserError: an object that the function uses cannot be carried over; the message names it.
     """
     pickler = _Pickler(file)
     try:
         pickler.dump((function, tuple(args)))
         pickler.dump(pickler.definitions)
-        # A notebook's source exists nowhere else; tracebacks show it.
+        # The source of cells is in no file; tracebacks show it.
         sources = {name: linecache.getlines(name) for name in pickler.files if not os.path.exists(name)}
         pickler.dump(sources)
     except Exception as error:  # noqa: BLE001 - objects raise what they like
@@ -81,10 +81,10 @@ def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> N
 
 
 def unpack(file: BinaryIO) -> Callable[[], Any]:
-    """The call that `pack` has written, to be called without arguments.
+    """Read a call that `pack` has written; return it as a function without arguments.
 
-    This process takes over the notebook's `__main__`, as far as the call uses it: what pickles by reference there (a
-    model saved whole, an object sent to another rank) does here too.
+    This process gets the definitions of the notebook's `__main__` that the call uses. So what is pickled by reference
+    in the notebook (a model saved whole, an object sent to another rank) can be pickled here too.
     """
     unpickler = pickle.Unpickler(file)
     function, args = unpickler.load()
@@ -97,7 +97,7 @@ def unpack(file: BinaryIO) -> Callable[[], Any]:
 
 
 def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseException) -> str:
-    """Which object it was, in the notebook's words."""
+    """Return the error's line, which names the object as the notebook does."""
     name, value, user = getattr(function, "__name__", "the function"), function, ""
     for index, argument in enumerate(args):
         if _refusal(argument) is not None:
@@ -118,7 +118,7 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseExcep
 
 
 def _refusal(value: Any) -> str | None:
-    """Why an object cannot be carried over; None where it can."""
+    """Return why an object cannot be pickled; None where it can."""
     try:
         _Pickler(io.BytesIO()).dump(value)
     except Exception as error:  # noqa: BLE001 - objects raise what they like
@@ -127,7 +127,7 @@ def _refusal(value: Any) -> str | None:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds or uses, each with its name."""
+    """Yield what an object contains or uses, each with its name."""
     if isinstance(value, types.MethodType):
         yield f"{name}.__self__", value.__self__
     elif isinstance(value, functools.partial):
@@ -145,7 +145,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables around a function and the global ones that it and the functions inside it name."""
+    """Yield the variables of a function's closure, the global ones that its code names, and its default values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents

@@ -1,19 +1,20 @@
-"""`cpudist.notebook_launcher`: the signature that accelerate's users know, on a job of cpudist's."""
+"""Run a function of a notebook on several ranks, with the signature of accelerate's launcher."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cpudist.console import say
-from cpudist.notebook.attempt import Attempt
 from cpudist.notebook.carry import pack
 from cpudist.notebook.nodes import Nodes
-from cpudist.notebook.outcome import Failure, Result
+from cpudist.notebook.ranks import LocalRanks
+from cpudist.notebook.result import Failure, Result
 from cpudist.notebook.settings import Settings, check
-from cpudist.notebook.worker import Orders, write_orders
 
 
 def notebook_launcher(
@@ -34,42 +35,44 @@ def notebook_launcher(
     rdzv_endpoint: str = "",
     rdzv_conf: Mapping[str, Any] | None = None,
     rdzv_id: str = "none",
+    **options: Any,
 ) -> Any:
-    """Run a function of this notebook, or script, on several ranks, and return what it returns on rank 0.
+    """Run a function of this notebook, or script, on several ranks, and return its value on rank 0.
 
-    Every rank is a fresh process, with its share of this node's cores. `function`, `args` and whatever they use of the
-    notebook are carried over; there, the job runs already: `cpudist.init()` gives the `World`, accelerate's
-    ``Accelerator()`` and Trainer find it too. Rank 0's output appears here as it comes, and all ranks' standard error.
+    Every rank is a fresh process, with its share of this node's cores. It gets `function`, `args` and all that they use
+    of the notebook. The job runs when the function is called: `cpudist.init()` returns the `World`, and accelerate's
+    ``Accelerator()`` and Trainer find the job. Rank 0's output and all ranks' standard error appear here as they come.
     Interrupting the cell ends all ranks.
 
-    With several nodes, one notebook on each calls this alike but for `node_rank`, in any order.
+    With several nodes, one notebook on each node makes the same call, except for `node_rank`, in any order.
 
     Args:
         function: what every rank runs.
         args: its arguments.
         num_processes: ranks on each node.
-        num_nodes: how many nodes there are.
-        node_rank: which of them this is, from 0 on.
+        num_nodes: number of nodes.
+        node_rank: number of this node, from 0 on.
         master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
         master_port: a free port there; by default 29500 with several nodes, and any for one.
-        backend: as for `cpudist.init`. With xla on TPUs or GPUs there is one rank for each device of the node.
+        backend: as for `cpudist.init`. On accelerators, there is one rank for each device of the node.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``: what accelerate and Trainer compute in.
-        max_restarts: how often to start all ranks again after a failure; CPUDIST_RESTART_COUNT tells them.
+        max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT has the number so far.
         timeout: bound on the start and on every collective, in seconds.
-        log_line_prefix_template: shows all ranks' output, each line behind this, as torchelastic does:
+        log_line_prefix_template: shows all ranks' output, with this at the start of each line, as torchelastic does:
             ``"[${role_name}${rank}]: "``, or with ``${local_rank}``.
         rdzv_backend: "static" or "c10d"; both mean the same here.
-        rdzv_endpoint: ``"host:port"`` in the place of `master_addr` and `master_port`.
-        rdzv_conf: must be empty: `timeout` bounds the meeting.
+        rdzv_endpoint: ``"host:port"`` instead of `master_addr` and `master_port`.
+        rdzv_conf: must be empty; `timeout` bounds the rendezvous.
         rdzv_id: the job's name; notebooks with another one do not join.
+        options: the backend's own, as for `cpudist.init`.
 
     Returns:
         What `function` returned on rank 0, on node 0; None on the others.
 
     Raises:
-        UserError: an argument is wrong, or something that `function` uses cannot be carried over; nothing was started.
-        RankFailed: a rank was killed, or failed on another node. An exception of a rank of this node is raised as it
-            is, with that rank's traceback as its cause.
+        UserError: an argument is wrong, or an object that `function` uses cannot be carried over; no rank was started.
+        RankFailed: a rank was killed, or failed on another node. An exception of a rank of this node is raised itself,
+            with a `RankFailed` that has the rank's traceback as its cause.
         StartupTimeout: node 0's cell cannot be reached in time.
     """
     given = {**locals()}
@@ -77,7 +80,7 @@ def notebook_launcher(
     payload = os.memfd_create("cpudist-notebook")
     try:
         with open(payload, "wb", closefd=False) as file:
-            write_orders(Orders(list(sys.path), settings.backend, settings.timeout), file)
+            pickle.dump((list(sys.path), settings), file)  # for `worker.py`
             pack(function, args, file)
         outcome = _run(settings, payload)
     finally:
@@ -88,8 +91,8 @@ def notebook_launcher(
 
 
 def _run(settings: Settings, payload: int) -> Result | Failure:
-    """All attempts, until one has come to its end or there are to be no more."""
-    nodes = Nodes(settings)
+    """Make attempts until one succeeds or no restart is left; return how the last one ended."""
+    nodes, run_id = Nodes(settings), uuid.uuid4().hex
     outcome: Result | Failure | None = None
     try:
         for restarts in range(settings.max_restarts + 1):
@@ -97,11 +100,11 @@ def _run(settings: Settings, payload: int) -> Result | Failure:
                 assert isinstance(outcome, Failure)
                 say(f"{outcome.who} {outcome.said}")
                 say(f"starting again ({restarts} of {settings.max_restarts})")
-            attempt = Attempt(settings, nodes, payload, restarts)
+            ranks = LocalRanks(settings, nodes, payload, restarts, run_id)
             try:
-                outcome = attempt.run()
+                outcome = ranks.run()
             finally:
-                attempt.close()
+                ranks.close()
             if isinstance(outcome, Result) or outcome.mistake or outcome.stopped:
                 break
         assert outcome is not None

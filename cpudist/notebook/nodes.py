@@ -1,8 +1,8 @@
-"""The store in which a job's ranks meet, and its nodes' notebooks.
+"""The store of a job: its ranks find each other in it, and its nodes' notebooks report failures.
 
-Node 0's notebook serves it, before any rank starts and through all attempts. Through it the notebooks see that they are
-started alike, and tell each other of a failure: one cell then shows what another node's rank has failed with, and a
-node whose own ranks could not know of it ends them.
+Node 0's notebook serves it from before the first rank starts until the last attempt has ended. Through it the notebooks
+also compare their arguments. So one cell shows the exception of another node's rank, and a node ends its
+ranks where they cannot notice the failure themselves.
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ import json
 import secrets
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
-from cpudist.environments import InStore
 from cpudist.errors import StartupTimeout, UserError
-from cpudist.notebook.outcome import Failure
+from cpudist.launchers import InStore
+from cpudist.notebook.result import Failure
 from cpudist.notebook.settings import Settings
-from cpudist.rendezvous import Address, Connection, StoreLost, StoreProcess, silence
+from cpudist.rendezvous import keepalive_timeout
+from cpudist.store import Address, Connection, StoreLost, StoreProcess
 
 _LOOPBACK = "127.0.0.1"
-_SETTINGS = "settings"  # what node 0's cell asks for
-_LOOK_SECONDS = 0.5
-_AGAIN_SECONDS = 0.2
-_READ_SECONDS = 5.0  # what node 0 gives the others to read why the job has failed
+_SETTINGS = "settings"  # key of the arguments in node 0's cell
+_POLL_SECONDS = 0.5
+_RETRY_SECONDS = 0.2
+_READ_SECONDS = 5.0  # for the other nodes to read why the job has failed
 
 
 class Nodes:
-    """This node's part in the meeting, until `close`.
+    """This node's connection to the store, and on node 0 the store itself.
 
     Attributes:
-        several: whether there are others.
+        several: whether there are other nodes.
 
     Args:
         settings: of this node's launch.
 
     Raises:
-        UserError: the store cannot be served or reached, or another node's cell says something else.
+        UserError: the store cannot be served, or the arguments differ from those in another node's cell.
+        StartupTimeout: the store cannot be reached in time.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -44,19 +46,21 @@ class Nodes:
         alone = settings.num_nodes == 1
         self.several = not alone
         self._token = settings.token or (secrets.token_hex() if alone else "")
-        self._server: StoreProcess | None = None
-        self._looked = 0.0
-        quiet = silence(settings.timeout)
+        self._closing = ExitStack()
+        self._polled = 0.0
+        quiet = keepalive_timeout(settings.timeout)
         port = settings.master_port
         if settings.node_rank == 0:
             listening = [_LOOPBACK] if alone else []
-            self._server = StoreProcess(listening, port, self._token.encode(), quiet)
-            port = self._server.port
+            server = StoreProcess(listening, port, self._token.encode(), quiet)
+            self._closing.callback(server.close)
+            port = server.port
         self._port = port
-        # Apart from the ranks' keys, which have an attempt in their names.
+        # A key namespace of its own: that of the ranks is the number of an attempt.
         address = Address((settings.master_addr,), port, self._token.encode(), quiet, f"{settings.job}/nodes")
         try:
-            self._arrive(address)
+            self._store = self._join(address)
+            self._closing.callback(self._store.close)
             self._compare()
         except BaseException as error:
             self.close()
@@ -64,12 +68,12 @@ class Nodes:
                 raise StartupTimeout(self._unreachable(str(error))) from None
             raise
 
-    def meeting(self, attempt: int) -> InStore:
-        """Where the ranks of an attempt meet."""
+    def rendezvous(self, attempt: int) -> InStore:
+        """Return how the ranks of an attempt find each other."""
         return InStore(self._settings.master_addr, self._port, f"{self._settings.job}/{attempt}", self._token)
 
-    def tell(self, attempt: int, failure: Failure) -> Failure:
-        """Tell the other nodes how this attempt has failed; returns what was told first, which counts."""
+    def report(self, attempt: int, failure: Failure) -> Failure:
+        """Report to the other nodes how an attempt has failed; return the first failure that any node reported."""
         if not self.several:
             return failure
         try:
@@ -78,57 +82,56 @@ class Nodes:
             return failure
         return failure if first == failure.to_json() else Failure.from_json(first)
 
-    def look(self, attempt: int) -> Failure | None:
-        """How this attempt has failed on another node, if it has; asks at most twice in a second."""
+    def failure(self, attempt: int) -> Failure | None:
+        """Return how an attempt has failed on another node, if it has. Asks the store twice a second at most."""
         now = time.monotonic()
-        if not self.several or now - self._looked < _LOOK_SECONDS:
+        if not self.several or now - self._polled < _POLL_SECONDS:
             return None
-        self._looked = now
+        self._polled = now
         try:
             found = self._store.get([_failed(attempt)])
         except StoreLost:
             return Failure(
-                "node 0", "cannot be reached any more: its cell has ended, its host or the link is down", now
+                "node 0", "cannot be reached any more: its cell has ended, or its host or the link is down", now
             )
         return Failure.from_json(found[0].decode()) if found else None
 
     def leave(self, failed: bool) -> None:
-        """Part from the other nodes; after a failure node 0 waits until they have read of it."""
+        """Leave the job; after a failure node 0 waits a bounded time until the other nodes have read of it."""
         others = range(1, self._settings.num_nodes)
         with suppress(StoreLost):
             self._store.set({_left(self._settings.node_rank): b"1"})
-            if failed and self._server is not None:
+            if failed and self._settings.node_rank == 0:
                 self._store.wait_all([_left(node) for node in others], _READ_SECONDS)
 
     def close(self) -> None:
-        """Let go of the store."""
-        if hasattr(self, "_store"):
-            self._store.close()
-        if self._server is not None:
-            self._server.close()
+        """Close the connection and the store."""
+        self._closing.close()
 
-    def _arrive(self, address: Address) -> None:
-        """Connect, and see that each node's cell is there once.
+    def _join(self, address: Address) -> Connection:
+        """Connect to the store, and check that no other cell has this node's number.
 
-        One that has left again was this notebook's last launch: node 0 will be there with the next one.
+        A cell with this number that has left the job was this notebook's last launch; then node 0's next launch is
+        awaited.
         """
         deadline = time.monotonic() + self._settings.timeout
         node = self._settings.node_rank
         while True:
-            self._store = Connection(address, max(deadline - time.monotonic(), 0.0))
-            with suppress(StoreLost):  # it was just closing
-                if self._store.add(f"arrived/{node}", 1) == 1:
-                    return
-                if not self._store.check([_left(node)]):
+            store = Connection(address, max(deadline - time.monotonic(), 0.0))
+            with suppress(StoreLost):  # the store of the last launch is just closing
+                if store.add(f"arrived/{node}", 1) == 1:
+                    return store
+                if not store.check([_left(node)]):
+                    store.close()
                     raise UserError(
                         f"a cell with node_rank={node} has joined the job at {self._where()} already; give each node a"
                         " number of its own, or another master_port if that is another job"
                     )
-            self._store.close()
-            time.sleep(_AGAIN_SECONDS)
+            store.close()
+            time.sleep(_RETRY_SECONDS)
 
     def _compare(self) -> None:
-        """See that all cells ask for the same; the others hear of it where they do not."""
+        """Check that all cells have the same arguments; report to the other nodes where they differ."""
         settings = self._settings
         own = {
             "function": settings.function,
@@ -148,11 +151,11 @@ class Nodes:
             asked = own.get(name)
             if asked != first:
                 has = f"has {name}={asked!r} in its cell, and node 0 {first!r}"
-                self.tell(0, Failure(f"node {settings.node_rank}", has, time.monotonic(), mistake=True))
+                self.report(0, Failure(f"node {settings.node_rank}", has, time.monotonic(), mistake=True))
                 self.leave(failed=False)
                 raise UserError(
                     f"{name}={asked!r} in this node's cell, but {first!r} in node 0's; run the same call in all of"
-                    " them, but for node_rank"
+                    " them, except for node_rank"
                 )
 
     def _where(self) -> str:

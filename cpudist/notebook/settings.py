@@ -1,4 +1,4 @@
-"""What `notebook_launcher` was asked for: everything that can be wrong is found here, before anything starts."""
+"""Arguments of `notebook_launcher`, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpudist import backends, environments
-from cpudist.console import say
-from cpudist.environments import Placement
+from cpudist import backends, launchers
 from cpudist.errors import UserError
+from cpudist.launchers import Placement
+from cpudist.waiting import check_timeout
 
-PORT = 29500  # as torch's; for several nodes, whose cells have to name the same one
-_ROLE = "default"  # what torchelastic calls ranks that were not given a role
+PORT = 29500  # torch's default; the cells of several nodes must have the same one
+_ROLE = "default"  # torchelastic's name for the role of ranks without one
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One launch, as this node sees it; see `notebook_launcher` for what is not explained here.
+    """One launch on this node. Fields that are not explained here are arguments of `notebook_launcher`.
 
     Attributes:
         function: its name.
         num_processes: on each node.
-        master_port: 0 for any that is free.
-        job: what all nodes' cells call this job, and others do not.
-        template: of the line's beginning for all ranks' output; None shows rank 0's as it is.
-        token: the secret that whoever joins must know; empty where the user has set none.
+        master_port: 0 for any free port.
+        template: prefix of each line of all ranks' output; None shows rank 0's output without one.
+        job: name of the job, which all nodes' cells share (`rdzv_id`).
+        token: secret that clients of the store must have; empty where the user has set none.
     """
 
     function: str
@@ -38,6 +38,7 @@ class Settings:
     master_addr: str
     master_port: int
     backend: str
+    options: Mapping[str, Any]
     mixed_precision: str
     max_restarts: int
     timeout: float
@@ -46,7 +47,7 @@ class Settings:
     token: str
 
     def placement(self, local_rank: int) -> Placement:
-        """The place in the job of a rank of this node."""
+        """Return the numbers of a rank of this node, and of its job."""
         return Placement(
             rank=self.node_rank * self.num_processes + local_rank,
             size=self.num_nodes * self.num_processes,
@@ -57,17 +58,17 @@ class Settings:
         )
 
     def prefix(self, local_rank: int) -> str | None:
-        """What each line of a rank's output begins with; None where only rank 0's is shown, as it is."""
+        """Return the prefix of each line of a rank's output; None where only rank 0's output is shown."""
         if self.template is None:
             return None
         return self.template.substitute(role_name=_ROLE, local_rank=local_rank, rank=self.placement(local_rank).rank)
 
 
 def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> Settings:
-    """Turn what was given to `notebook_launcher` into `Settings`.
+    """Check the arguments of `notebook_launcher`, `given` by name, and return them as `Settings`.
 
     Raises:
-        UserError: something is wrong; in one line, what, and what to do.
+        UserError: an argument is wrong.
     """
     _check_here()
     if not callable(function):
@@ -78,16 +79,16 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     node_rank = _count(given, "node_rank", 0)
     if node_rank >= nodes:
         raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; nodes count from 0")
-    address, port = _meeting_place(given, nodes)
-    timeout = given["timeout"]
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not 0 < timeout < float("inf"):
-        raise UserError(f"timeout must be a number of seconds above 0, not {_shown(timeout)}")
+    address, port = _rendezvous_address(given, nodes)
+    timeout = check_timeout(given["timeout"])
     backend = given["backend"]
-    if backend != "auto":
-        backends.get(backend)  # an unknown one is an error
-    _check_precision(given["mixed_precision"], backend)
-    if backend == "xla":
-        processes = _processes_on_xla(processes)
+    options = given.get("options") or {}
+    chosen = None
+    if backend != "auto" or options:
+        chosen = backends.make(backends.AUTO[0] if backend == "auto" else backend, options)
+    _check_precision(given["mixed_precision"], on_cpu=chosen is None or chosen.device_type == "cpu")
+    if chosen is not None:
+        processes = chosen.processes_per_node(processes)
     return Settings(
         function=getattr(function, "__name__", type(function).__name__),
         num_processes=processes,
@@ -96,6 +97,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         master_addr=address,
         master_port=port,
         backend=backend,
+        options=options,
         mixed_precision=given["mixed_precision"],
         max_restarts=_count(given, "max_restarts", 0),
         timeout=float(timeout),
@@ -106,17 +108,17 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
 
 
 def _check_here() -> None:
-    """Refuse to start ranks from where there are some already."""
-    job = sys.modules.get("cpudist.job")  # without it there has been none, and importing it takes a while
+    """Raise a UserError where this process runs in a job already."""
+    job = sys.modules.get("cpudist.job")  # not imported here: it takes seconds, and without it there is no job
     if job is not None and job.current() is not None:
         raise UserError(
             "a job runs in this process already, whose settings the ranks would take over; call cpudist.shutdown()"
             " before notebook_launcher, and cpudist.init() inside the function"
         )
-    environment = environments.detect()
-    if environment.placement().size > 1:
+    launcher = launchers.detect()
+    if launcher.placement().size > 1:
         raise UserError(
-            f"this process is a rank of {environment.name} already, and notebook_launcher would start ranks in each of"
+            f"this process is a rank of {launcher.name} already, and notebook_launcher would start ranks in each of"
             " them; call the function itself here, or start this program once, without a launcher"
         )
 
@@ -128,15 +130,15 @@ def _count(given: Mapping[str, Any], name: str, least: int) -> int:
     return value
 
 
-def _meeting_place(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:
-    """Where the nodes meet: from master_addr and master_port, or in torchrun's words, rdzv_endpoint."""
+def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:
+    """Return address and port of the rendezvous: master_addr and master_port, or torchrun's rdzv_endpoint."""
     address, port, endpoint = given["master_addr"], given["master_port"], given["rdzv_endpoint"]
     if given["rdzv_backend"] not in ("static", "c10d"):
         raise UserError(
-            f"rdzv_backend={_shown(given['rdzv_backend'])} is not known here: nodes meet at master_addr; leave it out"
+            f"rdzv_backend={_shown(given['rdzv_backend'])} is not known here: nodes use master_addr; leave it out"
         )
     if given["rdzv_conf"]:
-        raise UserError("rdzv_conf has no meaning here; timeout= bounds the meeting and every collective")
+        raise UserError("rdzv_conf has no meaning here; timeout= bounds the rendezvous and every collective")
     if endpoint:
         host, _, number = str(endpoint).rpartition(":") if ":" in str(endpoint) else (str(endpoint), "", "")
         if address not in (None, host) or (number and port not in (None, number, _as_port(number, "rdzv_endpoint"))):
@@ -155,45 +157,25 @@ def _meeting_place(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:
 
 
 def _as_port(value: Any, name: str) -> int:
-    """A port's number, which accelerate's users write as a text."""
+    """Return a port's number, which users of accelerate may give as text."""
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < 65536:
         raise UserError(f"{name} must be a port from 1 to 65535, not {_shown(value)}")
     return number
 
 
-def _check_precision(precision: Any, backend: str) -> None:
+def _check_precision(precision: Any, on_cpu: bool) -> None:
     if precision not in ("no", "bf16", "fp16"):
         reason = "no CPU computes in it" if precision == "fp8" else "it is not known"
         raise UserError(f"mixed_precision={_shown(precision)} cannot be used, {reason}; choose 'no', 'bf16' or 'fp16'")
-    if precision == "fp16" and backend != "xla":
+    if precision == "fp16" and on_cpu:
         from cpudist.optimization.precision import check_fp16  # late: it imports torch
 
         check_fp16()
 
 
-def _processes_on_xla(processes: int) -> int:
-    """One process for each device, where PyTorch/XLA has devices of its own; on the CPU as many as were asked for.
-
-    Raises:
-        UserError: it cannot be used here.
-    """
-    from cpudist.backends.xla import devices, versions
-
-    reason = versions.missing()
-    kind = devices.choose(None, os.environ).kind
-    reason = reason or devices.lacks(kind)
-    if reason:
-        raise UserError(f"backend xla cannot be used: {reason}")
-    found = devices.count(kind)
-    if found is None or found == processes:
-        return processes
-    say(f"xla: starting {found} processes in the place of {processes}, one for each {kind.upper()} device of this node")
-    return found
-
-
 def _template(text: Any) -> string.Template | None:
-    """torchelastic's template of a line's beginning, with ${role_name}, ${local_rank} and ${rank}."""
+    """Return torchelastic's template of a prefix, with ${role_name}, ${local_rank} and ${rank}."""
     if text is None:
         return None
     try:
@@ -208,6 +190,6 @@ def _template(text: Any) -> string.Template | None:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error's line."""
+    """Return a value for the line of an error."""
     text = repr(value)
     return text if len(text) < 40 and "\n" not in text else f"a {type(value).__name__}"

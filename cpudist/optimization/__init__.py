@@ -1,12 +1,82 @@
 """Makes a model and its optimizer faster on this CPU: Intel's extension where it fits, PyTorch's own means otherwise.
 
-One module per means: ipex.py, master_weights.py and precision.py (bfloat16), native.py (fused optimizers, memory
-format, compilation), memory.py (what becomes of freed memory); fastest.py chooses among them, by what has been
-measured, and choice.py does it and says so in one line.
+`optimize` takes the fastest that was measured. One module per means: ipex.py, master_weights.py and precision.py
+(bfloat16), native.py (fused optimizers, memory format, compilation, freed memory). choice.py applies the means, and
+prints them in one line.
 
-It must not know environments, transformers, recipes or command lines.
+It must not know launchers, transformers, recipes or command lines.
 """
 
-from cpudist.optimization.fastest import optimize
+from __future__ import annotations
+
+import os
+
+import torch
+
+from cpudist import job
+from cpudist.errors import UserError
+from cpudist.optimization import choice, master_weights, native, precision
 
 __all__ = ["optimize"]
+
+
+def optimize(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    ipex: bool | None = None,
+    autocast: bool = False,
+    compile: bool = False,
+    keep_memory: bool = True,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    """Make training of `model` with `optimizer` fast on this CPU. Call it before `cpudist.wrap`.
+
+    Both are changed in place. Inputs and outputs of the model stay float32, as do checkpoints. The defaults are the
+    fastest of what has been measured (docs/performance.md). Rank 0 prints in one line what was chosen.
+
+    Args:
+        model: the model, on the CPU.
+        optimizer: its optimizer; None for a model that is not trained.
+        dtype: what to compute in: ``torch.float32``; ``torch.bfloat16``, with bfloat16 parameters and float32 master
+            weights; ``torch.float16``, with autocast, on CPUs that have it, and on GPUs (scale the loss, and give the
+            scaler to `cpudist.step`).
+        ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch.
+        autocast: for bfloat16, keep float32 parameters and use autocast: slower, but it works for every model and
+            optimizer, also for those that mix number formats or call a closure.
+        compile: compile with ``torch.compile``, which takes a minute. Not beside Intel's extension (2.8): once it is
+            loaded, compiled models get wrong gradients, so this process then runs them eagerly to its end.
+        keep_memory: keep freed memory in the process, for the next step. The peak of memory grows by up to half; use
+            False where memory is scarce.
+
+    Returns:
+        The model (compiled, if wanted) and the optimizer.
+
+    Raises:
+        UserError: `dtype` cannot be computed in on this CPU, the model is wrapped in DDP already, or Intel's extension
+            is asked for by ``ipex=True`` and cannot be used, or `compile` and Intel's extension is loaded.
+    """
+    choice.check(dtype)
+    reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
+    if ipex and reason:
+        raise UserError(f"{reason}; leave ipex out to go on without it")
+    if compile:
+        choice.check_compiling()
+    chosen = choice.apply_kernels(model, optimizer, reason, keep_memory)
+    if dtype is torch.bfloat16 and not autocast and choice.fits("master_weights"):
+        master_weights.keep(model, optimizer)
+        precision.compute_in(model, dtype)
+        chosen.append(choice.MASTER_WEIGHTS)
+    elif dtype is not torch.float32:
+        precision.compute_under_autocast(model, choice.autocast(dtype))
+        chosen.append(choice.autocast_in(dtype))
+    if dtype is torch.float16 and optimizer is not None:
+        chosen += choice.skip_on_device(optimizer)
+    if compile:
+        if job.current() is None:  # a job sets it for its own time
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(choice.rank()))
+        model = torch.compile(model)  # type: ignore[assignment]
+        chosen.append("torch.compile")
+    choice.note(chosen)
+    choice.announce(chosen, dtype, reason, because=f" ({reason})" if reason else "")
+    return model, optimizer

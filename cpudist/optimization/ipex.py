@@ -1,8 +1,10 @@
 """Intel's extension for PyTorch, where it is installed and made for this torch.
 
-It is applied without prepacking weights: moving a model whose weights are prepacked, as accelerate does (to "cpu:0"),
-corrupts them without an error, and prepacking was measured to gain nothing (docs/performance.md). Nor does it cast
-weights or fuse the optimizer: number formats are chosen elsewhere, and PyTorch's fused optimizers are as fast.
+It is applied without prepacking weights, which gains nothing (docs/performance.md): accelerate moves models to "cpu:0",
+which corrupts prepacked weights without an error. It does not convert weights nor fuse the optimizer either: number
+formats are chosen elsewhere, and PyTorch's fused optimizers are as fast.
+
+Loading it replaces kernels of torch until the process ends, and so does the ban on compiling that they need.
 """
 
 from __future__ import annotations
@@ -13,25 +15,31 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any
 
 import torch
 
+from cpudist.backends.process_group import CPU_ONLY
+from cpudist.changes import Changes
 from cpudist.errors import UserError
 
 PACKAGE = "intel_extension_for_pytorch"
 
 _NOT_COMPILED = "beside Intel's extension compiled models get no gradients below a layer norm"
 
-# Notes that it replaces kernels of torch, as it should, with the details of one; and on what it found of the machine.
+# Notes that it prints: that it replaces kernels of torch, with the details of one, and what it found on the machine.
 _NOTES = ("Warning only once for all operators", "No CUDA runtime is found", "My guessed rank = ")
 _DETAILS = ("Overriding a previously", "operator:", "registered at", "dispatch key:", "previous kernel:", "new kernel:")
 
 
 def missing(compiled: bool = False) -> str | None:
-    """Why Intel's extension cannot be used here, for a model that will be `compiled` or not; None where it can."""
+    """Return why Intel's extension cannot be used here; None where it can.
+
+    Args:
+        compiled: whether the model will be compiled.
+    """
     try:
         found = version(PACKAGE)
     except PackageNotFoundError:
@@ -46,35 +54,36 @@ def missing(compiled: bool = False) -> str | None:
 
 
 def check_not_loaded() -> None:
-    """Refuse to compile in a process that has loaded Intel's extension.
+    """Check that this process has not loaded Intel's extension, before a model is compiled.
+
+    Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code has another gradient for it;
+    compiled models do not, and the parameters below it get no gradient, without an error.
 
     Raises:
-        UserError: it is loaded. Release 2.8 puts a kernel without a gradient in the place of torch's layer norm;
-            compiled models take that as it is, and the parameters below it get no gradient, without an error.
+        UserError: it is loaded.
     """
     if PACKAGE in sys.modules:
         raise UserError(f"{PACKAGE} is loaded: {_NOT_COMPILED}; compile in a process without it")
 
 
 def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Optimise `model` in place. Must come before DDP: layers may be replaced, such as LSTMs.
+    """Optimize `model` in place. Call it before DDP: it may replace layers, such as LSTMs.
 
     Source: ``intel_extension_for_pytorch.optimize``, release 2.8.
     """
-    # Its layer norm is not registered as torch 2.8 wants it; its gradients are right (tests/optimization).
+    # torch 2.8 warns about how its layer norm is registered; the gradients are right (tests/optimization).
     warnings.filterwarnings("ignore", "aten::layer_norm: an autograd kernel was not registered", UserWarning)
-    # It imports accelerate, which takes torch_xla in unless told not to.
-    os.environ.setdefault("USE_TORCH_XLA", "0")
-    with _without_its_notes():
+    with _without_its_notes(), _variables(CPU_ONLY):  # it imports accelerate
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
-        torch.compiler.set_stance("force_eager")  # see check_not_loaded: from here on, nothing is compiled
-        if optimizer is None:  # for inference it would fold layers, and the model could no more be saved as it was
+        # Not taken back with the job: the kernels stay, and compiled models would get no gradients (check_not_loaded).
+        torch.compiler.set_stance("force_eager")
+        if optimizer is None:  # for inference it would fold layers, and the saved model would have other weights
             return
         with _in_training(model):
             extension.optimize(
                 model,
                 optimizer=optimizer,
-                dtype=torch.float32,  # the number format is chosen elsewhere, this says: leave the weights alone
+                dtype=torch.float32,  # leaves the weights as they are
                 inplace=True,
                 weights_prepack=False,
                 split_master_weight_for_bf16=False,
@@ -83,8 +92,20 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
 
 
 @contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that the user has not set, while the block runs."""
+    changes = Changes()
+    try:
+        for name, value in values.items():
+            changes.default_variable(name, value)
+        yield
+    finally:
+        changes.undo()
+
+
+@contextlib.contextmanager
 def _in_training(model: torch.nn.Module) -> Iterator[None]:
-    """Intel's extension goes by the mode, and pretrained models come in that for evaluation."""
+    """Put `model` in training mode while the block runs: Intel's extension reads it, and pretrained models are not."""
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
@@ -96,7 +117,7 @@ def _in_training(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_its_notes() -> Iterator[None]:
-    """Keep the screen clean of notes that no user can act on; whatever else is written goes to standard error."""
+    """Hide its notes, on which users cannot act. What else is written goes to standard error."""
     loggers = [logging.getLogger(name) for name in ("IPEX", PACKAGE)]
     levels = [logger.level for logger in loggers]
     with tempfile.TemporaryFile() as notes, warnings.catch_warnings():

@@ -20,62 +20,78 @@ from cpudist.errors import UserError
 
 LOW = torch.bfloat16
 
-_kept: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # the models with master weights
+_kept: weakref.WeakKeyDictionary[torch.nn.Module, MasterWeights] = weakref.WeakKeyDictionary()
 
 
 def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> MasterWeights:
-    """Turn the float32 parameters of `model` to bfloat16, and let `optimizer` work on float32 copies of them.
+    """Convert the float32 parameters of `model` to bfloat16, and let `optimizer` update float32 copies of them.
 
-    The model must then be called under autocast, or see to the number formats of its inputs and outputs.
+    The caller converts the inputs and outputs of the model; see `precision.compute_in`.
+
+    Args:
+        model: the model; its parameters may have any shapes.
+        optimizer: its optimizer; None to hand one over later.
+
+    Returns:
+        The master weights.
 
     Raises:
-        UserError: the model is wrapped in DDP already, which knows the parameters as they were.
+        UserError: the model is wrapped in DDP already, which refers to the float32 parameters.
     """
     if isinstance(model, DistributedDataParallel | ShardedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
-    _kept.add(model)
-    return MasterWeights(model, optimizer)
+    _kept[model] = weights = MasterWeights(model, optimizer)
+    return weights
+
+
+def of(module: torch.nn.Module) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+    """Return each bfloat16 parameter of `module`, as `keep` was given it, with its master weight; none elsewhere."""
+    return list(_kept[module].masters.items()) if module in _kept else []
 
 
 def check_without(model: torch.nn.Module, option: str) -> None:
-    """Refuse `option` for a model with master weights.
+    """Check that a model has no master weights, with which `option` does not work.
 
     Raises:
-        UserError: it has some.
+        UserError: it has master weights.
     """
     if any(module in _kept for module in model.modules()):
         raise UserError(
-            f"{option} knows no master weights; call cpudist.optimize(..., autocast=True) for bfloat16, or leave it out"
+            f"{option} does not work with master weights; call cpudist.optimize(..., autocast=True) for bfloat16, or "
+            "leave it out"
         )
 
 
 class MasterWeights:
     """The float32 copies of a model's parameters.
 
-    The parameters stay in bfloat16 from then on: DDP hangs on to what autograd makes of them, and would go on without
-    a word, and without reducing gradients, if their type were changed again.
+    The parameters stay in bfloat16: DDP holds on to autograd's accumulators of their gradients. After another change
+    of type autograd makes new ones, and DDP would stop reducing gradients, without an error.
+
+    Attributes:
+        masters: each bfloat16 parameter with its float32 copy.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        self._masters: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        self.masters: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         for parameter in _convertible(model):
-            self._masters[parameter] = torch.nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+            self.masters[parameter] = torch.nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
             parameter.data = parameter.data.to(LOW)
-        # torch marks the hook, which a method does not allow.
+        # torch sets an attribute of the hook, which a bound method does not allow.
         model.register_state_dict_post_hook(functools.partial(self._give))  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(self._take)  # type: ignore[no-untyped-call]
         if optimizer is not None:
             self.hand_over(optimizer)
 
     def hand_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimizer see the master weights instead of the parameters."""
+        """Replace the parameters in the optimizer, and in its state, by the master weights."""
         for group in optimizer.param_groups:
-            group["params"] = [self._masters.get(parameter, parameter) for parameter in group["params"]]
-        for parameter, master in self._masters.items():
+            group["params"] = [self.masters.get(parameter, parameter) for parameter in group["params"]]
+        for parameter, master in self.masters.items():
             if parameter in optimizer.state:
                 optimizer.state[master] = optimizer.state.pop(parameter)
         updated = {id(master) for group in optimizer.param_groups for master in group["params"]}
-        self._trained = [(low, master) for low, master in self._masters.items() if id(master) in updated]
+        self._trained = [(low, master) for low, master in self.masters.items() if id(master) in updated]
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         zero_grad = optimizer.zero_grad
@@ -110,20 +126,20 @@ class MasterWeights:
 
     def _give(self, model: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            if parameter in self._masters and prefix + name in state:
-                state[prefix + name] = self._masters[parameter].detach()
+            if parameter in self.masters and prefix + name in state:
+                state[prefix + name] = self.masters[parameter].detach()
 
     @torch.no_grad()
     def _take(self, model: torch.nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # What follows is the usual loading, which rounds the same values into the parameters.
+        # torch then loads the same values into the parameters, rounded.
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            value, master = state.get(prefix + name), self._masters.get(parameter)
+            value, master = state.get(prefix + name), self.masters.get(parameter)
             if value is not None and master is not None and value.shape == master.shape:
                 master.copy_(value)
 
 
 def _convertible(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The float32 parameters, except of layers with running statistics: torch wants both in one format."""
+    """Return the float32 parameters, without those of layers with running statistics, which must have one format."""
     with_statistics = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
     kept = {id(p) for module in with_statistics for p in module.parameters(recurse=False)}
     return [p for p in model.parameters() if p.dtype is torch.float32 and id(p) not in kept]

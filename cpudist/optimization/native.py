@@ -1,8 +1,11 @@
-"""What PyTorch itself offers: fused optimizers, channels-last convolutions, compilation."""
+"""Means without Intel's extension: fused optimizers, channels-last convolutions, compilation, freed memory."""
 
 from __future__ import annotations
 
+import ctypes
 import getpass
+import os
+import platform
 import tempfile
 from pathlib import Path
 
@@ -11,9 +14,15 @@ import torch
 # Those with a fused kernel for the CPU (torch 2.8: torch/optim/optimizer.py, _get_fused_kernels_supported_devices).
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
+# <malloc.h> of the GNU C library
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NEVER = -1
+
+_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Let the optimizer update all parameters in one kernel; False where it has none, or must be differentiable."""
+    """Let the optimizer update all parameters in one kernel; return False where it cannot."""
     if type(optimizer) not in _FUSED:
         return False
     groups = optimizer.param_groups
@@ -28,7 +37,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def channels_last(model: torch.nn.Module) -> bool:
-    """Lay out the weights of two-dimensional convolutions with channels last, as oneDNN computes; False without any."""
+    """Store weights of 2-D convolutions with channels last, as oneDNN computes; return False without any."""
     if not any(isinstance(module, torch.nn.Conv2d) for module in model.modules()):
         return False
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -36,8 +45,29 @@ def channels_last(model: torch.nn.Module) -> bool:
 
 
 def own_compile_cache(rank: int) -> str:
-    """A folder for what torch.compile makes on this rank alone, to be named in TORCHINDUCTOR_CACHE_DIR.
+    """Return a folder for what torch.compile makes on this rank alone, for TORCHINDUCTOR_CACHE_DIR.
 
-    In a folder that ranks share, one that is killed while it writes leaves a truncated library for all.
+    In a folder that ranks share, a rank that is killed while it writes leaves a truncated library for all.
     """
     return str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}", f"rank{rank}"))
+
+
+def keep_freed() -> bool:
+    """Keep memory that is freed in the process, for the next step to use. This cannot be undone.
+
+    By default every large tensor is mapped anew in each step, and the kernel clears each of its pages when it is first
+    touched (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD).
+
+    Returns:
+        False if nothing was done: glibc does not allocate for this process, or a variable sets what it does.
+    """
+    if platform.libc_ver()[0] != "glibc" or any(variable in os.environ for variable in _VARIABLES):
+        return False
+    loaded, glibc = ctypes.CDLL(None), ctypes.CDLL("libc.so.6")
+    # tcmalloc and others, preloaded, replace all functions of malloc(3). tcmalloc's mallopt ignores everything and
+    # returns 1. This function is one that Python does not call: `malloc` has an address of its own in a Python that is
+    # not position-independent, such as Debian's.
+    allocators = [ctypes.cast(library.malloc_usable_size, ctypes.c_void_p).value for library in (loaded, glibc)]
+    if allocators[0] != allocators[1]:
+        return False
+    return bool(glibc.mallopt(_M_MMAP_MAX, 0) and glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER))

@@ -1,4 +1,4 @@
-"""Which number formats this CPU computes in, and models that compute in another one than their callers."""
+"""Number formats: which ones this CPU has, and models that compute in another one than their callers."""
 
 from __future__ import annotations
 
@@ -14,46 +14,50 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check(dtype: torch.dtype) -> None:
-    """Refuse what nothing here trains in.
+    """Check that `dtype` is one of `DTYPES`.
 
     Raises:
-        UserError: names what to use instead.
+        UserError: it is not; the message names what to use instead.
     """
     if dtype not in DTYPES:
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
 
 
 def check_fp16() -> None:
-    """Refuse float16 on a CPU without instructions for it (AVX512_FP16 or AMX-FP16), where oneDNN has no kernels."""
+    """Check that this CPU has instructions for float16 (AVX512_FP16 or AMX-FP16); oneDNN has no kernels for others.
+
+    Raises:
+        UserError: it has none.
+    """
     if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         raise UserError(
-            "this CPU has no float16 arithmetic (AVX512_FP16 or AMX-FP16), it would be emulated, slowly; "
+            "this CPU has no float16 arithmetic (AVX512_FP16 or AMX-FP16), and emulating it is slow; "
             "use bfloat16 (--bf16) or float32"
         )
 
 
 def has_bf16() -> bool:
-    """Whether this CPU multiplies in bfloat16, rather than converting to float32 and back."""
+    """Return whether this CPU multiplies in bfloat16, rather than converting to float32 and back."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def name(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` as people write it: bfloat16."""
+    """Return the name of `dtype` without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
 def compute_under_autocast(model: torch.nn.Module, autocast: torch.autocast) -> None:
-    """Let `model` run its forward pass under `autocast`: matrix products in its type, the rest in float32."""
+    """Let `model` run its forward pass under `autocast`, and return floating-point outputs in float32."""
     _replace_forward(model, autocast)
 
 
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Let `model`, whose parameters are in `dtype`, take inputs in float32 and return outputs in float32."""
+    """Let `model`, whose parameters are in `dtype`, take float32 inputs and return float32 outputs, of any shapes."""
 
     def run(forward: Any) -> Any:
         def run_in_dtype(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = _cast((args, kwargs), torch.float32, dtype)
-            # A caller's autocast would convert again.
+            # Under a caller's autocast the model would convert again.
             with torch.autocast("cpu", enabled=False):
                 return forward(*args, **kwargs)
 
@@ -74,14 +78,14 @@ def _replace_forward(model: torch.nn.Module, around: Any) -> None:
             if "dtype" in str(error):
                 raise RuntimeError(f"{error} (a model that mixes number formats needs autocast=True)") from error
             raise
-        # So that losses and metrics are computed in float32.
+        # Losses and metrics are computed in float32.
         return _cast(outputs, None, torch.float32)
 
     model.forward = replaced
 
 
 def _cast(tree: Any, only: torch.dtype | None, dtype: torch.dtype) -> Any:
-    """All floating-point tensors in `tree` in `dtype`; with `only`, those of that type alone."""
+    """Convert all floating-point tensors in `tree` to `dtype`; with `only`, those of that type alone."""
 
     def convert(leaf: Any) -> Any:
         wanted = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and only in (None, leaf.dtype)

@@ -1,10 +1,10 @@
-"""This rank follows the plan for its node: before torch starts threads, or once it runs; and checked once it trains.
+"""Binds this rank to its part of the node's plan, before torch starts threads or later, and checks it in training.
 
-- `launcher.py`: the process that started the ranks, and what it has pinned already.
-- `wishes.py`: what a person has set; `share.py`: the part of the node that is this rank's; pure functions.
+- `options.py`: what the user has set about threads and data loading.
+- `share.py`: the part of the node that belongs to this rank: what its launcher has pinned, or its part of the plan.
 - `preload.py`: a faster allocator, for which the process starts once more.
-- `apply.py`: decides and changes this process; `threads.py`: the masks of its threads.
-- `observe.py`: what it really got.
+- `apply.py`: decides, and changes this process; `threads.py`: the threads of this process and their masks.
+- `observe.py`: what the process really got.
 
 It must not know torch, MPI or jobs.
 """

@@ -3,115 +3,119 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from cpudist.changes import Changes
 from cpudist.console import say
-from cpudist.environments import Environment
 from cpudist.errors import UserError
-from cpudist.machine.cpulist import format_list
-from cpudist.machine.description import this_machine
+from cpudist.launchers import Launcher
 from cpudist.pinning import threads
-from cpudist.pinning.launcher import find_launcher
-from cpudist.pinning.preload import OpenMP, start_again, to_preload
-from cpudist.pinning.share import own_share
-from cpudist.pinning.tasks import tasks
-from cpudist.pinning.wishes import wishes_of
-from cpudist.placement.openmp import THREADS
-from cpudist.placement.plan import RankPlan
+from cpudist.pinning.options import data_workers, threads_of_user
+from cpudist.pinning.preload import start_again, to_preload
+from cpudist.pinning.share import own_share, starter_of
+from cpudist.topology.cpulist import format_list
+from cpudist.topology.machine import this_machine
+from cpudist.topology.plan import PlanOptions, RankPlan
+from cpudist.topology.thread_variables import THREADS
 
 
 @dataclass(frozen=True)
 class Pinning:
-    """What is this rank's.
+    """CPUs and threads assigned to this rank.
 
     Attributes:
         plan: its cores and threads.
-        bound: whether its mask is to be that of the plan, and after `bind` whether it is.
-        stay: its threads that somebody else has placed, and `bind` has left there.
-        ticks_before: the CPU time that its threads had used before `bind`, in clock ticks.
+        bound: whether its mask is to be the plan's, and after `bind` whether it is.
+        placed: the threads that somebody else has placed, which `bind` does not move.
+        before: the threads that existed at `bind`.
+        of_job: the threads that the job has started itself, between `bind` and `settle`: they move messages and
+            watch the other ranks, and do not compute.
     """
 
     plan: RankPlan
     bound: bool
-    stay: frozenset[int] = frozenset()
-    ticks_before: Mapping[int, int] = field(default_factory=dict)
+    placed: frozenset[int] = frozenset()
+    before: frozenset[int] = frozenset()
+    of_job: frozenset[int] = frozenset()
 
     def bind(self, changes: Changes) -> Pinning:
-        """Move the process to its cores, if it is to be bound; what was done is taken back by `changes`."""
+        """Move the process to its cores, if it is to be bound, until `changes` are undone; return the new state."""
         threads.keep_data_cores(len(self.plan.data_cpus), changes)
-        bound, stay = self.bound, self.stay
-        ticks_before = {task.number: task.ticks for task in tasks()}
+        bound, placed = self.bound, self.placed
         if bound:
             try:
-                stay |= threads.bind(self.plan, changes)
+                placed |= threads.bind(self.plan, changes)
             except OSError as error:  # the cpuset has changed since it was read
                 cpus = format_list(self.plan.mask)
                 say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
                 bound = False
-        return replace(self, bound=bound, stay=stay, ticks_before=ticks_before)
+        return replace(self, bound=bound, placed=placed, before=_numbers())
 
-    def settle(self, changes: Changes) -> None:
-        """Give every thread its own cores, once the job's own threads run and before computing ones do."""
+    def settle(self, changes: Changes) -> Pinning:
+        """Move the job's own threads to their cores, before other threads compute; return the new state."""
         if self.bound:
             threads.settle(self.plan, changes)
+        return replace(self, of_job=_numbers() - self.before)
 
 
-def pin(environment: Environment, arguments: Sequence[str], openmp: OpenMP = "torch") -> Pinning | None:
-    """Pin this process, which must not have imported torch or touched MPI. It may start once more.
+def _numbers() -> frozenset[int]:
+    return frozenset(thread.number for thread in threads.threads())
+
+
+def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
+    """Pin this process, which has not imported torch or used MPI yet. The process may start once more.
 
     Args:
-        environment: what started it.
+        launcher: what started it.
         arguments: the words of the command line, which may say how many processes load data.
-        openmp: the runtime that torch is to compute with.
 
     Returns:
-        What it was given; None where nothing was done, because its launcher does not say how many ranks share the node.
-
-    Raises:
-        UserError: the OpenMP that is asked for cannot be had on this host.
+        What was assigned to it; None if it was not pinned, because its launcher does not say how many ranks share the
+        node.
     """
-    if libraries := to_preload(os.environ, openmp):
-        start_again(libraries)
-    pinning = decide(environment, arguments)
+    if library := to_preload(os.environ):
+        start_again(library)
+    pinning = decide(launcher, arguments)
     if pinning is None:
         return None
     os.environ[THREADS] = str(pinning.plan.omp_threads)
-    return pinning.bind(Changes())  # for good: this process is the job's
+    return pinning.bind(Changes())  # never undone: the process ends with the job
 
 
-def decide(environment: Environment, arguments: Sequence[str], chosen_threads: int | None = None) -> Pinning | None:
-    """What of this node is this rank's; see `pin`. Nothing is changed.
+def decide(launcher: Launcher, arguments: Sequence[str], chosen_threads: int | None = None) -> Pinning | None:
+    """Return what `pin` would assign to this rank. Nothing is changed.
 
     Args:
-        chosen_threads: how many threads the script has told torch to compute with, if it has.
+        launcher, arguments: as for `pin`.
+        chosen_threads: the number of threads that the script has set in torch; None if it has set none.
     """
     try:
-        placement = environment.placement()
-    except UserError:  # the job's start says so, to everybody and in order
+        placement = launcher.placement()
+    except UserError:  # the start of the job reports it
         return None
     if placement.local_rank is None or placement.local_size is None:
         if placement.size > 1:
-            _say(environment, f"ranks are not pinned: {environment.name} does not say how many share a node")
+            _warn(launcher, f"ranks are not pinned: {launcher.name} does not say how many share a node")
             return None
         rank, ranks = 0, 1
     else:
         rank, ranks = placement.local_rank, placement.local_size
-    launcher = find_launcher(environment.rank_variable)
-    wishes = wishes_of(environment, arguments, launcher, placement.size > 1)
+    starter = starter_of(launcher.rank_variable)
+    user_threads, variable = threads_of_user(launcher, os.environ, starter) or (None, THREADS)
     if chosen_threads is not None:
-        wishes = replace(wishes, omp_threads=chosen_threads, threads_variable="torch.set_num_threads")
+        user_threads, variable = chosen_threads, "torch.set_num_threads"
+    options = PlanOptions(ranks, data_workers(arguments), user_threads, variable, placement.size > 1)
     try:
-        share = own_share(this_machine(), launcher.cpus, rank, ranks, wishes)
+        share = own_share(this_machine(), starter.cpus, rank, ranks, options)
     except UserError as error:
-        _say(environment, f"ranks are not pinned: {error}")
+        _warn(launcher, f"ranks are not pinned: {error}")
         return None
     if share.hint:
-        _say(environment, share.hint)
+        _warn(launcher, share.hint)
     return Pinning(share.plan, share.bind)
 
 
-def _say(environment: Environment, line: str) -> None:
-    if environment.speaks:
+def _warn(launcher: Launcher, line: str) -> None:
+    if launcher.is_main_process:
         say(f"warning: {line}")

@@ -1,25 +1,56 @@
-"""The part of the node that is this rank's: what its launcher has pinned it to, or its part of the plan for the
-node."""
+"""The part of the node that belongs to this rank: what its launcher has pinned, or its part of the node's plan."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
-from cpudist.machine.cpulist import format_list
-from cpudist.machine.description import Machine
-from cpudist.machine.limits import Limits
-from cpudist.placement.place import make_plan
-from cpudist.placement.plan import Plan, RankPlan, Wishes
+from cpudist import processes
+from cpudist.topology.cpulist import format_list
+from cpudist.topology.limits import Limits
+from cpudist.topology.machine import Machine
+from cpudist.topology.plan import Plan, PlanOptions, RankPlan, make_plan
+
+
+@dataclass(frozen=True)
+class Starter:
+    """The process that started this node's ranks: torchrun's agent, Hydra's proxy, slurmstepd.
+
+    Attributes:
+        cpus: its affinity mask. A rank with a smaller mask has been pinned; with the same mask, all ranks share it.
+        variables: its environment as it was started; None if it may not be read, as that of another user's process.
+    """
+
+    cpus: frozenset[int]
+    variables: dict[str, str] | None
+
+
+def starter_of(rank_variable: str | None) -> Starter:
+    """Return the nearest ancestor that does not have this rank's `rank_variable`, such as PMI_RANK.
+
+    The parent alone does not tell, since there may be shells and wrappers of the rank in between. Without
+    `rank_variable` the parent is returned.
+    """
+    own = os.environ.get(rank_variable) if rank_variable else None
+    pid, variables = os.getppid(), None
+    for process in processes.ancestors():
+        pid, variables = process.pid, processes.environment(process.pid)
+        if own is None or variables is None or variables.get(str(rank_variable)) != own:
+            break
+    try:
+        return Starter(frozenset(os.sched_getaffinity(pid)), variables)
+    except OSError:  # it has ended, or is hidden: this process's own mask is all that is known
+        return Starter(frozenset(os.sched_getaffinity(0)), variables)
 
 
 @dataclass(frozen=True)
 class Share:
-    """What this rank follows.
+    """The plan of this rank.
 
     Attributes:
         plan: its cores and threads; its `rank` is the local one.
         bind: whether to narrow the rank's mask to the plan.
-        hint: one line for the user, or nothing.
+        hint: one line for the user; empty if there is nothing to say.
     """
 
     plan: RankPlan
@@ -27,23 +58,24 @@ class Share:
     hint: str = ""
 
 
-def own_share(machine: Machine, launcher_cpus: frozenset[int], rank: int, ranks: int, wishes: Wishes) -> Share:
-    """The share of local rank `rank` of `ranks`.
+def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: int, options: PlanOptions) -> Share:
+    """Return the share of local rank `rank` of `ranks`.
 
     Args:
         machine: this machine, limited to what this process may use.
-        launcher_cpus: what the launcher itself may use.
-        rank, ranks: of this node.
-        wishes: of the user; how many ranks there are is said here.
+        starter_cpus: the CPUs that the process which started the ranks may use.
+        rank: the local rank.
+        ranks: how many ranks are on this node.
+        options: what the user asks for; its `ranks` is ignored.
 
     Raises:
         UserError: no CPU may be used.
     """
     usable = machine.usable
-    everything = machine.topology.restricted_to(launcher_cpus)
+    everything = machine.topology.restricted_to(starter_cpus)
     if ranks > 1 and len(usable.cpus) < len(everything.cpus):
-        return _fit_in(machine, len(everything.cores), rank, ranks, wishes)
-    plan = make_plan(machine, replace(wishes, ranks=ranks))
+        return _inside_own_mask(machine, len(everything.cores), rank, ranks, options)
+    plan = make_plan(machine, replace(options, ranks=ranks))
     return Share(plan.ranks[rank], plan.pinned, _over_subscribed(plan))
 
 
@@ -51,15 +83,15 @@ def _over_subscribed(plan: Plan) -> str:
     return next((line for line in plan.warnings if line.startswith("over-subscribed")), "")
 
 
-def _fit_in(machine: Machine, node_cores: int, rank: int, ranks: int, wishes: Wishes) -> Share:
-    """Work inside the mask that the launcher has set for this rank."""
+def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, options: PlanOptions) -> Share:
+    """Plan inside the mask that the launcher has set for this rank."""
     own = len(machine.usable.cores)
-    # Ranks whose masks are too large to be disjoint share them: which ones cannot be seen, only how many.
+    # Masks that are too large to be disjoint are shared. Which ranks share one cannot be seen, only how many.
     sharers = ranks * own // node_cores
-    plan = make_plan(Machine(machine.topology, _part_of(machine.limits, ranks)), replace(wishes, ranks=1))
+    plan = make_plan(Machine(machine.topology, _part_of(machine.limits, ranks)), replace(options, ranks=1))
     share = replace(plan.ranks[0], rank=rank)
     if sharers > 1:
-        threads = wishes.omp_threads or max(min(own // sharers, len(share.cpus)), 1)
+        threads = options.omp_threads or max(min(own // sharers, len(share.cpus)), 1)
         cpus = tuple(sorted(core.cpus[0] for core in machine.usable.cores))
         return Share(RankPlan(rank, cpus, threads, numa_nodes=share.numa_nodes), bind=False)
     hint = _over_subscribed(plan)
@@ -73,7 +105,7 @@ def _fit_in(machine: Machine, node_cores: int, rank: int, ranks: int, wishes: Wi
 
 
 def _part_of(limits: Limits, ranks: int) -> Limits:
-    """The limits of one rank: a quota, and what Slurm has counted, are for all of the node together."""
+    """Return the limits of one rank. A quota, and what Slurm has counted, are for the whole node."""
     quota = None if limits.quota is None else limits.quota / ranks
     counted = None if limits.counted is None else limits.counted // ranks
     return replace(limits, quota=quota, counted=counted)

@@ -1,30 +1,80 @@
-"""On which CPUs the threads of this process may run, those that are there and those to come."""
+"""The threads of this process, and the CPUs on which they and those to come may run."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cpudist.changes import Changes
-from cpudist.machine.memory_policy import allocate_locally, forget_policy
-from cpudist.placement.plan import RankPlan
+from cpudist.topology.cpulist import parse_list
+from cpudist.topology.memory_policy import allocate_locally, forget_policy
+from cpudist.topology.plan import RankPlan
 
 COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
 
-_of_children: tuple[int, ...] = ()  # where processes that load data run; empty where they inherit what is right
+# Fields of /proc/…/stat, counted from 0 after the name: proc_pid_stat(5).
+_USER_TICKS, _SYSTEM_TICKS, _PROCESSOR = 11, 12, 36
+
+_mask_of_children: tuple[int, ...] = ()  # of processes that load data; empty: they inherit the mask of their parent
 _data_cores = 0
 
 
+@dataclass(frozen=True)
+class Thread:
+    """One thread.
+
+    Attributes:
+        number: the kernel's number.
+        name: as /proc shows it.
+        seconds: the CPU time that it has used.
+        mask: the CPUs that it may run on.
+        cpu: the CPU that it last ran on.
+    """
+
+    number: int
+    name: str
+    seconds: float
+    mask: frozenset[int]
+    cpu: int
+
+
+def threads() -> list[Thread]:
+    """Return the threads of this process."""
+    return [thread for task in Path("/proc/self/task").iterdir() if (thread := _read(task))]
+
+
+def _read(task: Path) -> Thread | None:
+    """Read a thread from its folder in /proc/self/task; return None if it has ended."""
+    try:
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        status = (task / "status").read_text()
+        name = (task / "comm").read_text().strip()
+    except OSError:
+        return None
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
+    mask = parse_list(allowed[1]) if allowed else frozenset()
+    return Thread(int(task.name), name, _cpu_seconds(task, fields), mask, int(fields[_PROCESSOR]))
+
+
+def _cpu_seconds(task: Path, fields: list[str]) -> float:
+    try:
+        return int((task / "schedstat").read_text().split()[0]) / 1e9
+    except OSError:  # a kernel without CONFIG_SCHED_INFO counts in ticks of 10 ms
+        return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / os.sysconf("SC_CLK_TCK")
+
+
 def data_cores() -> int:
-    """How many cores of this process's share are kept for processes that load data."""
+    """Return how many cores of this process's share are kept for processes that load data."""
     return _data_cores
 
 
 def keep_data_cores(count: int, changes: Changes) -> None:
-    """Have `data_cores` say `count` until `changes` takes it back."""
+    """Make `data_cores` return `count` until `changes` are undone."""
     global _data_cores
     before, _data_cores = _data_cores, count
 
@@ -36,81 +86,68 @@ def keep_data_cores(count: int, changes: Changes) -> None:
 
 
 def bind(plan: RankPlan, changes: Changes) -> frozenset[int]:
-    """Narrow this process to the plan, and place its memory near.
+    """Narrow this process's masks to the plan, and place its memory on the plan's NUMA node.
 
-    Threads that are there already, such as OpenMP's, move to the computing cores. The calling thread may use all of the
-    plan's until `settle`, and so may the threads that it starts before that: the job's own. A thread that has another
-    mask than the calling one has been placed by somebody, and stays.
+    Existing threads, such as OpenMP's, move to the computing cores. The calling thread may use all of the plan's CPUs
+    until `settle`, and so may the threads that it starts until then, which are the job's own. A thread whose mask
+    differs from the calling thread's has been placed by somebody else, and is not moved.
 
     Returns:
-        The threads that stay where they are, by the kernel's numbers.
+        The numbers of the threads that are not moved.
 
     Raises:
         OSError: the kernel refuses the plan's CPUs.
     """
     before, own = frozenset(os.sched_getaffinity(0)), threading.get_native_id()
     changes.then(lambda: _release(plan, before))
-    stay = frozenset(thread for thread, mask in _masks() if mask != before)
+    placed = frozenset(thread.number for thread in threads() if thread.mask != before)
     os.sched_setaffinity(0, plan.mask)
-    for _ in range(2):  # a thread that another one started meanwhile has the mask of that one
-        for thread, mask in _masks():
-            if thread != own and mask == before:
-                _move(thread, plan.cpus)
-    if len(plan.numa_nodes) == 1 and allocate_locally():  # refused in many containers, where the default is local too
+    for _ in range(2):  # a thread that another one has started meanwhile has that one's mask
+        for thread in threads():
+            if thread.number != own and thread.mask == before:
+                _move(thread.number, plan.cpus)
+    # Many containers refuse this; the kernel's default places memory near as well.
+    if len(plan.numa_nodes) == 1 and allocate_locally():
         changes.then(forget_policy)
-    return stay
+    return placed
 
 
 def settle(plan: RankPlan, changes: Changes) -> None:
-    """Give every thread its own cores, once the job's own threads run."""
-    global _of_children
+    """Move communication threads and the calling thread to their own cores, once the job's own threads run."""
+    global _mask_of_children
     if plan.mask == plan.cpus:
         return
-    for thread, _ in _masks():
-        if plan.communication_cpus and _name(thread) == COMMUNICATION_THREAD:
-            _move(thread, plan.communication_cpus)
-    os.sched_setaffinity(0, plan.cpus)  # OpenMP's threads come from this one
+    if plan.communication_cpus:
+        for thread in threads():
+            if thread.name == COMMUNICATION_THREAD:
+                _move(thread.number, plan.communication_cpus)
+    os.sched_setaffinity(0, plan.cpus)  # OpenMP's threads inherit it
     if plan.data_cpus:
-        _of_children = plan.mask
+        _mask_of_children = plan.mask
         changes.then(_forget_children)
 
 
 def _release(plan: RankPlan, before: frozenset[int]) -> None:
-    """Give the threads that are where the plan put them the mask that the process had."""
+    """Give the threads that the plan has placed the mask that the process had before."""
     ours = {frozenset(cpus) for cpus in (plan.mask, plan.cpus, plan.communication_cpus) if cpus}
-    for thread, mask in _masks():
-        if mask in ours and mask != before:
-            _move(thread, before)
+    for thread in threads():
+        if thread.mask in ours and thread.mask != before:
+            _move(thread.number, before)
 
 
-def _masks() -> Iterator[tuple[int, frozenset[int]]]:
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            yield int(task.name), frozenset(os.sched_getaffinity(int(task.name)))
-        except ProcessLookupError:  # it has ended
-            continue
-
-
-def _move(thread: int, cpus: tuple[int, ...] | frozenset[int]) -> None:
+def _move(thread: int, cpus: Iterable[int]) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended
         os.sched_setaffinity(thread, cpus)
 
 
-def _name(thread: int) -> str:
-    try:
-        return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
 def _forget_children() -> None:
-    global _of_children
-    _of_children = ()
+    global _mask_of_children
+    _mask_of_children = ()
 
 
 def _after_fork_in_child() -> None:
-    if _of_children:
-        os.sched_setaffinity(0, _of_children)
+    if _mask_of_children:
+        os.sched_setaffinity(0, _mask_of_children)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,4 +1,4 @@
-"""YAML with the reason above each value that was computed."""
+"""YAML whose computed values have their reason in a comment above them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _WIDTH = 110
-# What no YAML takes for anything but text. Kubernetes reads YAML 1.1, where `on`, `1_0` and `1:30` are none.
+# Text that is a string in every version of YAML. Kubernetes reads YAML 1.1, where `on`, `1_0` and `1:30` are not.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _NO_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _STEP = 2
@@ -18,29 +18,29 @@ _STEP = 2
 
 @dataclass(frozen=True)
 class Noted:
-    """A value of a mapping, and the comment that stands above it."""
+    """A value of a mapping, and the comment above it."""
 
     value: Any
     why: str
 
 
 class Script(str):
-    """A text of several lines, which stand there as they are."""
+    """A text of several lines, written as a literal block."""
 
 
 def write(documents: Sequence[Mapping[str, Any]], heading: str) -> str:
-    """Return the documents as one YAML text, `heading` above it as a comment."""
+    """Return the documents as one YAML text that begins with `heading` as a comment."""
     from ruamel.yaml import YAML  # late, here and below: no other command needs it
 
     yaml = YAML()
-    yaml.width = 4096  # words of a command stay on their line
+    yaml.width = 4096  # do not break the words of a command
     text = io.StringIO()
     yaml.dump_all([_node(document, 0) for document in documents], text)
     return "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines()) + text.getvalue()
 
 
 def _node(value: Any, column: int) -> Any:
-    """`value` as ruamel.yaml has it, which wants to be told the column in which a comment stands."""
+    """Convert `value` to ruamel.yaml's types, which have to be told the column of each comment."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 

@@ -1,101 +1,76 @@
-"""MPIJob (kubeflow.org/v2beta1): `cpudist launch` in the launcher's pod, sshd in the workers'.
+"""MPIJob (kubeflow.org/v2beta1): `cpudist launch` in the launcher's pod, sshd in the workers' pods.
 
-The operator writes the hostfile, and the keys with which pods let each other in. It starts the launcher together with
-the workers, whose names DNS may not know yet, and sshd hands no variables on. `cpudist launch` waits for the workers,
-and gives the ranks the launcher's variables.
+The operator writes the hostfile, and the keys with which the pods log in to each other. It starts the launcher together
+with the workers, when DNS may not know their names yet, and sshd passes no variables on. `cpudist launch` waits for the
+workers and passes the launcher's variables to the ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpudist.render import document, pods, values
-from cpudist.render import wishes as common
+from cpudist.launchers.mpis import MPI_BY_OPTION, MPIS
+from cpudist.render import document, values
 from cpudist.render.document import Noted, Script
-from cpudist.render.option import Kind, Option
-from cpudist.render.ranks import train
-from cpudist.render.wishes import Wishes
+from cpudist.render.job import option
+from cpudist.render.pods import PodJob
 
-_IMPLEMENTATIONS = {"intel": "Intel", "mpich": "MPICH", "openmpi": "OpenMPI"}
+_RANK_VARIABLES = "|".join(dict.fromkeys(mpi.rank_variable for mpi in MPIS))
+_JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"  # a new launcher's pod has it too
 _HOSTFILE = "/etc/mpi/hostfile"
 _HOME = "/home/cpudist"  # of the Dockerfile's user
 
-# Were sshd to get the signal, it would end at once, and the ranks with it.
+# sshd ends at once on SIGTERM, and the ranks with it, so it does not get the pod's signal.
 _WORKER = f"""\
-# When the pod is to end, its ranks get the signal and save a checkpoint; sshd, through which they run, ends after them.
-ranks() {{ grep -lszE '^(PMI_RANK|OMPI_COMM_WORLD_RANK)=' /proc/[0-9]*/environ | cut -d / -f 3; }}
+# At the end of the pod its ranks get SIGTERM and save a checkpoint. sshd, through which they run, ends after them.
+ranks() {{ grep -lszE '^({_RANK_VARIABLES})=' /proc/[0-9]*/environ | cut -d / -f 3; }}
 trap 'kill -TERM $(ranks) 2> /dev/null; while [ "$(ranks)" ]; do sleep 1; done; kill $!' TERM
 /usr/sbin/sshd -D -e -f {_HOME}/sshd_config &
 wait
 """
 
 
-@dataclass(frozen=True)
-class MpiJobWishes(Wishes):
-    """Those of an MPIJob; `wait` in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class MpiJob(PodJob):
+    """An MPIJob; the launcher waits `wait` seconds for its workers."""
 
-    mpi: str
-    wait: int
+    SUMMARY = "an MPIJob: cpudist launch in the launcher, sshd in the workers"
+    mpi: str = option(f"{{{','.join(MPI_BY_OPTION)}}}", values.one_of(tuple(MPI_BY_OPTION)), "MPI", "intel")
+    wait: int = option("SECONDS", values.count, "how long the launcher waits for its workers", "300")
 
-
-def render(arguments: list[str], given: Mapping[str, Any]) -> str:
-    """The manifest as text."""
-    wishes = MpiJobWishes(arguments=arguments, **given)
-    job = {
-        "apiVersion": "kubeflow.org/v2beta1",
-        "kind": "MPIJob",
-        "metadata": {"name": wishes.name, "namespace": wishes.namespace},
-        "spec": {
-            "mpiImplementation": _IMPLEMENTATIONS[wishes.mpi],
-            "slotsPerWorker": Noted(wishes.ranks_per_pod, "ranks in each worker, for the hostfile"),
-            "sshAuthMountPath": Noted(f"{_HOME}/.ssh", "of the image's user, who is not root"),
-            "runPolicy": {
-                "cleanPodPolicy": Noted("Running", "workers go with the job; the launcher stays, with its log"),
-                "backoffLimit": Noted(0, "a rank that fails fails the job"),
+    def render(self) -> str:
+        """Return the manifest."""
+        job = {
+            "apiVersion": "kubeflow.org/v2beta1",
+            "kind": "MPIJob",
+            "metadata": self.metadata,
+            "spec": {
+                "mpiImplementation": MPI_BY_OPTION[self.mpi].mpi_job,
+                "slotsPerWorker": Noted(self.ranks_per_pod, "ranks in each worker, for the hostfile"),
+                "sshAuthMountPath": Noted(f"{_HOME}/.ssh", "of the image's user, who is not root"),
+                "runPolicy": {
+                    "cleanPodPolicy": Noted("Running", "workers end with the job; the launcher stays, with its log"),
+                    "backoffLimit": Noted(0, "a rank that fails fails the job"),
+                },
+                "mpiReplicaSpecs": {
+                    "Launcher": _replica(1, self._launcher()),
+                    "Worker": _replica(self.replicas, self._worker()),
+                },
             },
-            "mpiReplicaSpecs": {
-                "Launcher": _replica(1, _launcher(wishes)),
-                "Worker": _replica(wishes.replicas, _worker(wishes)),
-            },
-        },
-    }
-    ranks = wishes.replicas * wishes.ranks_per_pod
-    heading = f"{ranks} ranks: {wishes.replicas} workers of {wishes.ranks_per_pod}\nkubectl apply -f THIS_FILE"
-    return document.write([job], heading)
+        }
+        return document.write([job], self.heading("workers"))
+
+    def _launcher(self) -> dict[str, Any]:
+        command = ["cpudist", "launch", "--hostfile", _HOSTFILE, "--mpi", self.mpi, "--wait", str(self.wait)]
+        command += ["--grace", str(self.saving)]
+        return self.launcher_pod(_JOB_UID, command, ["--", *self.train])
+
+    def _worker(self) -> dict[str, Any]:
+        spec = self.pod("worker", ["sh", "-c"], [Script(_WORKER)])
+        del spec["containers"][0]["env"]  # ranks get the launcher's variables
+        return spec
 
 
 def _replica(replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
     return {"replicas": replicas, "restartPolicy": "Never", "template": {"spec": spec}}
-
-
-def _launcher(wishes: MpiJobWishes) -> dict[str, Any]:
-    command = ["cpudist", "launch", "--hostfile", _HOSTFILE, "--mpi", wishes.mpi, "--wait", str(wishes.wait)]
-    command += ["--grace", str(wishes.saving)]
-    return pods.launcher(wishes, "launcher", command, ["--", *train(wishes.arguments)])
-
-
-def _worker(wishes: MpiJobWishes) -> dict[str, Any]:
-    spec = pods.pod(wishes, "worker", ["sh", "-c"], [Script(_WORKER)])
-    del spec["containers"][0]["env"]  # what ranks get comes from the launcher
-    return spec
-
-
-def _mpi(text: str) -> str:
-    if text not in _IMPLEMENTATIONS:
-        raise ValueError(f"not one of {', '.join(_IMPLEMENTATIONS)}")
-    return text
-
-
-KIND = Kind(
-    "mpijob",
-    "an MPIJob: cpudist launch in the launcher, sshd in the workers",
-    (
-        *common.OPTIONS,
-        Option("--mpi", "{intel,mpich,openmpi}", _mpi, "whose mpirun (default intel)", "intel"),
-        Option("--wait", "SECONDS", values.count, "how long the launcher waits for its workers (default 300)", "300"),
-    ),
-    common.contradictions,
-    render,
-)

@@ -1,99 +1,248 @@
-"""The job's store as torch's process groups want it."""
+"""One store for all ranks: located over MPI, at an address that the environment gives, or for one process alone.
+
+The store is the job's own (cpudist/store/) and rank 0 serves it. MPI, or the store that a launcher keeps, only carries
+its address and the token that authenticates the ranks. Where rank 0 itself has to serve an address that the environment
+gives, there is no private way to distribute a token: it is CPUDIST_TOKEN, or empty. Everybody who reaches a launcher's
+store can read what is in it, so CPUDIST_TOKEN, where it is set, is mixed into the token there.
+"""
 
 from __future__ import annotations
 
-import os
-import threading
+import hmac
+import json
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
-from torch.distributed import DistStoreError, Store
+from cpudist.console import first_line
+from cpudist.errors import UserError
+from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, RendezvousMethod
+from cpudist.rendezvous import mpi
+from cpudist.store.client import Address
+from cpudist.store.process import StoreProcess
+from cpudist.topology.identity import addresses, free_port, node_identity
+from cpudist.waiting import bounded
 
-from cpudist.rendezvous.connection import Address, Connection
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from cpudist.store.torch_store import JobStore
+
+_LOOPBACK = "127.0.0.1"
+_LONGEST_KEEPALIVE = 30.0
+_RETRY_SECONDS = 2.0  # a rank that does not reach the store then reads its address again
 
 
-class JobStore(Store):
-    """A `torch.distributed.Store` in the job's server.
+@dataclass(frozen=True)
+class Rendezvous:
+    """The store that all ranks share, and where it is.
 
-    Every thread has a connection of its own, so none is held up by another one that waits.
-
-    Args:
-        address: the server's.
-        timeout: seconds to wait for a key where nothing else is said.
+    Attributes:
+        store: the store.
+        address: where it is served; None where this process is alone.
+        host: the address of rank 0's host, as this rank reaches it.
+        port: a free port of that host for the job's scripts and libraries: their MASTER_PORT.
+        server: the store's process, on the rank that has started it for this job.
     """
 
-    def __init__(self, address: Address, timeout: float) -> None:
-        super().__init__()
-        self._address = address
-        self._timeout = timeout
-        self._of_thread = threading.local()
+    store: Store
+    address: Address | None
+    host: str
+    port: int
+    server: StoreProcess | None = None
 
-    @property
-    def host(self) -> str:
-        """The server's address, of those that it has, that this rank reaches."""
-        return self._connection().host
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._connection().set({key: _bytes(value)})
-
-    def get(self, key: str) -> bytes:
-        """The key's value, which is waited for."""
-        return self.multi_get([key])[0]
-
-    def add(self, key: str, amount: int) -> int:
-        return self._connection().add(key, amount)
-
-    def append(self, key: str, value: str | bytes) -> None:
-        self._connection().append(key, _bytes(value))
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._connection().compare_set(key, _bytes(expected), _bytes(desired))
-
-    def delete_key(self, key: str) -> bool:
-        return self._connection().delete(key)
-
-    def num_keys(self) -> int:
-        return self._connection().count()
-
-    def check(self, keys: list[str]) -> bool:
-        return self._connection().check(keys)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        seconds = self._timeout if timeout is None else timeout.total_seconds()
-        if not self._connection().wait_all(keys, seconds):
-            raise DistStoreError(f"wait timeout after {seconds:g} s, keys: {', '.join(keys)}")
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        self.wait(keys)
-        values = self._connection().get(keys)
-        if values is None:
-            raise DistStoreError(f"a key went while it was asked for: {', '.join(keys)}")
-        return values
-
-    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
-        self._connection().set({key: _bytes(value) for key, value in zip(keys, values, strict=True)})
-
-    def has_extended_api(self) -> bool:
-        """Whether there are append, multi_get and multi_set."""
-        return True
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
-
-    @property
-    def timeout(self) -> timedelta:
-        return timedelta(seconds=self._timeout)
-
-    def clone(self) -> JobStore:
-        return JobStore(self._address, self._timeout)
-
-    def _connection(self) -> Connection:
-        """This thread's connection, made when it is first needed, and again in a forked child or after a loss."""
-        connection: Connection | None = getattr(self._of_thread, "connection", None)
-        if connection is None or connection.closed or self._of_thread.process != os.getpid():
-            connection = Connection(self._address, self._timeout)
-            self._of_thread.connection, self._of_thread.process = connection, os.getpid()
-        return connection
+    def close(self) -> None:
+        """Close this rank's connections with the store, and its server where this rank has started it."""
+        if self.address is not None:
+            cast("JobStore", self.store).close()
+        if self.server is not None:
+            self.server.close()
 
 
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+@dataclass(frozen=True)
+class _Offer:
+    """Rank 0's store, as the other ranks need to know it."""
+
+    hosts: list[str]
+    port: int
+    token: str = field(repr=False)
+    free_port: int
+
+
+def connect(
+    rendezvous: RendezvousMethod, placement: Placement, attempt: str, timeout: float, interface: str | None = None
+) -> Rendezvous:
+    """Connect this rank with the job's store.
+
+    Args:
+        rendezvous: how the ranks find each other, from the environment.
+        placement: this rank.
+        attempt: the same text on all ranks, and another one for every job that may find an earlier job's store.
+        timeout: seconds to reach rank 0.
+        interface: the network interface of rank 0's host over which the others reach it; None: any.
+
+    Returns:
+        The store, and where it is.
+
+    Raises:
+        UserError: MPI and the environment disagree about the world, or the store cannot be served.
+        StartupTimeout: rank 0 cannot be reached in time.
+    """
+    match rendezvous:
+        case OverMpi():
+            return _connect_over_mpi(rendezvous, placement, timeout, interface)
+        case AtAddress(served=True):
+            return _connect_by_agent(rendezvous, placement, attempt, timeout, interface)
+        case AtAddress():
+            return _connect_at(rendezvous, placement, attempt, timeout, interface)
+        case InStore():
+            job = f"{rendezvous.job}/{attempt}"
+            store_address = Address(
+                (rendezvous.host,), rendezvous.port, rendezvous.token.encode(), keepalive_timeout(timeout), job
+            )
+            return _connect_in(store_address, placement, timeout)
+        case Alone():
+            from torch.distributed import HashStore
+
+            return Rendezvous(HashStore(), None, _LOOPBACK, free_port())
+
+
+def _connect_over_mpi(rendezvous: OverMpi, placement: Placement, timeout: float, interface: str | None) -> Rendezvous:
+    world = mpi.join(rendezvous, placement, timeout)
+    with bounded("agreeing on rank 0's address over MPI", timeout):
+        one_machine = len(set(world.allgather(node_identity()))) == 1
+    server, offer = _serve(placement, one_machine, timeout, interface)
+    with bounded("agreeing on rank 0's address over MPI", timeout):
+        offer = world.bcast(offer)
+    return _accept(offer, server, timeout, timeout)
+
+
+def _connect_by_agent(
+    address: AtAddress, placement: Placement, attempt: str, timeout: float, interface: str | None
+) -> Rendezvous:
+    """Connect to the store whose address is in the store of the launcher's agent.
+
+    The agent's store outlives restarts of the ranks, and two agents may count restarts differently. So all attempts use
+    one key; a rank that does not reach the address there, or is already known there, reads the key again.
+    """
+    from torch.distributed import TCPStore
+
+    key, agents_token = f"cpudist/{attempt}", address.token.encode()
+    server, offer = _serve(placement, placement.node_count == 1, timeout, interface, agents_token)
+    deadline = time.monotonic() + timeout
+    try:
+        agent = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout))
+        if offer is not None:
+            agent.set(key, json.dumps(asdict(offer)))
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                found = _Offer(**json.loads(agent.get(key)))
+                joined = _accept(found, server, min(left, _RETRY_SECONDS), timeout, agents_token)
+                _arrive(joined, placement)
+                return replace(joined, host=address.host, port=address.port)
+            except UserError:
+                if left < _RETRY_SECONDS:
+                    raise
+    except RuntimeError as error:
+        raise UserError(
+            f"rank {placement.rank} cannot reach the others at {address.host}:{address.port} (MASTER_ADDR,"
+            f" MASTER_PORT): {first_line(error)}"
+        ) from None
+
+
+def _connect_at(
+    address: AtAddress, placement: Placement, attempt: str, timeout: float, interface: str | None
+) -> Rendezvous:
+    """Connect to the store that rank 0 serves at a fixed address."""
+    if placement.rank == 0:
+        _server_at(address, interface)
+    store_address = Address((address.host,), address.port, address.token.encode(), keepalive_timeout(timeout), attempt)
+    return _connect_in(store_address, placement, timeout)
+
+
+def _connect_in(store_address: Address, placement: Placement, timeout: float) -> Rendezvous:
+    """Connect to the job's store, whose address all ranks know."""
+    joined = _reach(store_address, timeout, timeout)
+    _arrive(joined, placement)
+    if placement.rank == 0:
+        joined.store.set("free_port", str(free_port()))
+    return replace(joined, host=store_address.hosts[0], port=int(joined.store.get("free_port")))
+
+
+# The address is the same for every job of a process. A rank may start the next job before rank 0 does, and must not
+# reach the last job's store while that ends. So the store's process stays until this process ends.
+@cache
+def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
+    own = addresses(interface) if interface else _own_addresses(address.host)
+    return StoreProcess(own, address.port, address.token.encode(), _LONGEST_KEEPALIVE)
+
+
+def _own_addresses(host: str) -> list[str]:
+    """Return this machine's addresses that `host` resolves to; none where other hosts may resolve it differently."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return []
+    if host in ("localhost", _LOOPBACK, "::1"):
+        return sorted(found)
+    # A machine often resolves its own name to the loopback interface, which other machines do not reach.
+    return sorted(found & set(addresses()) - {_LOOPBACK})
+
+
+def _arrive(joined: Rendezvous, placement: Placement) -> None:
+    """Register this rank in the store.
+
+    Raises:
+        UserError: the rank is registered already, so the store belongs to another job.
+    """
+    if joined.store.add(f"arrived/{placement.rank}", 1) != 1:
+        raise UserError(
+            f"rank {placement.rank} is in the job at {joined.host}:{joined.port} already: another job uses this port,"
+            " or only this rank was started again; choose another MASTER_PORT, or start all ranks again"
+        )
+
+
+def _serve(
+    placement: Placement, one_machine: bool, timeout: float, interface: str | None, secret: bytes = b""
+) -> tuple[StoreProcess | None, Any]:
+    """Start the store on rank 0; return its process and what the others need. Only the job's ranks know `secret`."""
+    if placement.rank != 0:
+        return None, None
+    own = addresses(interface)
+    token = secrets.token_bytes(32)
+    listening = [_LOOPBACK] if one_machine else own if interface else []
+    server = StoreProcess(listening, 0, _mixed(token, secret), keepalive_timeout(timeout))
+    return server, _Offer([_LOOPBACK] if one_machine else own, server.port, token.hex(), free_port())
+
+
+def _mixed(token: bytes, secret: bytes) -> bytes:
+    """Return the job's token, made from a token that others may read and a secret that they do not know."""
+    return hmac.digest(secret, token, "sha256") if secret else token
+
+
+def _accept(
+    offer: _Offer, server: StoreProcess | None, patience: float, timeout: float, secret: bytes = b""
+) -> Rendezvous:
+    token = _mixed(bytes.fromhex(offer.token), secret)
+    store_address = Address(tuple(offer.hosts), offer.port, token, keepalive_timeout(timeout))
+    return replace(_reach(store_address, patience, timeout), port=offer.free_port, server=server)
+
+
+def _reach(store_address: Address, patience: float, timeout: float) -> Rendezvous:
+    """Reach the store within `patience` seconds; later waits for keys take at most `timeout` seconds."""
+    from cpudist.store.torch_store import JobStore
+
+    store = JobStore(store_address, patience)
+    host = store.host
+    store.set_timeout(timedelta(seconds=timeout))
+    return Rendezvous(store, replace(store_address, hosts=(host,)), host, store_address.port)
+
+
+def keepalive_timeout(timeout: float) -> float:
+    """Return the seconds after which a rank without network counts as lost: half the timeout, 5 to 30 seconds."""
+    return min(_LONGEST_KEEPALIVE, max(5.0, timeout / 2))

@@ -1,8 +1,9 @@
-"""What runs on every rank of a training job once it has started.
+"""Run a target on every rank of a job that has started.
 
-- `target.py`: the user's script, module or recipe; `run.py`: running it to its end, and the job with it.
-- `quiet.py`: all ranks but the first keep quiet; `step_timer.py`: Trainer's steps, measured for the run record.
-- `recipes/`: ready-made training scripts; `curve.py`, `summary.py`: how a run went, to look at and to read.
+- `target.py`: the user's script, module or recipe; `run.py`: runs it to its end, and ends the job.
+- `callbacks.py`: measures a Trainer's steps, and ends it after a signal (`interruption.py`).
+- `summary.py`: a run record in words, and the loss curve as a picture.
+- `recipes/`: ready-made training scripts.
 
-It must not know environments, rendezvous, process groups or command lines.
+It must not know launchers, rendezvous, process groups or command lines.
 """

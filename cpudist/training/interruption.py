@@ -1,17 +1,17 @@
-"""`--checkpoint-on-signal`: a signal to any rank, and all ranks stop after the same step, with a checkpoint.
+"""Stop all ranks after the same step, with a checkpoint, when any rank gets a signal (`--checkpoint-on-signal`).
 
-Ranks step together, since a step ends with all ranks' gradients: what rank 0 has put into the job's store before it
-begins a step, every rank finds there when it ends that step. So:
+Ranks step together, since a step ends with all ranks' gradients. What rank 0 has put into the job's store before it
+begins a step, every rank therefore finds there when it ends that step. The protocol:
 
-1. The rank that got the signal says so in the store, where every rank looks once a second, in a thread of its own.
-2. Every rank that knows of it counts itself at the end of a step, and from then on looks into the store at the end of
-   every step.
-3. When all have, rank 0 announces the step after the one that it has just ended: that is the last.
+1. The rank that got the signal writes it into the store. A thread of every rank looks there once a second.
+2. A rank that knows of the signal counts itself in the store at the end of its step, and looks into the store at the
+   end of every later step.
+3. When all ranks are counted, rank 0 announces the last step: the one after the step that it has just ended.
 
-While there is no signal, steps cost nothing.
+Steps cost nothing while there is no signal.
 
-Launchers (Hydra, torchrun) send a signal to a rank's whole process group. A worker that loads data and dies of it would
-fail the rank before its last step: so children hear only what their parent sends.
+Launchers (Hydra, torchrun) send a signal to a rank's whole process group. A data worker that dies of it would fail the
+rank before its last step, so child processes ignore these signals unless their parent sends them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from typing import Any
 from cpudist.console import first_line, say
 from cpudist.errors import StartupTimeout
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # Kubernetes', the keyboard's, Slurm's with --signal=USR1@60
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # from Kubernetes, the keyboard, Slurm with --signal=USR1@60
 
 _SIGNAL = "cpudist/interruption/signal"
-_KNOW = "cpudist/interruption/know"  # counter of the ranks that know
+_KNOW = "cpudist/interruption/know"  # how many ranks know
 _LAST_STEP = "cpudist/interruption/last_step"
 _LOOK_SECONDS = 1.0
-_LOOKS_PER_SECOND = 500.0  # at most, of all ranks together, as those of the watch
+_LOOKS_PER_SECOND = 500.0  # of all ranks together, at most, as for the watch
 _STORE_SECONDS = 5.0
-_INSISTS_SECONDS = 1.0  # launchers pass on what the terminal has sent already; a person takes longer
+_INSISTS_SECONDS = 1.0  # a launcher forwards what the terminal has sent already; a person takes longer to repeat it
 
 
 class Interrupted(SystemExit):
-    """All ranks have stopped because of a signal, and the checkpoint is saved.
+    """Raised on all ranks when a signal has stopped them and the checkpoint is saved.
 
     Attributes:
-        status: the exit status, as a shell would have it.
+        status: the exit status that shells give for the signal.
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -51,18 +51,14 @@ class Interrupted(SystemExit):
 
 
 class Interruption:
-    """This rank's part in stopping together.
+    """Take the part of rank `rank` of `size` in stopping together, over the job's store.
 
-    Args:
-        rank: this rank.
-        size: the number of ranks.
-        store: the job's.
+    Attributes:
+        signal: the signal that some rank has got; set once this rank knows of it.
     """
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
-        self._rank = rank
-        self._size = size
-        self._store = store
+        self._rank, self._size, self._store = rank, size, store
         self._threads_store = store.clone()
         self._threads_store.set_timeout(timedelta(seconds=_STORE_SECONDS))
         self._received: int | None = None
@@ -71,23 +67,23 @@ class Interruption:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._looks = False
-        self.signal: int | None = None  # that some rank has got; set once this rank knows of it
+        self.signal: int | None = None
         self._counted = False
-        self._steps = 0  # that this process has ended, in whatever trainings: as many as any other rank has
+        self._steps = 0  # the steps that this process has ended in all trainings, as many as on any other rank
         self._last_step: int | None = None
 
     def begin(self) -> None:
-        """From now on signals are taken down instead of ending the process; in the main thread."""
+        """Record signals from now on instead of dying of them; call it in the main thread."""
         if self._thread is None:
             _shielding.set()
-            self._before = {number: signal.signal(number, self._take_down) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._record_signal) for number in SIGNALS}
             self._stop.clear()
             self._looks = True
             self._thread = threading.Thread(target=self._look, name="cpudist-signals", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
-        """Signals do again what they did before."""
+        """Give the signals back to their former handlers."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
@@ -95,11 +91,11 @@ class Interruption:
             self._give_back()
 
     def is_last(self) -> bool:
-        """Whether the step that this rank has just ended is the last one, the same on all ranks; called once a step."""
+        """Return whether this step is the last, the same on all ranks; call it once at the end of every step."""
         self._steps += 1
         if self.signal is None:
             return False
-        if not self._counted:  # here, not in the thread: whoever has counted itself looks from this step on
+        if not self._counted:  # not in the thread: a rank that is counted must look at the end of this step
             self._counted = True
             self._store.add(_KNOW, 1)
         if self._last_step is None and self._rank == 0 and self._store.add(_KNOW, 0) == self._size:
@@ -109,7 +105,7 @@ class Interruption:
             self._last_step = int(self._store.get(_LAST_STEP))
         return self._last_step is not None and self._steps >= self._last_step
 
-    def _take_down(self, number: int, frame: FrameType | None) -> None:
+    def _record_signal(self, number: int, frame: FrameType | None) -> None:
         if not self._looks:
             self._give_back()
             os.kill(os.getpid(), number)
@@ -130,17 +126,17 @@ class Interruption:
                     self._threads_store.set(_SIGNAL, str(self._received))
                 if self._threads_store.check([_SIGNAL]):
                     self.signal = int(self._threads_store.get(_SIGNAL))
-        except (RuntimeError, StartupTimeout) as error:  # the store is gone, or does not answer in time
+        except (RuntimeError, StartupTimeout) as error:  # the store is gone or does not answer in time
             say(
                 f"warning: rank {self._rank} lost the job's store: {first_line(error)}; "
                 "from now on signals end the job without a checkpoint"
             )
             self._looks = False
-            if self._received is not None:  # it came in vain: once more, to the handler before this one's
+            if self._received is not None:  # send it again, now to the former handler
                 os.kill(os.getpid(), self._received)
 
 
-_shielding = threading.Event()  # set while this process takes signals down
+_shielding = threading.Event()  # set while this process records signals
 
 
 def _after_fork_in_child() -> None:
@@ -148,11 +144,11 @@ def _after_fork_in_child() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        threading.Thread(target=_obey, args=(os.getppid(),), name="cpudist-signals", daemon=True).start()
+        threading.Thread(target=_obey_parent, args=(os.getppid(),), name="cpudist-signals", daemon=True).start()
 
 
-def _obey(parent: int) -> None:
-    """Let a signal do what it does if `parent` has sent it, as whoever ends a pool of processes does."""
+def _obey_parent(parent: int) -> None:
+    """Let a signal have its default effect if `parent` has sent it, as it does to end a pool of processes."""
     while True:
         sent = signal.sigwaitinfo(SIGNALS)
         if sent.si_pid == parent:

@@ -1,71 +1,93 @@
-"""One rank's way through a job that has started: prepare the libraries, run the target, leave with the others."""
+"""One rank's way through a job that has started: prepare the libraries, run the target, end with the other ranks."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from cpudist.job.pinning_check import PinningCheck
 from cpudist.on_import import after_import
 from cpudist.training.interruption import Interrupted, Interruption
-from cpudist.training.quiet import quiet_libraries
 
 if TYPE_CHECKING:
+    from cpudist.changes import Changes
     from cpudist.job import Job
     from cpudist.training.target import Target
 
+# Read by the libraries when they are imported.
+_QUIET = {
+    "TQDM_DISABLE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DATASETS_VERBOSITY": "error",
+}
+
 
 def run_target(target: Target, job: Job, record_path: Path | None, checkpoint_on_signal: bool = False) -> int:
-    """Run `target` to its good end on every rank and end the job, or raise what it raised on this rank.
-
-    Returns the exit status, which is not 0 where a signal has interrupted the training.
+    """Run `target` to its end on this rank, and end the job with the other ranks.
 
     Args:
-        target: what to run.
-        job: the running job, which is left at the end.
-        record_path: the run record's file, if the user has named one.
+        target: what to run; what it raises is raised here.
+        job: the running job.
+        record_path: the file of the run record, if the user has named one.
         checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
+
+    Returns:
+        The exit status: 0, or 128 plus the number of the signal that has interrupted the training.
     """
-    job.held = True
+    job.owned_by_cli = True
     if job.world.rank != 0:
-        quiet_libraries(job.changes)
+        _quiet_libraries(job.changes)
     job.record.begin(record_path)
-    check = PinningCheck(job, job.pinning) if job.pinning else None
-    job.changes.then(after_import("transformers.trainer", lambda module: _time_steps(module, job, check)))
+    job.changes.then(after_import("transformers.trainer", lambda module: _time_steps(module, job)))
     if checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
     try:
         target.run()
     except Interrupted as end:
-        job.leave("interrupted")
+        job.shutdown("interrupted")
         return end.status
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-    if check is not None:
-        check.look()
-        job.finish()
+    if (check := job.pinning_check) is not None:
+        check.finish()
+        job.wait_for_all()
         check.collect()
-    job.leave()
+    job.shutdown()
     return 0
 
 
-def _time_steps(trainer_module: ModuleType, job: Job, check: PinningCheck | None) -> None:
-    from cpudist.training.step_timer import StepTimer  # imports transformers: only now that it is there
+def _quiet_libraries(changes: Changes) -> None:
+    """Turn off progress bars, informative logs and warnings of the usual libraries, before they are imported."""
+    for name, value in _QUIET.items():
+        changes.default_variable(name, value)
+    # The level alone does not suffice: on the other ranks, Trainer sets it to "warning".
+    changes.then(after_import("transformers.utils.logging", lambda module: module.disable_default_handler()))
+    logging.getLogger("transformers").addHandler(logging.NullHandler())  # without a handler, warnings go to stderr
+    if not sys.warnoptions:  # the user has given neither -W nor PYTHONWARNINGS
+        changes.ignored_warnings()
 
-    timer = StepTimer(job.record, job.backend, job.world.size, check.look if check else None)
+
+def _time_steps(trainer_module: ModuleType, job: Job) -> None:
+    from cpudist.training.callbacks import StepTimer  # late: it imports transformers
+
+    check = job.pinning_check
+    timer = StepTimer(job.record, job.backend, job.world.size, check.step_done if check is not None else None)
     trainer_module.DEFAULT_CALLBACKS.append(timer)
     job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(timer))
 
 
 def _stop_on_signal(trainer_module: ModuleType, job: Job) -> None:
-    from cpudist.training.checkpoint_on_signal import CheckpointOnSignal, ending
+    from cpudist.training.callbacks import CheckpointOnSignal
 
-    interruption = Interruption(job.world.rank, job.world.size, job.meeting.store)
+    interruption = Interruption(job.world.rank, job.world.size, job.store)
     job.changes.then(interruption.end)
     callback = CheckpointOnSignal(interruption)
     trainer_module.DEFAULT_CALLBACKS.append(callback)
     job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(callback))
     trainer = trainer_module.Trainer
-    job.changes.attribute(trainer, "train", ending(trainer.train, callback))
+    job.changes.attribute(trainer, "train", callback.ending(trainer.train))

@@ -1,10 +1,10 @@
-"""A run record in words: `python -m cpudist.training.summary FILE`."""
+"""A run record in words, `python -m cpudist.training.summary FILE`, and the loss curve as a picture."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from cpudist.errors import UserError
 
 
 def summarize(record: dict[str, Any]) -> str:
-    """What a person wants to know of `record` first; what the job did not know is left out."""
+    """Return the main facts of a run record as lines; a fact that the job did not know is left out."""
     lines = [f"{name:<15}{text}" for name, text in _facts(record)]
     sample = record.get("results", {}).get("sample")
     if sample:
@@ -61,8 +61,40 @@ def _speed(record: dict[str, Any]) -> str:
     return f"{record['tokens_per_second']:.0f} tokens/s, {speed}" if record["tokens_per_second"] else speed
 
 
+def draw(history: Sequence[Mapping[str, float]], path: Path, title: str) -> bool:
+    """Draw the loss curve of a Trainer's `state.log_history` as a PNG; return whether matplotlib is there to do so."""
+    try:
+        # pyplot would choose a window system; a figure alone needs none.
+        from matplotlib.figure import Figure
+    except ImportError:
+        say(f'{path.name} was not drawn; pip install "cpudist[plot]" brings matplotlib')
+        return False
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    train = _points(history, "loss")
+    evaluation = _points(history, "eval_loss")
+    if train:
+        axes.plot(*zip(*train, strict=True), label="training, mean since the last log", linewidth=1.5)
+    if evaluation:
+        axes.plot(*zip(*evaluation, strict=True), "o--", label="evaluation", markersize=5)
+    axes.set_xlabel("step (optimizer updates)")
+    axes.set_ylabel("loss (nats per target)")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    if train or evaluation:
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _points(history: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
+    return [(entry["step"], entry[name]) for entry in history if name in entry]
+
+
 def main(argv: list[str]) -> int:
-    """Print the summary of the one file named in `argv`."""
+    """Print the summary of the file that `argv` names; return the exit status."""
     try:
         if len(argv) != 1:
             raise UserError("give one run record: python -m cpudist.training.summary FILE")

@@ -1,8 +1,7 @@
-"""TARGET of `cpudist-train`, a script, a module or a recipe: found before the job starts, run as by Python.
+"""TARGET of `cpudist-train`: a script, a module or a recipe.
 
-`resolve` finds out what the words mean and whether the target exists, before a job is started in vain. `run` makes
-sys.argv, sys.path[0] and `__main__` what they would be under plain `python`, so that pickling, dataclasses and
-multiprocessing in the target see nothing unusual.
+`resolve` checks before the job starts that the target exists. `run` makes sys.argv, sys.path[0] and `__main__` what
+they are under plain `python`, so that pickling, dataclasses and multiprocessing in the target work as usual.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from cpudist.training.recipes import RECIPES
 
 
 class Target(Protocol):
-    """Something that a rank can run; returns when it is done, raises what it raises."""
+    """Something that a rank can run to its end."""
 
-    def run(self) -> None: ...
+    def run(self) -> None:
+        """Run it to its end in this process; what it raises is raised here."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """`cpudist-train path/to/script.py args`."""
+    """A script and its arguments: `cpudist-train path/to/script.py args`, run as `python script.py` does."""
 
     path: Path
     args: tuple[str, ...]
@@ -42,7 +42,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Module:
-    """`cpudist-train -m package.module args`."""
+    """A module and its arguments: `cpudist-train -m package.module args`, run as `python -m` does."""
 
     name: str
     args: tuple[str, ...]
@@ -54,14 +54,14 @@ class Module:
 
 @dataclass(frozen=True)
 class Recipe:
-    """`cpudist-train clm args`."""
+    """A recipe and its arguments: `cpudist-train clm args`."""
 
     name: str
     args: tuple[str, ...]
 
     @property
     def wants_help(self) -> bool:
-        """Whether the recipe is only asked for its options; no job is needed for that."""
+        """Whether the recipe is only asked for its options, which needs no job."""
         return "--help" in self.args or "-h" in self.args
 
     def run(self) -> None:
@@ -71,12 +71,18 @@ class Recipe:
 
         job = current()
         if job is not None:
-            job.backend.lay_out_by(recipe.SHARDING, self.name)
+            job.backend.use_layout(recipe.SHARDING, self.name)
         recipe.main(list(self.args))
 
 
 def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
-    """What the words of a command line mean, or a `UserError` that says what they could have been."""
+    """Find the target that a command line names, without importing it, or raise `UserError`.
+
+    Args:
+        name: a path, a module's name or a recipe's name.
+        args: the target's own arguments.
+        module: whether `name` is a module, as with `python -m`.
+    """
     if module:
         return _module(name, args)
     if name in RECIPES:
@@ -95,7 +101,7 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
 
 
 def _module(name: str, args: list[str]) -> Module:
-    # As `python -m`: modules in the working directory come first. Set now, since looking for it needs it.
+    # Modules in the working directory come first, as with `python -m`; the search below needs it.
     sys.path[0] = os.getcwd()
     if not _is_runnable(name):
         raise UserError(
@@ -105,7 +111,7 @@ def _module(name: str, args: list[str]) -> Module:
 
 
 def _is_runnable(name: str) -> bool:
-    """Whether `python -m name` would find something to run; does not import its parent packages."""
+    """Return whether `python -m name` would find something to run, without importing its parent packages."""
     top, *rest = name.split(".")
     spec = importlib.util.find_spec(top) if top else None
     fullname = top

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jobs
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from cpudist import backends
-from cpudist.backends.ccl import build, extension, intel, toolchain
+from cpudist.backends.ccl import build, extension, register, toolchain
 from cpudist.backends.ccl.backend import CclBackend
 from cpudist.backends.gloo import GlooBackend
 from cpudist.errors import UserError
@@ -35,16 +34,88 @@ def test_backends_are_found_by_name() -> None:
 
 
 def test_a_registered_backend_is_a_backend_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_known", dict(backends._known))
+    monkeypatch.setattr(backends, "_registered", dict(backends._registered))
     backends.register("other", "cpudist.backends.gloo:GlooBackend")
     assert backends.get("other") is GlooBackend
     assert "other" in backends.names()
+
+
+_GUEST = """
+from cpudist.backends import Option
+from cpudist.backends.gloo import GlooBackend
+
+class Guest(GlooBackend):
+    name = "guest"
+    options = (
+        Option("depth", "how deep to go", type=int, default=2, metavar="N"),
+        Option("mode", "how to go", choices=("fast", "safe")),
+        Option("dry_run", "do not go", type=bool, default=False),
+    )
+    companions = ("guest-runtime",)
+
+    @classmethod
+    def findings(cls, environment):
+        yield "warning", "the guest is hungry", "feed it"
+
+    def start(self, world, store, timeout):
+        import torch.distributed as dist
+        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+        print("guest:", sorted(self.configured.items()))
+"""
+
+
+@pytest.fixture
+def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that brings a backend through the entry point, in a folder on PYTHONPATH; another one is broken."""
+    (tmp_path / "guest.py").write_text(_GUEST)
+    (tmp_path / "script.py").write_text("import torch.distributed as dist; print('ran on', dist.get_backend())")
+    info = tmp_path / "guest-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[cpudist.backends]\nguest = guest:Guest\nbroken = no_such_module:Broken\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.job
+def test_a_backend_of_another_package_brings_its_options_and_findings(guest: Path) -> None:
+    shown = jobs.run(jobs.train("--help"), 60)
+    assert shown.returncode == 0, shown.output
+    for words in ("with --backend guest", "--depth N", "--mode {fast,safe}", "--dry-run", "ccl, gloo, guest, xla"):
+        assert words in shown.stdout, shown.output
+    script = str(guest / "script.py")
+    ran = jobs.run(jobs.train("--backend", "guest", "--depth", "3", "--dry-run", script), 60)
+    assert ran.returncode == 0, ran.output
+    assert "guest: [('depth', 3), ('dry_run', True), ('mode', None)]\n" in ran.stdout, ran.output
+    assert "ran on gloo\n" in ran.stdout, ran.output
+    for words, says in (
+        (["--backend", "guest", "--mode", "slow", script], "invalid choice: 'slow'"),
+        (["--backend", "broken", script], "backend broken cannot be imported: No module named 'no_such_module'"),
+    ):
+        refused = jobs.run(jobs.train(*words), 60)
+        assert refused.returncode == 2, refused.output
+        assert refused.stderr.count("\n") == 1, refused.output
+        assert says in refused.stderr, refused.output
+    told = jobs.run([sys.executable, "-m", "cpudist", "doctor", "--json"], 60).stdout
+    assert "the guest is hungry" in told
+
+
+@pytest.mark.job
+def test_the_declarations_of_xla_are_read_without_torch() -> None:
+    program = (
+        "import sys; from cpudist import backends; from cpudist.cli import train; train.main(['--help']);"
+        "print(sorted(backends.plugins()), [name for name in ('torch', 'torch_xla') if name in sys.modules])"
+    )
+    done = jobs.run([sys.executable, "-c", program], 60)
+    assert done.stdout.splitlines()[-1] == "['xla'] []", done.output
+    assert "--mesh AXES" in done.stdout, done.output
 
 
 # With 0 torch does not ask the packages of its group torch.backends, which is how releases before 2.14 learn of ccl.
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("autoload", ["1", "0"])
 def test_torch_knows_ccl_without_an_import_of_cpudist(autoload: str) -> None:
     """By either entry point alone: the one that torch calls at its import, the one it looks ccl up in (2.14)."""
@@ -57,6 +128,7 @@ def test_torch_knows_ccl_without_an_import_of_cpudist(autoload: str) -> None:
     assert done.stdout.strip() == str(autoload == "1" or looks_up)
 
 
+@pytest.mark.job
 def test_import_of_cpudist_does_not_import_torch() -> None:
     program = "import sys, cpudist; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -87,6 +159,7 @@ def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest
     assert build.ensure_built(tmp_path) == binary
 
 
+@pytest.mark.job
 def test_a_cache_that_cannot_be_written_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     taken = tmp_path / "cache"
     taken.write_text("a file")
@@ -94,6 +167,7 @@ def test_a_cache_that_cannot_be_written_is_one_clear_line(monkeypatch: pytest.Mo
         build.ensure_built(taken)
 
 
+@pytest.mark.job
 def test_a_failing_compiler_leaves_a_log_and_no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'csrc/x.cpp:1: error: no such luck' >&2\nexit 1\n")
@@ -116,6 +190,7 @@ def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: 
     assert extension.choose_transport() == "mpi", "what the user has set stays"
 
 
+@pytest.mark.job
 def test_a_group_that_meets_in_a_file_needs_none_of_torchs_variables(tmp_path: Path) -> None:
     """Nor is it harmed by one of them that happens to be set."""
     script = (
@@ -127,26 +202,47 @@ def test_a_group_that_meets_in_a_file_needs_none_of_torchs_variables(tmp_path: P
     assert "met" in result.stdout, result.output
 
 
-@pytest.fixture
-def stand_in_for_intels_binding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package with the name and version of Intel's binding, which is on no package index."""
-    (tmp_path / "oneccl_bindings_for_pytorch").mkdir()
-    (tmp_path / "oneccl_bindings_for_pytorch" / "__init__.py").touch()
-    info = tmp_path / "oneccl_bind_pt-0.dist-info"
-    info.mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return info / "METADATA"
+_BINDING = """
+import cpudist
+import torch.distributed as dist
+from cpudist import job
+cpudist.init("ccl")
+import oneccl_bindings_for_pytorch as binding
+print(binding.__doc__, job.require().backend.details()["ccl_implementation"], dist.new_group() is not None)
+cpudist.shutdown()
+del __import__("sys").modules["oneccl_bindings_for_pytorch"]
+try:
+    import oneccl_bindings_for_pytorch
+except SystemExit as error:
+    print(error)
+"""
 
 
-def test_intels_binding_is_used_only_where_it_was_made_for_this_torch(stand_in_for_intels_binding: Path) -> None:
-    fitting = ".".join(torch.__version__.split(".")[:2]) + ".0+cpu"
-    stand_in_for_intels_binding.write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {fitting}\n")
-    assert intel.binding(torch.__version__) == fitting
-    assert fitting in CclBackend().details()["ccl_implementation"]
-    stand_in_for_intels_binding.write_text("Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: 1.13.0\n")
-    assert intel.binding(torch.__version__) is None
+@pytest.mark.job
+def test_an_installed_binding_of_intels_does_not_replace_ccl(tmp_path: Path) -> None:
+    """A package with its names, which is on no package index; imported, it would register another ``ccl``."""
+    package = tmp_path / "oneccl_bindings_for_pytorch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('the installed package was imported')")
+    (tmp_path / "oneccl_bind_pt-0.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: 2.8.0+cpu\n"
+    (tmp_path / "oneccl_bind_pt-0.dist-info" / "METADATA").write_text(metadata)
+    result = jobs.run([sys.executable, "-c", _BINDING], 60, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 0, result.output
+    assert "Stands for Intel's package: the backend ccl is cpudist's. cpudist True" in result.stdout, result.output
+    assert result.stdout.endswith("the installed package was imported\n"), "after the job, it is the user's again"
+    line = "cpudist: the backend ccl is cpudist's own; oneccl_bind_pt 2.8.0+cpu is installed and not used\n"
+    assert result.stderr.count(line) == 1, result.output
 
 
+def test_ccl_registers_itself_again_after_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = torch.distributed.Backend._plugins
+    monkeypatch.setitem(plugins, "CCL", torch.distributed.Backend._BackendPlugin(lambda *_: None, True))
+    register.register()
+    assert plugins["CCL"].creator_fn is register._create
+
+
+@pytest.mark.job
 def test_what_the_user_has_set_is_not_overridden() -> None:
     program = (
         "import os; os.environ['CCL_WORKER_OFFLOAD'] = '1'\n"

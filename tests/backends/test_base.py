@@ -13,7 +13,7 @@ import torch
 import cpudist
 from cpudist import backends, job
 from cpudist.backends import Backend
-from cpudist.training.step_timer import StepTimer
+from cpudist.training.callbacks import StepTimer
 
 
 class Lazy(Backend):
@@ -48,7 +48,7 @@ class Lazy(Backend):
 
 @pytest.fixture
 def lazy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lazy]:
-    monkeypatch.setattr(backends, "_known", {**backends._known, "lazy": Lazy})
+    monkeypatch.setattr(backends, "_registered", {**backends._registered, "lazy": Lazy})
     world = cpudist.init("lazy", timeout=9)
     backend = job.require().backend
     assert isinstance(backend, Lazy)

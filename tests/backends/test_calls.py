@@ -18,6 +18,8 @@ CHECK = Path(__file__).parent / "checks" / "calls.py"
 _GLOO_RECORDS = (2, 9)  # torch from then on
 
 
+@pytest.mark.versions
+@pytest.mark.job
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
 def test_another_thread_sees_what_a_rank_waits_in(backend: str) -> None:
     if backend == "gloo" and tuple(map(int, torch.__version__.split(".")[:2])) < _GLOO_RECORDS:

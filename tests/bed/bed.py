@@ -1,4 +1,4 @@
-"""The hosts of a bed from outside: start and end them, run commands on them, cut, slow down, freeze and kill them."""
+"""Start and end the hosts of a bed, run commands on them, disconnect, slow down, freeze and kill them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SWITCH = "ip link add br0 type bridge stp_state 0 forward_delay 0 && ip link se
 
 
 def missing() -> str | None:
-    """Why there can be no hosts here, in one line that names the remedy; None where there can."""
+    """Return why there can be no hosts here, in one line that names the remedy; None where there can be."""
     if os.geteuid() != 0:
         return "several hosts on one machine need root"
     programs = {"ip": "iproute2", "/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "nsenter": "util-linux"}
@@ -59,12 +59,19 @@ class _Host:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a watched command ended: its status (None: it had to be killed), its output, what was left, and when."""
+    """How a watched command ended.
+
+    Attributes:
+        returncode: its exit status; None: it had to be killed.
+        output: what it wrote.
+        left: for each host the processes that were left.
+        at: time.monotonic() when it had returned and nothing was left.
+    """
 
     returncode: int | None
     output: str
     left: dict[str, dict[int, str]]
-    at: float  # time.monotonic(), when the command had returned and nothing was left
+    at: float
 
 
 class Bed:
@@ -74,9 +81,9 @@ class Bed:
     `addresses` gives the IPv4 and the IPv6 address of each.
 
     Args:
-        folder: where the bed keeps its keys, hostfiles and logs; it must exist, and belongs to one bed.
-        hosts: how many.
-        rate: what each link carries in each direction, in the notation of tc ("1gbit"); None: as fast as it goes.
+        folder: an existing folder for the keys, hostfiles and logs of this bed.
+        hosts: number of hosts.
+        rate: limit of each link in each direction, in the notation of tc ("1gbit"); None: no limit.
     """
 
     def __init__(self, folder: Path, hosts: int = 2, rate: str | None = None) -> None:
@@ -164,7 +171,7 @@ class Bed:
         return process
 
     def add_names(self, names: Mapping[str, str]) -> None:
-        """Let every host know more names: name -> host."""
+        """Add names to every host's /etc/hosts: name -> host."""
         with (self._folder / "hosts").open("a") as file:
             file.writelines(f"{self.addresses[host][0]} {name}\n" for name, host in names.items())
 
@@ -174,13 +181,13 @@ class Bed:
         return [*inside, *command]
 
     def hostfile(self, slots: int | None = None) -> str:
-        """The path of a file that names all hosts, one a line; with `slots`, in Open MPI's notation."""
+        """Write a file that names all hosts, one per line, with `slots` in Open MPI's notation; return its path."""
         path = self._folder / f"hostfile-{slots}"
         path.write_text("".join(f"{name} slots={slots}\n" if slots else f"{name}\n" for name in self.addresses))
         return str(path)
 
     def processes(self, host: str) -> dict[int, str]:
-        """What runs on a host besides its own sshd: this machine's process id -> command line."""
+        """Return the processes of a host besides its own sshd: this machine's process id -> command line."""
         if host not in self._hosts:  # it has been killed
             return {}
         own = self._hosts[host].own
@@ -189,11 +196,11 @@ class Bed:
     # Breaking things
 
     def disconnect(self, host: str) -> None:
-        """Pull the host's cable."""
+        """Take the host's link down."""
         self._on_switch("ip", "link", "set", self._hosts[host].port, "down")
 
     def connect(self, host: str) -> None:
-        """Put the host's cable back, and wait until the switch forwards to it."""
+        """Bring the host's link up, and wait until the switch forwards to it."""
         port = self._hosts[host].port
         self._on_switch("ip", "link", "set", port, "up")
 
@@ -201,22 +208,22 @@ class Bed:
             return "state forwarding" in self._on_switch("ip", "-details", "link", "show", port)
 
         assert _wait_until(forwards, _START_SECONDS), f"the switch does not forward to {host}"
-        for other in self._hosts.values():  # who is just asking for the host's hardware address would ask in vain
+        for other in self._hosts.values():  # an ARP request that was sent while the link was down has failed
             _in_network_of(other.first.pid, "ip", "neighbour", "flush", "dev", "eth0")
 
     def limit(self, rate: str | None) -> None:
-        """Let every link carry `rate` in each direction; None: as fast as it goes."""
+        """Limit every link to `rate` in each direction; None: no limit."""
         discipline = ["tbf", "rate", rate, "burst", "256kb", "latency", "20ms"] if rate else ["noqueue"]
         for host in self._hosts.values():
             self._on_switch("tc", "qdisc", "replace", "dev", host.port, "root", *discipline)
             _in_network_of(host.first.pid, "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
 
     def freeze(self, host: str) -> None:
-        """Stop every process of the host. Its kernel still takes what comes in over the network."""
+        """Stop every process of the host. Its kernel still accepts packets and connections."""
 
         def all_stopped() -> bool:
             states = set()
-            for pid in self._members(host):  # again and again, for one may fork while we look
+            for pid in self._members(host):  # repeated, since a process may fork meanwhile
                 with suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
                     process.suspend()
@@ -226,20 +233,20 @@ class Bed:
         assert _wait_until(all_stopped, _LEAVE_SECONDS), f"{host} has processes that cannot be stopped"
 
     def thaw(self, host: str) -> None:
-        """Let a frozen host go on."""
+        """Continue the processes of a frozen host."""
         for pid in self._members(host):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def kill(self, host: str) -> None:
-        """Cut the host's power: silence on its cable, and no process any more. It does not come back."""
+        """Take the host's link down and kill its processes, as a loss of power does. It cannot be started again."""
         self.disconnect(host)
         _end(self._hosts.pop(host))
 
     # How it is done
 
     def _start(self, name: str, command: list[str]) -> subprocess.Popen[str]:
-        """Start a command that says "ready" and then lives until it is killed; the bed kills it at the end."""
+        """Start a command that prints "ready" and runs until it is killed; the bed kills it at the end."""
         with open(self._folder / f"{name}.log", "w") as log:
             process = subprocess.Popen(
                 command,
@@ -299,7 +306,7 @@ class Bed:
 
 
 def _end(host: _Host) -> None:
-    """Kill a host's first process; unshare ends when the kernel has killed all others in the namespace."""
+    """Kill a host's first process. The kernel then kills all others in its namespace, and unshare ends."""
     with suppress(psutil.NoSuchProcess):
         host.first.kill()
     host.process.wait(_START_SECONDS)

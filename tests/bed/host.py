@@ -1,4 +1,4 @@
-"""The first process of a host: makes the host from its namespaces, starts sshd, and lives as long as the host.
+"""The first process of a host: sets up the host in its namespaces, starts sshd, and runs as long as the host.
 
     python host.py NAME FOLDER
 
@@ -22,13 +22,13 @@ def main(name: str, folder: Path) -> None:
     _sh("ip", "link", "set", "lo", "up")
     _mount(folder)
     _start_sshd()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then buries the orphans that a first process inherits
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps the orphans that a first process inherits
     print("ready", flush=True)
     sys.stdin.read()
 
 
 def _mount(folder: Path) -> None:
-    """What a machine has for itself: its processes, its shared memory, its daemons' files, its view of the network."""
+    """Mount what each machine has for itself: processes, shared memory, the files of its daemons, its network."""
     _sh("mount", "--make-rprivate", "/")
     _sh("mount", "-t", "proc", "proc", "/proc")
     _sh("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
@@ -37,7 +37,7 @@ def _mount(folder: Path) -> None:
     _sh("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
     _sh("mount", "--bind", str(folder / "ssh"), "/etc/ssh")
     own = Path("~root/.ssh").expanduser()
-    if own.is_dir():  # the user's keys and settings have no place here
+    if own.is_dir():  # hide the user's keys and settings
         _sh("mount", "-t", "tmpfs", "tmpfs", str(own))
     Path("/run/sshd").mkdir()
 

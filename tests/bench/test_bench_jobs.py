@@ -1,27 +1,30 @@
-"""`cpudist bench jobs`: what it says about jobs, how it ends them, and real ones."""
+"""`cpudist bench jobs`: tables, the end of a job, and real jobs."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import jobs
 import psutil
 import pytest
 
-from cpudist.bench import launchers, start
-from cpudist.bench.jobs import JobTimes, Outcome, Row, read
+from cpudist.bench import commands
+from cpudist.bench.commands import Completed
+from cpudist.bench.jobs import JobTimes, Row, Trained, read
+from cpudist.cli.main import main
+from cpudist.waiting import poll
 
-SLOW = Outcome(samples_per_second=4.0, seconds=40.0, losses=(9.0, 8.0))
-FAST = Outcome(samples_per_second=5.0, seconds=35.0, losses=(9.0, 8.001))
+SLOW = Trained(samples_per_second=4.0, seconds=40.0, losses=(9.0, 8.0))
+FAST = Trained(samples_per_second=5.0, seconds=35.0, losses=(9.0, 8.001))
 
 
 def test_speed_is_compared_round_by_round() -> None:
-    # The machine slows down to half in the second round, for both.
-    slower = [Outcome(one.samples_per_second / 2, one.seconds * 2, one.losses) for one in (SLOW, FAST)]
+    # In the second round the machine is half as fast, for both.
+    slower = [Trained(one.samples_per_second / 2, one.seconds * 2, one.losses) for one in (SLOW, FAST)]
     first, second = Row("a", "float32", (SLOW, slower[0])), Row("b", "float32", (FAST, slower[1]))
     found = JobTimes("a model", (first, second)).speed_up(second)
     assert found is not None
@@ -42,7 +45,7 @@ def test_table_of_jobs() -> None:
     assert full[2].split() == ["torchrun,", "gloo", "4", "(4-4)", "1", "(1-1)", "40", "s", "(40-40)", "8.0000"]
     assert full[3].split() == ["mpirun,", "ccl", "5", "(4-5)", "1.25", "(1-1.25)", "35", "s", "(35-40)", "8.0010"]
     assert full[4] == "accelerate: there is no mpirun on PATH"
-    # Nothing to compare with, and no figure for it.
+    # No ratio without a first row.
     assert " - " in half[2]
     assert half[3] == "torchrun, gloo: did not end within 600 s"
 
@@ -63,7 +66,7 @@ def test_jobs_as_json() -> None:
 
 
 def test_training_to_something_else_is_said() -> None:
-    elsewhere = Outcome(6.0, 30.0, (9.0, 4.0))
+    elsewhere = Trained(6.0, 30.0, (9.0, 4.0))
     rows = (Row("a", "float32", (SLOW,)), Row("b", "float32", (FAST,)), Row("c", "float32", (elsewhere,)))
     assert JobTimes("a model", rows).other_losses() == ["c, float32: loss 4.0000, of a 8.0000"]
 
@@ -71,42 +74,63 @@ def test_training_to_something_else_is_said() -> None:
 def test_a_job_that_trained_alone_does_not_count() -> None:
     result = {"ranks": 1, "train_samples_per_second": 9.0, "losses": [1.0]}
     assert read(result, 10.0) == "trained on 1 rank instead of 2, without an error"
-    assert read({**result, "ranks": 2}, 10.0) == Outcome(9.0, 10.0, (1.0,))
+    assert read({**result, "ranks": 2}, 10.0) == Trained(9.0, 10.0, (1.0,))
 
 
 def test_reason_of_a_failure_is_one_line() -> None:
     output = "starting\nTraceback …\nValueError: no such\tbackend\n====\nroot cause\n"
-    assert start.End(1, output, 2.0).reason() == "exit status 1: ValueError: no such backend"
-    assert start.End(3, "first\nlast\n\n", 2.0).reason() == "exit status 3: last"
-    assert start.End(3, "", 2.0).reason() == "exit status 3: it wrote nothing"
-    assert start.End(None, "any", 600.2).reason() == "did not end within 600 s"
+    assert Completed(1, output, 2.0).reason() == "exit status 1: ValueError: no such backend"
+    assert Completed(3, "first\nlast\n\n", 2.0).reason() == "exit status 3: last"
+    assert Completed(3, "", 2.0).reason() == "exit status 3: it wrote nothing"
+    assert Completed(None, "any", 600.2).reason() == "did not end within 600 s"
 
 
-def test_a_job_out_of_time_leaves_nothing() -> None:
-    """Neither the launcher nor a process that has left its session, as launchers' helpers do."""
-    child = "import os, subprocess, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+@pytest.mark.job
+def test_a_job_out_of_time_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its processes are killed, also one that has left the launcher's session, as helpers of launchers do."""
+    written = tmp_path / "pid"
+    child = f"import os, time; open({str(written)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
-    end = start.run([sys.executable, "-c", parent], dict(os.environ), timeout=8)
-    assert end.status is None
-    with suppress(psutil.NoSuchProcess):  # where nobody collects what orphans leave, its number stays
-        assert psutil.Process(int(end.output)).status() == psutil.STATUS_ZOMBIE
+
+    class OutOfTime(subprocess.Popen[bytes]):
+        """A process whose time limit expires as soon as its child runs."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            assert poll(lambda: written.exists() and written.read_text().endswith("\n"), 60)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(commands.subprocess, "Popen", OutOfTime)
+    done = commands.run([sys.executable, "-c", parent], dict(os.environ), timeout=600)
+    assert done.status is None
+
+    def gone() -> bool:
+        try:  # where no process collects orphans, a zombie stays
+            return psutil.Process(int(written.read_text())).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    assert poll(gone, 10)
 
 
-def test_launchers_that_are_not_here_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_are_not_here_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("LD_PRELOAD", "")
-    missing = {launcher.name: launcher.missing for launcher in launchers.find(tmp_path)}
+    missing = {command.name: command.missing for command in commands.find(tmp_path)}
     assert missing.pop("torchrun, gloo") == ""
-    assert "decided about the allocator" in missing.pop("torchrun, gloo, tcmalloc")
+    assert "the environment sets an allocator" in missing.pop("torchrun, gloo, tcmalloc")
     assert set(missing.values()) == {"there is no mpirun on PATH"}
 
 
-def test_jobs_are_not_started_by_jobs() -> None:
-    result = jobs.run(jobs.mpirun(2, str(jobs.BIN / "cpudist"), "bench", "jobs"), timeout=120)
-    assert result.returncode != 0, result.output
-    assert result.stderr.count("run it without intel-mpi: cpudist bench jobs") == 1, result.output
+def test_jobs_are_not_started_by_jobs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["bench", "jobs"]) == 2
+    assert capsys.readouterr().err.count("run it without env: cpudist bench jobs") == 1
 
 
+@pytest.mark.job
 @pytest.mark.long
 def test_real_jobs(tmp_path: Path) -> None:
     kept, drawn = tmp_path / "jobs.json", tmp_path / "jobs.png"

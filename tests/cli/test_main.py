@@ -105,7 +105,7 @@ def test_build_into_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert shown.count("\n") == 1
 
 
-@pytest.mark.parametrize(("age", "said"), [(-1, "compiled in 0 s: "), (3600, "was there already: ")])
+@pytest.mark.parametrize(("age", "said"), [(-1, "compiled in 0 s: "), (3600, "compiled before: ")])
 def test_build_says_where_and_how_to_use_it(
     age: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +127,7 @@ def test_options_may_be_spelled_with_underscores() -> None:
     ]
 
 
+@pytest.mark.job
 def test_a_reader_that_has_enough_is_no_error() -> None:
     command = f"{sys.executable} -m cpudist plan --ppn 500 | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)

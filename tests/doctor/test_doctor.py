@@ -6,26 +6,25 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import jobs
 import pytest
-from layouts import FOLDER
+from layouts import unpack
 
 from cpudist.cli import doctor as command
-from cpudist.doctor import backend, clock, libraries, memory, network, probe, processor, quota, versions, xla
+from cpudist.doctor import backend, libraries, memory, network, processor, quota, versions
 from cpudist.doctor.finding import Finding
-from cpudist.machine.files import Folder
+from cpudist.topology.files import Files
 
 
-def tree(root: Path, **files: str) -> Folder:
+def tree(root: Path, **files: str) -> Files:
     """Files by their path, with two underscores for each slash."""
     for name, text in files.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    return Folder(root)
+    return Files(root)
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:
@@ -41,20 +40,6 @@ def test_a_name_that_leads_nowhere_fails_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "level", "says"),
-    [
-        ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, "ok", "CPU_NUM_DEVICES=4: devices that each process makes"),
-        ({"PJRT_DEVICE": "METAL"}, "warning", "--backend xla would fail: PJRT_DEVICE=METAL is not known here"),
-        ({"PJRT_DEVICE": "CUDA"}, "warning", "computes on CUDA: PJRT_DEVICE says so"),
-    ],
-)
-def test_what_xla_would_compute_on(variables: dict[str, str], level: str, says: str) -> None:
-    (finding,) = xla.found(variables)
-    assert (finding.level, bool(finding.remedy)) == (level, level != "ok")
-    assert says in finding.message
-
-
-@pytest.mark.parametrize(
     ("free", "level"), [(None, "error"), (1 << 20, "error"), (64 << 20, "warning"), (8 << 30, "ok")]
 )
 def test_shared_memory(free: int | None, level: str) -> None:
@@ -62,8 +47,7 @@ def test_shared_memory(free: int | None, level: str) -> None:
 
 
 def test_memory_settings_of_a_machine_with_several_nodes(tmp_path: Path) -> None:
-    with tarfile.open(FOLDER / "xeon-2s-8c2t.sysfs.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack("xeon-2s-8c2t.sysfs.tar.xz", tmp_path)
     files = tree(
         tmp_path,
         sys__kernel__mm__transparent_hugepage__enabled="always madvise [never]",
@@ -85,10 +69,14 @@ def test_clocks(tmp_path: Path) -> None:
             "sys__devices__system__clocksource__clocksource0__current_clocksource": "hpet",
         },
     )
-    assert levels(list(clock.check(files, {}))) == {"governor": "warning", "clock source": "warning"}
+    assert levels(list(processor.check(files, {}))) == {
+        "CPU": "warning",
+        "governor": "warning",
+        "clock source": "warning",
+    }
     for number in (0, 1):
         tree(tmp_path, **{f"{cpu}__cpu{number}__cpufreq__scaling_driver": "intel_pstate"})
-    assert levels(list(clock.check(files, {})))["governor"] == "ok"  # the processor chooses by itself
+    assert levels(list(processor.check(files, {})))["governor"] == "ok"  # the processor chooses by itself
 
 
 def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
@@ -105,7 +93,7 @@ def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
     found = list(quota.check(files, {}))
     assert levels(found)["throttling"] == levels(found)["CPU quota"] == "warning"
     assert "25.0%" in found[0].message
-    assert "get 1 computing threads" in found[1].message
+    assert "together get 1 computing thread" in found[1].message
 
 
 def test_processors(tmp_path: Path) -> None:
@@ -139,17 +127,18 @@ def test_whoever_has_decided_on_an_allocator_is_told_so() -> None:
     assert "MALLOC_ARENA_MAX is set" in finding.message
 
 
+@pytest.mark.job
 def test_a_compiled_backend_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a job would take gloo, the doctor does not say ccl."""
     broken = tmp_path / "cpudist_ccl.so"
     broken.write_bytes(b"no library")
-    for module in (backend, probe):
+    for module in (backend, libraries):
         monkeypatch.setattr(module, "find_built", lambda: broken)
-    probe._load.cache_clear()
+    libraries._load.cache_clear()
     try:
-        (finding, *_) = backend.check(Folder(tmp_path), dict(os.environ))
+        (finding, *_) = backend.check(Files(tmp_path), dict(os.environ))
     finally:
-        probe._load.cache_clear()
+        libraries._load.cache_clear()
     assert finding.level == "warning"
     assert "auto is gloo" in finding.message
     assert str(tmp_path) in finding.remedy
@@ -161,13 +150,15 @@ def test_which_transport_and_why() -> None:
     assert "CPUDIST_TRANSPORT=oneccl is set" in backend._transport({"CPUDIST_TRANSPORT": "oneccl"})
 
 
+@pytest.mark.job
 def test_a_torch_that_does_not_import(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libfoo.so.1: cannot open shared object file')\n")
-    (finding,) = libraries.check(Folder(tmp_path), {"PYTHONPATH": str(tmp_path)})
+    (finding,) = libraries.check(Files(tmp_path), {"PYTHONPATH": str(tmp_path)})
     assert finding.level == "error"
     assert "libfoo.so.1" in finding.message
 
 
+@pytest.mark.job
 def test_versions_outside_the_tested_range(tmp_path: Path) -> None:
     """A real installation, in a folder that comes first."""
     package = tmp_path / "accelerate-0.1.0.dist-info"
@@ -182,17 +173,19 @@ def test_versions_outside_the_tested_range(tmp_path: Path) -> None:
     assert "pip install 'accelerate" in done.stdout
 
 
+@pytest.mark.job
 def test_another_mpirun_first_on_path(tmp_path: Path) -> None:
     if not (jobs.BIN / "mpirun").exists():
         pytest.skip("this environment has no mpirun")
     other = tmp_path / "mpirun"
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
-    found = levels(list(backend.check(Folder(tmp_path), {"PATH": str(tmp_path)})))
+    found = levels(list(backend.check(Files(tmp_path), {"PATH": str(tmp_path)})))
     assert found["mpirun"] == "warning"
-    assert levels(list(backend.check(Folder(tmp_path), {"PATH": str(jobs.BIN)})))["mpirun"] == "ok"
+    assert levels(list(backend.check(Files(tmp_path), {"PATH": str(jobs.BIN)})))["mpirun"] == "ok"
 
 
+@pytest.mark.job
 def test_the_whole_on_this_machine() -> None:
     done = jobs.run([sys.executable, "-m", "cpudist", "doctor", "--json"], timeout=120)
     answer = json.loads(done.stdout)
@@ -208,6 +201,7 @@ def test_the_whole_on_this_machine() -> None:
     assert everywhere | memory_and_clock <= {finding["about"] for finding in answer["findings"]}
 
 
+@pytest.mark.job
 def test_a_job_that_would_fail_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host name is looked up for real, and leads nowhere."""
     monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")

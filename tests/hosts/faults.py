@@ -1,15 +1,11 @@
-"""Breaks jobs of 2 hosts x 2 ranks in every way that we know, and prints how each one ended.
+"""Jobs of 2 hosts x 2 ranks, and the ways to break them.
 
-    python faults.py [--mpi intel-mpi,mpich,open-mpi] [--launch] [--timeout 20] [FAULT ...]
-
-The jobs are started by the MPI's own mpirun, and by `cpudist launch`. Every job has a bed of hosts for itself. A cell
-of the table says how long after the fault the launcher had returned and no process of the job was left on any host, and
-the exit status; "LEFT" names the processes that had to be killed. What each job said goes to standard error.
+A job is started by an MPI's own mpirun or by `cpudist launch`, and has hosts (`bed`) of its own. test_faults.py breaks
+some of them, tools/faults.py all.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -22,15 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS))
+import psutil
+from bed import Bed
+from control_group import control_group
 
-import psutil  # noqa: E402
-from bed import Bed  # noqa: E402
-from bed.bed import missing  # noqa: E402
-from control_group import control_group  # noqa: E402
-
-from cpudist.backends.ccl.build import cache_folder  # noqa: E402
+from cpudist.backends.ccl.build import cache_folder
+from cpudist.launchers.mpis import MPIS
 
 # What is compiled here serves the other host too, whose ranks may have another home.
 CACHE = {"CPUDIST_CACHE": str(cache_folder())}
@@ -127,20 +120,24 @@ def signal_launcher(number: signal.Signals) -> Callable[[Job], None]:
 
 def flood(job: Job) -> None:
     """Strangers on h1 at the store's port: garbage, silence, and more connections than there may be."""
-    (server,) = job.find("h0", "cpudist.rendezvous.serve")
+    (server,) = job.find("h0", "cpudist.store.serve")
     port = _listening_port(server.pid)
     code = (
         "import contextlib, socket, sys\n"
-        "held = []\n"
+        "strangers = [socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5)]\n"
+        "strangers[0].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * 9)\n"
+        "with contextlib.suppress(ConnectionError):\n"
+        "    while strangers[0].recv(4096):  # until the store disconnects whoever sends garbage\n"
+        "        pass\n"
         "for number in range(600):\n"
-        "    with contextlib.suppress(OSError):  # shown out already\n"
-        "        held.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))\n"
-        "        if number % 3: held[-1].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
+        "    with contextlib.suppress(OSError):  # disconnected already\n"
+        "        strangers.append(socket.create_connection(('10.77.0.10', int(sys.argv[1])), 5))\n"
+        "        if number % 3: strangers[-1].sendall(b'GET / HTTP/1.0\\r\\n\\r\\n' * number)\n"
     )
     # In the network of h1, but no process of its: the job's are counted.
     namespace = job.rank(2).pid
     command = ["nsenter", "--target", str(namespace), "--net", sys.executable, "-c", code, str(port)]
-    subprocess.run(command, timeout=60, check=False)
+    subprocess.run(command, timeout=60, check=True)
     job.order("end")
 
 
@@ -168,7 +165,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "h1 loses its power": lambda job: job.bed.kill("h1"),
     "h1 frozen": freeze,
     "ssh to h1 lost": lose_ssh,
-    "store killed": lambda job: job.find("h0", "cpudist.rendezvous.serve")[0].kill(),
+    "store killed": lambda job: job.find("h0", "cpudist.store.serve")[0].kill(),
     "Ctrl-C": signal_launcher(signal.SIGINT),
     "SIGTERM": signal_launcher(signal.SIGTERM),
     "strangers flood the store": flood,
@@ -191,7 +188,7 @@ class Way:
     def command(self, bed: Bed, timeout: float) -> list[str]:
         """All that comes before the script."""
         if self.launch:
-            name = {"intel-mpi": "intel", "open-mpi": "openmpi"}.get(self.mpi, self.mpi)
+            name = next(mpi.option for mpi in MPIS if mpi.name == self.mpi)
             program = str(Path(sys.executable).with_name("cpudist"))
             start = [program, "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2"]
             return [*start, "--", "--timeout", str(timeout)]
@@ -203,7 +200,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ending:
     """How a job ended.
 
     Attributes:
@@ -211,6 +208,7 @@ class Outcome:
         seconds: from the fault until the launcher had returned and no process was left.
         left: the processes that had to be killed.
         said: cpudist's own lines.
+        output: all that the launcher and the ranks have written.
     """
 
     status: int | None
@@ -225,7 +223,7 @@ class Outcome:
         return over and GOOD_ENDS.get(fault, False) in (None, self.status == 0)
 
 
-def run(way: Way, fault: str, timeout: float) -> Outcome:
+def run(way: Way, fault: str, timeout: float) -> Ending:
     """Start a job, break it, and watch how it ends."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -238,53 +236,17 @@ def run(way: Way, fault: str, timeout: float) -> Outcome:
                 deadline = time.monotonic() + START_SECONDS
                 while len(list(folder.glob("ready-*"))) < 4 and time.monotonic() < deadline:
                     time.sleep(0.1)
-                time.sleep(2)  # in the middle of its work
                 broken.append(time.monotonic())
                 FAULTS[fault](job)
 
             breaker = threading.Thread(target=break_it)
             breaker.start()
-            script = [str(TESTS / "hosts" / "working.py"), str(folder), str(timeout)]
+            script = [str(Path(__file__).with_name("working.py")), str(folder), str(timeout)]
             ended = bed.watch(
                 "h0", [*way.command(bed, timeout), *script], START_SECONDS + timeout + MARGIN_SECONDS, CACHE
             )
             breaker.join(60)
-            said = [line for line in ended.output.splitlines() if line.startswith("cpudist: ")]
-            return Outcome(ended.returncode, ended.at - broken[0], ended.left, said, ended.output)
-
-
-def report(fault: str, outcomes: dict[Way, Outcome], timeout: float) -> str:
-    """A row of the table: of each way seconds and exit status."""
-    cells = []
-    for outcome in outcomes.values():
-        wrong = "" if outcome.is_right(fault, timeout) else " **wrong**"
-        left = f" LEFT: {outcome.left}" if outcome.left else ""
-        cells.append(f"{outcome.seconds:.1f} s, {outcome.status}{wrong}{left}")
-    return f"| {fault} | {' | '.join(cells)} |"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mpi", default="intel-mpi,mpich,open-mpi")
-    parser.add_argument("--launch", action="store_true", help="only the jobs that `cpudist launch` starts")
-    parser.add_argument("--timeout", type=float, default=20.0)
-    parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; all by default")
-    options = parser.parse_args()
-    if reason := missing():
-        sys.exit(reason)
-    ways = [Way(mpi, launch) for launch in (False, True)[options.launch :] for mpi in options.mpi.split(",")]
-    print(f"| fault | {' | '.join(map(str, ways))} |\n|---|{'---|' * len(ways)}", flush=True)
-    bad = False
-    for fault in options.faults or FAULTS:
-        outcomes = {way: run(way, fault, options.timeout) for way in ways}
-        print(report(fault, outcomes, options.timeout), flush=True)
-        for way, outcome in outcomes.items():
-            print(f"{fault}, {way}:", *(f"  {line}" for line in outcome.said), sep="\n", file=sys.stderr, flush=True)
-            if not outcome.is_right(fault, options.timeout):
-                bad = True
-                print(outcome.output, file=sys.stderr, flush=True)
-    sys.exit(bad)
-
-
-if __name__ == "__main__":
-    main()
+            ranks = folder / "stderr"
+            output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
+            said = [line for line in output.splitlines() if line.startswith("cpudist: ")]
+            return Ending(ended.returncode, ended.at - broken[0], ended.left, said, output)

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from bed import Bed
+from hosts.mpis import MPIS, mpirun, named
 
-from cpudist.launch.hostfile import OPTION, Host, Mpi, parse, spread, write
+from cpudist.launch.hostfile import parse, spread, write
 
-MPIRUN: dict[Mpi, list[str]] = {
-    "intel-mpi": ["mpirun"],
-    "mpich": ["mpirun.mpich"],
-    "open-mpi": ["mpirun.openmpi", "--allow-run-as-root"],
-}
+pytestmark = pytest.mark.job
+
 WHERE = ["sh", "-c", "echo ${PMI_RANK:-$OMPI_COMM_WORLD_RANK} $(hostname)"]
 
 
 @pytest.mark.parametrize(
-    ("mpi", "kind"),
-    [(mpi, kind) for mpi in MPIRUN for kind in ("name", "IPv4")] + [("intel-mpi", "IPv6")],  # others refuse IPv6
+    ("mpi", "text"),
+    [
+        *((mpi, "{h0}:2\n{h1_ipv4} slots=4\n") for mpi in MPIS),
+        ("intel", "[{h0_ipv6}]:2\n{h1_ipv6} slots=4\n"),  # the others refuse IPv6
+    ],
 )
-def test_ranks_start_where_the_file_says(bed: Bed, tmp_path: Path, mpi: Mpi, kind: str) -> None:
-    if shutil.which(MPIRUN[mpi][0]) is None and mpi != "intel-mpi":
-        pytest.skip(f"{MPIRUN[mpi][0]} is not installed")
-    h0, h1 = ((name, *addresses)[("name", "IPv4", "IPv6").index(kind)] for name, addresses in bed.addresses.items())
+def test_ranks_start_where_the_file_says(bed: Bed, tmp_path: Path, mpi: str, text: str) -> None:
+    """Five ranks, so one slot of h1 stays empty."""
+    fields = {"h0": "h0"}
+    for name, (ipv4, ipv6) in bed.addresses.items():
+        fields |= {f"{name}_ipv4": ipv4, f"{name}_ipv6": ipv6}
     path = tmp_path / "hostfile"
-    path.write_text(write([Host(h0, 1), Host(h1, 3)], mpi))
-    result = bed.run("h0", [*MPIRUN[mpi], OPTION[mpi], str(path), "-n", "4", *WHERE], timeout=30)
+    path.write_text(write(spread(parse(text.format(**fields)), ranks=5), named(mpi)))
+    result = bed.run("h0", [*mpirun(mpi), named(mpi).hostfile_option, str(path), "-n", "5", *WHERE], timeout=30)
     assert result.returncode == 0, result.output
-    assert sorted(result.stdout.splitlines()) == ["0 h0", "1 h1", "2 h1", "3 h1"], result.output
-
-
-@pytest.mark.parametrize("mpi", MPIRUN)
-def test_fewer_ranks_than_slots(bed: Bed, tmp_path: Path, mpi: Mpi) -> None:
-    if shutil.which(MPIRUN[mpi][0]) is None and mpi != "intel-mpi":
-        pytest.skip(f"{MPIRUN[mpi][0]} is not installed")
-    path = tmp_path / "hostfile"
-    path.write_text(write(spread(parse("h0:2\nh1 slots=4"), ranks=3), mpi))
-    result = bed.run("h0", [*MPIRUN[mpi], OPTION[mpi], str(path), "-n", "3", *WHERE], timeout=30)
-    assert sorted(result.stdout.splitlines()) == ["0 h0", "1 h0", "2 h1"], result.output
+    assert sorted(result.stdout.splitlines()) == ["0 h0", "1 h0", "2 h1", "3 h1", "4 h1"], result.output

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from bed import Bed
+from hosts.mpis import MPIS, mpirun_on, named
 from jobs import train
 
 from cpudist.backends.ccl.build import cache_folder
+
+pytestmark = pytest.mark.job
 
 TESTS = Path(__file__).resolve().parents[1]
 SCRIPT = TESTS / "huggingface" / "scripts" / "course.py"
@@ -20,33 +22,14 @@ CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 COLLECTIVES = TESTS / "backends" / "ccl" / "checks" / "collectives.py"
 
 
-def launch(name: str, bed: Bed, ranks: int, ranks_per_host: int) -> list[str]:
-    """How each MPI starts so many ranks on the hosts of the bed."""
-    per_host = ["-n", str(ranks), "-ppn", str(ranks_per_host)]
-    commands = {
-        "intel-mpi": ["mpirun", "-f", bed.hostfile(), *per_host],
-        "mpich": ["mpirun.mpich", "-f", bed.hostfile(), *per_host],
-        # Open MPI counts slots, does not start as root unasked, and forwards no variables.
-        "open-mpi": [
-            *("mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(ranks_per_host), "-n", str(ranks)),
-            *("-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE"),
-        ],
-    }
-    if shutil.which(commands[name][0]) is None and name != "intel-mpi":
-        pytest.skip(f"{commands[name][0]} is not installed")
-    return commands[name]
-
-
 # oneCCL speaks the MPICH ABI; under Open MPI it uses libfabric.
 @pytest.mark.parametrize(
     ("mpi", "backend", "transport"),
     [
-        ("intel-mpi", "ccl", "mpi"),
-        ("intel-mpi", "gloo", "tcp"),
+        ("intel", "ccl", "mpi"),
+        ("intel", "gloo", "tcp"),
         ("mpich", "ccl", "mpi"),
-        ("mpich", "gloo", "tcp"),
-        ("open-mpi", "ccl", "ofi"),
-        ("open-mpi", "gloo", "tcp"),
+        ("openmpi", "ccl", "ofi"),
     ],
 )
 def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str, transport: str) -> None:
@@ -55,20 +38,24 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     options = ["--do_train", "--max_steps", "8", "--logging_steps", "1", "--learning_rate", "1e-2"]
     options += ["--no_cuda", "--ddp_backend", backend, "--use_ipex", "--bf16"]
     options += ["--report_to", "none", "--disable_tqdm", "true", "--save_strategy", "no"]
+    compressed = (mpi, backend) == ("intel", "ccl")
+    options += ["--ddp_compress", "int8"] if compressed else []
     script = train("--backend", backend, "--record", str(record), str(SCRIPT), "--output_dir", str(tmp_path), *options)
-    result = bed.run("h0", [*launch(mpi, bed, 4, 2), *script], timeout=240, env=CACHE)
+    result = bed.run("h0", [*mpirun_on(bed, mpi, 2), *script], timeout=240, env=CACHE)
     assert result.returncode == 0, result.output
     fields = json.loads(record.read_text())
-    assert fields["launcher"] == mpi
+    assert fields["launcher"] == named(mpi).name
     assert fields["hosts"] == ["h0", "h1"]
     assert (fields["world_size"], fields["backend"], fields["transport"]) == (4, backend, transport)
     assert (fields["steps"], fields["exit"]) == (8, "completed")
+    reduced = ("int8", "average") if compressed else ("none", None)
+    assert (fields["gradients"]["compress"], fields["gradients"]["hook"]) == reduced
     assert fields["loss"]["last"] < fields["loss"]["first"]
 
 
-@pytest.mark.parametrize("mpi", ["intel-mpi", "mpich", "open-mpi"])
+@pytest.mark.parametrize("mpi", MPIS)
 def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
-    command = [*launch(mpi, bed, 2, 1), sys.executable, str(COLLECTIVES), "15"]
+    command = [*mpirun_on(bed, mpi, 1), sys.executable, str(COLLECTIVES), "15"]
     result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore", **CACHE})
     assert result.returncode == 0, result.output
     assert "checks passed on World(rank=0(2), local_rank=0(1), node=0(2), backend='ccl'" in result.stdout, result.output

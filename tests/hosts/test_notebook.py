@@ -13,6 +13,8 @@ from bed import Bed
 
 from cpudist.backends.ccl.build import cache_folder
 
+pytestmark = pytest.mark.job
+
 TESTS = Path(__file__).resolve().parents[1]
 EXECUTE = TESTS / "notebook" / "checks" / "execute.py"
 LAUNCHES = Path(__file__).with_name("checks") / "nodes.py"
@@ -58,7 +60,7 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
     assert result.returncode == 0, result.output
     outputs = (result.stdout, result.stderr)
     here, there = (re.findall(r"^(\w+ (?:gives|raises) .*)$", output, re.MULTILINE) for output in outputs)
-    again = "run the same call in all of them, but for node_rank"
+    again = "run the same call in all of them, except for node_rank"
     assert here == [
         "function raises RankFailed node 1 has function='other' in its cell, and node 0 'fails'",
         "nodes raises RankFailed node 1 has num_nodes=3 in its cell, and node 0 2",

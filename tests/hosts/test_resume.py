@@ -15,6 +15,8 @@ from cpudist.backends.ccl.build import cache_folder
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.waiting import poll
 
+pytestmark = pytest.mark.job
+
 STEPS, RATE = 60, 1e-3
 MODEL = ["--config_overrides", "n_layer=2,n_embd=32,n_head=2", "--vocab_size", "512", "--block_size", "16"]
 

@@ -1,4 +1,6 @@
-"""A job to break: reduces again and again, after each rank has left a file that says who it is.
+"""A job to break: reduces again and again, after each rank has left a file: it is in the middle of its work.
+
+Its ranks write to FOLDER/stderr: Hydra now and then ends before it has passed on what they wrote last.
 
 python working.py FOLDER TIMEOUT   until a rank finds FOLDER/raise-RANK, full-RANK, allocate-RANK, stuck-RANK or end
 """
@@ -17,8 +19,10 @@ import cpudist
 
 
 def main(folder: Path, timeout: float) -> None:
+    os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), 2)
     world = cpudist.init(os.environ.get("WORKING_BACKEND", "ccl"), timeout=timeout)
     numbers = torch.ones(1 << 16)
+    dist.all_reduce(numbers, dist.ReduceOp.AVG)  # they are connected
     (folder / f"ready-{world.rank}").write_text(str(os.getpid()))
     while True:
         if (folder / f"raise-{world.rank}").exists():

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jobs import Result, mpirun, run, train
+from jobs import BIN, Result, mpirun, run, train
 from safetensors.torch import load_file
-from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from cpudist.huggingface.checkpoint_files import checkpoints
-from cpudist.huggingface.shares import Begun
+from cpudist.topology.identity import free_port
+
+pytestmark = [pytest.mark.job, pytest.mark.versions]
 
 BOUND = 150.0
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -49,11 +51,27 @@ def _load(checkpoint: Path, ranks: int) -> None:
     assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] > 0
 
 
-def test_killed_while_saving_it_resumes_as_if_nothing_had_been(tmp_path: Path) -> None:
+_EIGHT = ["--per_device_train_batch_size", "6", "--max_steps", "8", "--save_steps", "2", "--save_total_limit", "1"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A training of eight steps on two ranks, never interrupted: its folder, and what course.py found."""
+    output = tmp_path_factory.mktemp("eight") / "whole"
+    return output, _train(2, output, ["course.py", "--dropout"], *_EIGHT)
+
+
+def _is_like(found: dict[str, Any], whole: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(whole["losses"], abs=1e-5)
+    assert found["rates"] == whole["rates"]
+    assert found["parameters"] == pytest.approx(whole["parameters"], abs=1e-5)
+
+
+def test_killed_while_saving_it_resumes_as_if_nothing_had_been(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
     """Killed while it writes, before it brings out what it wrote, while it deletes the one before; then to the end."""
-    words = ["--per_device_train_batch_size", "6", "--max_steps", "8", "--save_steps", "2", "--save_total_limit", "1"]
-    whole = _train(2, tmp_path / "whole", ["course.py", "--dropout"], *words)
-    output = tmp_path / "killed"
+    words, output = _EIGHT, tmp_path / "killed"
     for event, part, newest in (
         ("open", "/checkpoint-4/trainer_state.json", 2),
         ("os.rename", "/checkpoint-4", 2),
@@ -67,16 +85,97 @@ def test_killed_while_saving_it_resumes_as_if_nothing_had_been(tmp_path: Path) -
         _load(output / f"checkpoint-{newest}", ranks=2)
     last = ["--resume_from_checkpoint", str(get_last_checkpoint(output))]
     resumed = _train(2, output, ["course.py", "--dropout"], *words, *last)
-    assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-5)
-    assert resumed["rates"] == whole["rates"]
-    assert resumed["parameters"] == pytest.approx(whole["parameters"], abs=1e-5)
+    _is_like(resumed, whole[1])
     assert [path.name for path in output.iterdir() if path.is_dir()] == ["checkpoint-8"], "nothing is left behind"
 
 
+def _earlier_run(whole: Path, output: Path) -> None:
+    """Leave in `output` what an earlier run would have left there: a finished training, and more steps than that."""
+    for name in ("checkpoint-8", "checkpoint-99"):
+        shutil.copytree(whole / "checkpoint-8", output / name)
+
+
+@pytest.mark.parametrize("launcher", ["launch", "torchrun"])
+def test_a_restarted_script_goes_on_by_itself(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]], launcher: str
+) -> None:
+    """Rank 0 is killed while it saves its third checkpoint; the folder has checkpoints of an earlier run too.
+
+    Of torchrun's two agents only the one whose rank was killed counts the restart.
+    """
+    output = tmp_path / "out"
+    _earlier_run(whole[0], output)
+    script = [str(SCRIPTS / "killed.py"), "open", "/checkpoint-6/trainer_state.json", "--dropout"]
+    script += ["--output_dir", str(output), *_WORDS, *_EIGHT]
+    if launcher == "launch":
+        command = [str(BIN / "cpudist"), "launch", "--nproc", "2", "--max-restarts", "1", "--", "--backend", "ccl"]
+        result = run([*command, *script], timeout=2 * BOUND)
+    else:
+        meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+        agent = shlex.join(["torchrun", "--nnodes", "2", "--max-restarts", "1", *meet, "--no-python", *train(*script)])
+        both = f"{agent} & one=$!; {agent}; two=$?; wait $one && exit $two"
+        result = run(["bash", "-c", both], timeout=2 * BOUND)
+    assert result.returncode == 0, result.output
+    assert result.stderr.count(f"cpudist: restart 1: going on from {output}/checkpoint-4\n") == 1, result.output
+    _is_like(json.loads((output / "found.json").read_text()), whole[1])
+    assert [path.name for path in output.iterdir() if path.is_dir()] == ["checkpoint-8"], "the newest, by its making"
+
+
+def test_a_run_that_is_killed_before_it_has_begun_takes_no_other_runs_checkpoint(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    output = tmp_path / "out"
+    _earlier_run(whole[0], output)
+    script = [str(SCRIPTS / "killed.py"), "import", "transformers", "--output_dir", str(output), *_WORDS]
+    command = [str(BIN / "cpudist"), "launch", "--nproc", "2", "--max-restarts", "1", "--", *script]
+    result = run([*command, "--max_steps", "2"], timeout=2 * BOUND)
+    assert result.returncode == 0, result.output
+    said = f"cpudist: restart 1: no checkpoint of this run in {output} yet, starting as at first\n"
+    assert result.stderr.count(said) == 1, result.output
+    found = json.loads((output / "found.json").read_text())
+    assert len(found["losses"]) == 2
+    assert found["losses"][0] == pytest.approx(0.69, abs=0.1)
+
+
+def test_when_a_script_does_not_go_on_by_itself(tmp_path: Path) -> None:
+    """After its last step it makes none more; what the script names wins; and `--resume never`."""
+    output, going_on = tmp_path / "out", "cpudist: started again: going on from"
+    words = ["--output_dir", str(output), *_WORDS, "--max_steps", "5", "--save_steps", "2"]
+
+    def start(options: list[str], *more: str) -> tuple[Result, list[float]]:
+        command = train("--backend", "gloo", *options, str(SCRIPTS / "course.py"), *words, *more)
+        result = run(command, timeout=BOUND, env={"CPUDIST_RUN_ID": "the run"})
+        assert result.returncode == 0, result.output
+        return result, json.loads((output / "found.json").read_text())["losses"]
+
+    first, losses = start([])
+    assert going_on not in first.stderr
+    made = json.loads((output / "checkpoint-4" / "world.json").read_text())
+    assert (made["runs"], made["training"]) == (["the run"], 0)
+    again, losses_then = start([])
+    assert again.stderr.count(f"{going_on} {output}/checkpoint-5\n") == 1, again.output
+    assert losses_then == losses
+    named, losses_then = start([], "--resume_from_checkpoint", str(output / "checkpoint-2"))
+    assert going_on not in named.stderr
+    assert losses_then == pytest.approx(losses, abs=1e-5)
+    shutil.rmtree(output / "checkpoint-2")
+    anew, losses_then = start(["--resume", "never"])
+    assert going_on not in anew.stderr
+    assert losses_then == pytest.approx(losses, abs=1e-5)
+    assert (output / "checkpoint-2").is_dir()
+
+
 def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -> None:
-    """The step is in the second of the epochs of 17 steps; on one rank, batches of 6 are accumulated."""
+    """The step is in the second of the epochs of 17 steps; on one rank, batches of 6 are accumulated.
+
+    So the loss and the metrics do not depend on the number of ranks, nor on accumulation. Trainer alone would report
+    two and three times the loss: this model ignores num_items_in_batch.
+    """
     words = ["--per_device_train_batch_size", "6", "--max_steps", "40", "--save_steps", "20"]
     whole = _train(2, tmp_path / "2", ["course.py"], *words)
+    assert (whole["backend"], whole["wrapped"], len(whole["losses"])) == ("ccl", "DistributedDataParallel", 40)
+    assert whole["losses"][-1] < 0.8 * whole["losses"][0]
+    assert whole["losses"][0] == pytest.approx(0.69, abs=0.1), "log(2), without knowledge"
     words += ["--resume_from_checkpoint", str(tmp_path / "2" / "checkpoint-20")]
     for ranks, change in (
         (1, "--per_device_train_batch_size 6 --gradient_accumulation_steps 2"),
@@ -85,32 +184,12 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
         resumed = _train(ranks, tmp_path / str(ranks), ["course.py"], *words)
         assert resumed["losses"] == pytest.approx(whole["losses"], abs=2e-4), "transformers 4 rounds them to 1e-4"
         assert resumed["rates"] == whole["rates"]
-        assert resumed["stderr"].count(
-            f"12 samples in a step, as on the 2 ranks that it was begun with; going on with as many at {ranks}: "
-        )
-        assert resumed["stderr"].count(change) == 1
+        assert resumed["metrics"]["eval_accuracy"] == whole["metrics"]["eval_accuracy"]
+        said = f"12 samples in a step, as on the 2 ranks that it was begun with; going on with as many at {ranks}: "
+        assert resumed["stderr"].count(said + change) == 1
     asked = _train(1, tmp_path / "asked", ["course.py"], *words, "--per_device_train_batch_size", "12")
     assert asked["losses"] == pytest.approx(whole["losses"], abs=2e-4), "not with the 6 of the checkpoint"
     assert "going on with as many" not in asked["stderr"]
-
-    grouped = (
-        ["--train_sampling_strategy", "group_by_length"]
-        if hasattr(TrainingArguments, "train_sampling_strategy")
-        else ["--group_by_length"]
-    )
-    world = tmp_path / "2" / "checkpoint-20" / "world.json"
-    for begun, more, said in (
-        (
-            Begun(5, 15, 15),
-            ["--average_tokens_across_devices", "false"],
-            "2 cannot have equal shares, nor unequal ones: --average_tokens_across_devices is false; start 1\n",
-        ),
-        (Begun(5, 15, 15), grouped, "grouped by length, they come in another order on 2: start as many ranks"),
-    ):
-        world.write_text(json.dumps(asdict(begun)))
-        result = _start(2, tmp_path / "2", ["course.py"], *words, *more)
-        assert result.returncode == 2, result.output
-        assert said in result.stderr, result.output
 
 
 def test_goes_on_with_unequal_shares_and_the_same_samples(tmp_path: Path) -> None:
@@ -140,15 +219,11 @@ def test_goes_on_with_unequal_shares_and_the_same_samples(tmp_path: Path) -> Non
     assert record["samples_per_second"] * record["step_seconds"]["median"] == pytest.approx(32, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("rank", "name", "status", "workers"), [("1", "SIGTERM", 143, 1), ("0", "SIGINT", 130, 1), ("0", "SIGUSR1", 138, 0)]
-)
-def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(
-    tmp_path: Path, rank: str, name: str, status: int, workers: int
-) -> None:
+@pytest.mark.parametrize(("rank", "name", "status"), [("1", "SIGTERM", 143), ("0", "SIGINT", 130)])
+def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank: str, name: str, status: int) -> None:
     """And the callbacks of the script see it, although the job's own stand before them."""
     output = tmp_path / "out"
-    words = ["--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", str(workers)]
+    words = ["--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", "1"]
     result = _start(2, output, ["signalled.py", rank, name], *words, options=("--checkpoint-on-signal",))
     assert result.returncode == status, result.output
     ((step, checkpoint),) = checkpoints(output).items()

@@ -12,7 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from cpudist.huggingface.shares import Begun, SharedSampler, Shares
+from cpudist.huggingface.shares import BatchGeometry, SharedSampler, Shares
+
+pytestmark = pytest.mark.versions
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,11 @@ class Case:
     batch_now: int
     drop_last: bool
 
-    def begun(self) -> Begun:
-        return Begun(self.began, self.began * self.batch * self.accumulation, self.began * self.batch)
+    def geometry(self) -> BatchGeometry:
+        return BatchGeometry(self.began, self.began * self.batch * self.accumulation, self.began * self.batch)
 
     def shares(self) -> Shares:
-        return Shares(self.begun(), self.ranks, self.batch_now, self.drop_last)
+        return Shares(self.geometry(), self.ranks, self.batch_now, self.drop_last)
 
     def order(self) -> BatchSampler:
         order = [number * 7 + 1 for number in range(self.samples)]
@@ -62,7 +64,7 @@ def _by_step(everyones: list[list[list[int]]], accumulation: int) -> list[Counte
 @given(cases)
 def test_each_step_has_the_samples_of_accelerates(case: Case) -> None:
     """All of them, those repeated at the end of an epoch too; unless a rank would have none, then one for each."""
-    assume(case.begun().samples_per_step >= case.ranks)
+    assume(case.geometry().samples_per_step >= case.ranks)
     before = [list(BatchSamplerShard(case.order(), case.began, rank)) for rank in range(case.began)]
     expected = _by_step(before, case.accumulation)
     found = _by_step([list(sampler) for sampler in case.everyones()], case.shares().accumulation)
@@ -77,7 +79,7 @@ def test_each_step_has_the_samples_of_accelerates(case: Case) -> None:
 
 @given(cases)
 def test_every_rank_has_as_many_batches_none_empty_none_too_large(case: Case) -> None:
-    assume(case.begun().samples_per_step >= case.ranks)
+    assume(case.geometry().samples_per_step >= case.ranks)
     everyones = [list(sampler) for sampler in case.everyones()]
     assert {len(batches) for batches in everyones} == {len(sampler) for sampler in case.everyones()}
     sizes = [len(batch) for batches in everyones for batch in batches]
@@ -87,7 +89,7 @@ def test_every_rank_has_as_many_batches_none_empty_none_too_large(case: Case) ->
 @given(cases)
 def test_the_weighed_means_over_batches_make_the_mean_over_the_step(case: Case) -> None:
     """As ranks compute it: each adds up its batches' means divided by their number, and then the ranks are averaged."""
-    assume(case.begun().samples_per_step >= case.ranks)
+    assume(case.geometry().samples_per_step >= case.ranks)
     everyones = case.everyones()
     batches = [iter(sampler) for sampler in everyones]
     for weights in zip(*(sampler.weights() for sampler in everyones), strict=True):
@@ -103,15 +105,15 @@ def test_the_weighed_means_over_batches_make_the_mean_over_the_step(case: Case) 
 
 @given(cases, st.integers(0, 40))
 def test_weights_begin_at_any_step(case: Case, step: int) -> None:
-    assume(case.begun().samples_per_step >= case.ranks and case.samples >= case.began * case.batch)
+    assume(case.geometry().samples_per_step >= case.ranks and case.samples >= case.began * case.batch)
     sampler = case.everyones()[0]
     whole = list(sampler.weights())
     assert list(sampler.weights(step)) == whole[step % len(whole) :]
 
 
 def test_32_samples_on_3_ranks() -> None:
-    shares = Shares(Begun(4, 32, 32), ranks=3, batch_size=8, drop_last=False)
+    shares = Shares(BatchGeometry(4, 32, 32), ranks=3, batch_size=8, drop_last=False)
     assert (shares.accumulation, shares.batch_size) == (2, 6)
     assert [len(batch) for batch in shares.batches(32)] == [6, 6, 5, 5, 5, 5]
     assert shares.epoch(204) == (6, 32)
-    assert Shares(Begun(4, 32, 32), ranks=3, batch_size=8, drop_last=True).epoch(204) == (6, 0)
+    assert Shares(BatchGeometry(4, 32, 32), ranks=3, batch_size=8, drop_last=True).epoch(204) == (6, 0)

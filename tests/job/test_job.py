@@ -8,22 +8,24 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Result, mpirun, run, torchrun, train
+from job.checks.joins import CONTRADICTIONS, WAYS
+from jobs import mpirun, run, torchrun, train
 
 import cpudist
 
 CHECKS = Path(__file__).parent / "checks"
-GLOO_CHANGES_ITS_TIMEOUT = hasattr(__import__("torch").distributed.ProcessGroupGloo, "set_timeout")  # since torch 2.9
 
 # Plain processes that are told by variables who they are, as in pods.
 BY_HAND = f"""
     export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1
-    export MASTER_PORT=$({sys.executable} -c "from cpudist.machine.identity import free_port; print(free_port())")
+    export MASTER_PORT=$({sys.executable} -c "from cpudist.topology.identity import free_port; print(free_port())")
     RANK=0 {{command}} & other=$!
     RANK=1 {{command}} && wait $other
 """
 
 
+@pytest.mark.versions
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("launcher", "launch", "size"),
     [
@@ -44,56 +46,49 @@ def test_one_job_after_the_other_leaves_nothing_behind(launcher: str, launch: li
     assert result.stdout.count(f"{launcher}: five jobs of {size}\n") == size, result.output
 
 
-def _join(way: str, backend: str = "ccl") -> Result:
-    return run(mpirun(2, *train("--backend", backend, str(CHECKS / "joins.py"), backend, way)), timeout=100)
-
-
-@pytest.mark.parametrize(
-    ("way", "backend"),
-    [
-        ("no arguments", "ccl"),
-        ("torchrun", "ccl"),
-        ("by device", "gloo"),
-        ("address", "ccl"),
-        ("store", "gloo"),
-        ("intel", "ccl"),
-        ("again", "ccl"),
-        ("again", "gloo"),
-        ("twice", "gloo"),
-        ("timeout", "ccl"),
-    ],
-)
-def test_a_script_that_makes_its_process_group_joins(way: str, backend: str) -> None:
-    result = _join(way, backend)
+@pytest.fixture(scope="module")
+def joined() -> str:
+    """What a job of two ranks has printed that joins in all ways, one after the other."""
+    result = run(mpirun(2, sys.executable, str(CHECKS / "joins.py")), timeout=150)
     assert result.returncode == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.versions
+@pytest.mark.job
+@pytest.mark.parametrize(("backend", "way"), [(backend, way) for backend, ways in WAYS.items() for way in ways])
+def test_a_script_that_makes_its_process_group_joins(joined: str, way: str, backend: str) -> None:
     for rank in (0, 1):
-        assert f"rank {rank}: {backend}, sum 1.0, there was a group: True\n" in result.stdout, result.output
+        assert f"rank {rank} {way}: {backend}, sum 1.0, there was a group: True\n" in joined
 
 
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        ("other backend", "the script asks for the backend nccl, but the job runs on ccl; leave it out there"),
-        ("other size", "the script asks for world size 3, but in this job it is 2"),
-        ("other rank", "the script asks for rank "),
-        ("other variables", "the script asks for world size 64, but in this job it is 2"),
-    ],
-)
-def test_a_script_that_contradicts_the_job_is_one_line(way: str, says: str) -> None:
-    result = _join(way)
+@pytest.mark.job
+@pytest.mark.parametrize("way", CONTRADICTIONS)
+def test_a_script_that_contradicts_the_job_is_refused(joined: str, way: str) -> None:
+    for rank in (0, 1):
+        assert f"rank {rank} {way}: refused\n" in joined
+
+
+@pytest.mark.job
+def test_a_script_that_contradicts_the_job_ends_in_one_line() -> None:
+    script = str(CHECKS / "joins.py")
+    result = run(mpirun(2, *train("--backend", "ccl", script, "ccl", "other backend")), timeout=100)
     assert result.returncode == 2, result.output
-    assert says in result.stderr, result.output
-    assert result.stderr.count("\n") == 1, result.output
+    assert result.stderr == f"cpudist: {CONTRADICTIONS['other backend']}\n", result.output
 
 
+@pytest.mark.versions
+@pytest.mark.job
 def test_intels_scripts_run_under_plain_mpirun_too() -> None:
     """`import torch` is enough, and so is `import cpudist`; nobody has made a group before."""
     launch = mpirun(2, "-env", "RANK", "0", "-env", "WORLD_SIZE", "2", sys.executable)
     result = run([*launch, str(CHECKS / "joins.py"), "ccl", "intel"], timeout=100)
     assert result.returncode == 0, result.output
-    assert result.stdout.count("ccl, sum 0.0, there was a group: False\n") == 2, result.output
+    assert result.stdout.count(" intel: ccl, sum 0.0, there was a group: False\n") == 2, result.output
 
 
+@pytest.mark.versions
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["oneccl_bindings_for_pytorch", "torch_ccl"])
 def test_intels_names_can_be_imported_after_cpudist(name: str) -> None:
     program = f"import cpudist, {name}; import torch.distributed as dist; print('ccl' in dist.Backend.backend_list)"
@@ -104,7 +99,7 @@ def test_intels_names_can_be_imported_after_cpudist(name: str) -> None:
 def test_a_job_that_did_not_come_up_leaves_room_for_the_next() -> None:
     with pytest.raises(cpudist.UserError, match="no backend 'nonsense'"):
         cpudist.init("nonsense")
-    with pytest.raises(cpudist.UserError, match="positive number"):
+    with pytest.raises(cpudist.UserError, match="number of seconds above 0"):
         cpudist.init("gloo", timeout=0)
     assert cpudist.init("gloo").backend == "gloo"
     with pytest.raises(cpudist.UserError, match="already running on gloo"):

@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from cpudist.job import leftovers
-from cpudist.job.leftovers import _left_by_launcher, _Process, _processes
+from cpudist.job import abort
+from cpudist.job.abort import _left_by_launcher
+from cpudist.processes import Process, read
 
 RANK = 100
 
@@ -15,9 +16,9 @@ RANK = 100
 def left(*chain: str, beside: dict[str, str] | None = None) -> list[str]:
     """What is left where `chain` names the rank's parents, lowest first; `beside` maps a child's name to its parent."""
     names = ["python", *chain, "systemd"]
-    table = [_Process(RANK - i, RANK - i - 1, "7", name) for i, name in enumerate(names)]
+    table = [Process(RANK - i, RANK - i - 1, 7, name) for i, name in enumerate(names)]
     for pid, (name, parent) in enumerate((beside or {}).items(), 200):
-        table.append(_Process(pid, next(p.pid for p in table if p.name == parent), "7", name))
+        table.append(Process(pid, next(p.pid for p in table if p.name == parent), 7, name))
     return [process.name for process in _left_by_launcher({process.pid: process for process in table}, RANK)]
 
 
@@ -57,34 +58,41 @@ def test_a_command_typed_over_ssh_leaves_its_session_alone() -> None:
     ]
 
 
-def end(victim: subprocess.Popen[bytes], start: str) -> None:
-    done = subprocess.run(
-        ["/bin/sh", "-c", leftovers._SCRIPT, "sh", "0", f"{victim.pid}:{start}"], timeout=30, check=False
-    )
+def start(victim: subprocess.Popen[bytes]) -> int:
+    process = read(victim.pid)
+    assert process is not None
+    return process.start
+
+
+def end(victim: subprocess.Popen[bytes], start: int) -> None:
+    done = subprocess.run(["/bin/sh", "-c", abort._SCRIPT, "sh", "0", f"{victim.pid}:{start}"], timeout=30, check=False)
     assert done.returncode in (0, 1)
 
 
+@pytest.mark.job
 def test_a_process_that_ignores_a_polite_signal_is_ended() -> None:
     stubborn = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
     with subprocess.Popen(stubborn, stdout=subprocess.PIPE) as victim:
         assert victim.stdout is not None
         victim.stdout.readline()
-        end(victim, _processes()[victim.pid].start)
+        end(victim, start(victim))
         assert victim.wait(10) == -9
 
 
+@pytest.mark.job
 def test_a_new_process_with_an_old_id_is_left_alone() -> None:
     with subprocess.Popen(["sleep", "300"]) as victim:
-        end(victim, str(int(_processes()[victim.pid].start) - 1))
+        end(victim, start(victim) - 1)
         assert victim.poll() is None
         victim.kill()
 
 
+@pytest.mark.job
 def test_it_waits_for_those_that_end_by_themselves() -> None:
     """And says nothing, and returns as soon as they have: long before its bound."""
     with subprocess.Popen(["sleep", "1"]) as victim:
-        target = f"{victim.pid}:{_processes()[victim.pid].start}"
-        ending = subprocess.Popen(["/bin/sh", "-c", leftovers._SCRIPT, "sh", "600", target], stderr=subprocess.PIPE)
+        target = f"{victim.pid}:{start(victim)}"
+        ending = subprocess.Popen(["/bin/sh", "-c", abort._SCRIPT, "sh", "600", target], stderr=subprocess.PIPE)
         assert victim.wait(20) == 0
         _, errors = ending.communicate(timeout=60)
         assert errors == b""

@@ -9,8 +9,9 @@ import pytest
 
 from cpudist.backends.gloo import GlooBackend
 from cpudist.job.record import RunRecord, Training, percentile
+from cpudist.launchers import Placement
 from cpudist.training.summary import main, summarize
-from cpudist.world import World
+from cpudist.world import Member, World
 
 _FIELDS = [
     "cpudist",
@@ -39,8 +40,8 @@ _FIELDS = [
 @pytest.fixture
 def record(tmp_path: Path) -> RunRecord:
     world = World(0, 1, 0, 1, 0, 1, "single", backend="gloo", hosts=("here",))
-    pinning = [{"rank": 0, "host": "here", "cpus": [0, 1], "omp_threads": 2}]
-    record = RunRecord(world, GlooBackend(), pinning, restarts=1)
+    member = Member("node", "here", Placement(0, 1), cpus=(0, 1), threads=2)
+    record = RunRecord(world, GlooBackend(), [member], restarts=1)
     record.path = tmp_path / "deep" / "record.json"
     return record
 

@@ -8,12 +8,13 @@ import pytest
 
 from cpudist.launch import check as module
 from cpudist.launch.check import Facts, check
-from cpudist.launch.hostfile import Host
 from cpudist.launch.remote import ask_all
+from cpudist.launchers.mpi import Host
 
 FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket": 1, "numa": 2, "l3": 4})
 
 
+@pytest.mark.job
 def test_this_host_is_all_right() -> None:
     checked = check([Host("localhost", 1)])
     assert checked.errors == []
@@ -22,11 +23,13 @@ def test_this_host_is_all_right() -> None:
     assert set(facts.ranks) == {"socket", "numa", "l3"}
 
 
+@pytest.mark.job
 def test_one_machine_under_two_names() -> None:
     (trouble,) = check([Host("localhost", 1, "f, line 1"), Host("127.0.0.1", 1, "f, line 2")]).errors
     assert str(trouble).startswith("f, line 2: 127.0.0.1 is the same machine as localhost; ")
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "says",
     [
@@ -44,7 +47,7 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_PROGRAM", f"print({says!r})".replace("{", "{{").replace("}", "}}"))
     (trouble,) = ask_all([Host("localhost", 1, "f, line 1")], module._ask)
     assert str(trouble) == (
-        f"f, line 1: localhost gives no facts that are understood: {says!r}; install the same cpudist on all hosts"
+        f"f, line 1: localhost gives an answer that is not understood: {says!r}; install the same cpudist on all hosts"
     )
 
 
@@ -55,7 +58,7 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
         ({"torch": None}, "error has torch None"),
         ({"cpudist": "0.0.9"}, "error has cpudist 0.0.9"),
         ({"folder": False}, "error has no folder"),
-        ({"memory": 100 << 20}, "error has 100 MiB of free memory, and 4 ranks need 1600"),
+        ({"memory": 100 << 20}, "error has 100 MB of free memory, and 4 ranks need 1.56 GB"),
         ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
         ({"ccl": "there is no C++ compiler"}, "warning cannot use the backend ccl"),
         ({}, ""),

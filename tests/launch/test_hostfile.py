@@ -10,7 +10,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cpudist.errors import UserError
-from cpudist.launch.hostfile import OPTION, Host, parse, read, spread, write
+from cpudist.launch.hostfile import parse, read, spread, write
+from cpudist.launchers.intel_mpi import IntelMpi
+from cpudist.launchers.mpi import Host, MpiLauncher
+from cpudist.launchers.mpich import Mpich
+from cpudist.launchers.mpis import MPIS
+from cpudist.launchers.openmpi import OpenMpi
 
 EXAMPLE = """\
 # the machines of rack 1
@@ -61,8 +66,8 @@ def test_the_examples(name: str) -> None:
         ("h0 4", "'4' is not understood; write one host a line, as node0, node0:4 or node0 slots=4"),
         ("h0 max_slots=4", "'max_slots=4' is not understood"),
         ("h0 slots=4 h1", "'slots=4 h1' is not understood"),
-        ("h0:4 slots=4", "says twice how many ranks h0 takes"),
-        ("h0:4 slots=5", "says twice how many ranks h0 takes"),
+        ("h0:4 slots=4", "the number of ranks on h0 is given twice"),
+        ("h0:4 slots=5", "the number of ranks on h0 is given twice"),
         ("h0,h1", "'h0,h1' is neither a host name nor an address"),
         ("node[0-3]", "'node[0-3]' is neither a host name nor an address"),
         ("user@h0", "'user@h0' is neither"),
@@ -76,9 +81,9 @@ def test_the_examples(name: str) -> None:
         ("[fd00::zz]:4", "'fd00::zz' is neither"),
         ("[h0]:4", "brackets are for IPv6 addresses"),
         ("fe80::1%$(reboot)", "is not an IPv6 address"),
-        ("h0\n#\n H0:2", "hosts, line 3: H0 stands in line 1 already; name it once, with all its ranks: H0 slots=2"),
-        ("fd00::1\n[fd00:0::1]:2", "line 2: fd00:0::1 stands in line 1 already"),
-        ("h0\rh1\rh0", "line 3: h0 stands in line 1 already"),
+        ("h0\n#\n H0:2", "hosts, line 3: H0 is already in line 1; name it once, with all its ranks: H0 slots=2"),
+        ("fd00::1\n[fd00:0::1]:2", "line 2: fd00:0::1 is already in line 1"),
+        ("h0\rh1\rh0", "line 3: h0 is already in line 1"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(text: str, words: str) -> None:
@@ -129,7 +134,7 @@ def test_spread(text: str, ranks: int | None, per_host: int | None, expected: li
             "h0:2\nh1",
             None,
             None,
-            "hosts, line 2: nothing says how many ranks h1 takes; write h1 slots=4, or give --ppn",
+            "hosts, line 2: how many ranks h1 takes is not known; write h1 slots=4, or give --ppn",
         ),
     ],
 )
@@ -139,9 +144,9 @@ def test_what_does_not_fit(text: str, ranks: int | None, per_host: int | None, w
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "open-mpi"])
-def test_ipv6_where_the_launcher_takes_none(mpi: str) -> None:
-    with pytest.raises(UserError, match=f"hosts, line 1: {mpi} takes no IPv6 addresses; give fd00::1 a name"):
+@pytest.mark.parametrize("mpi", [Mpich, OpenMpi])
+def test_ipv6_where_the_launcher_takes_none(mpi: type[MpiLauncher]) -> None:
+    with pytest.raises(UserError, match=f"hosts, line 1: {mpi.name} takes no IPv6 addresses; give fd00::1 a name"):
         write(parse("[fd00::1]:2", "hosts"), mpi)
 
 
@@ -172,13 +177,13 @@ def test_however_it_is_spelled(hosts: list[Host], data: st.DataObject) -> None:
     assert [(host.name.lower(), host.slots) for host in parsed] == [(host.name, host.slots) for host in hosts]
 
 
-@given(hosts_with_slots, st.sampled_from(sorted(OPTION)))
-def test_what_is_written_is_read_back(hosts: list[Host], mpi: str) -> None:
+@given(hosts_with_slots, st.sampled_from(MPIS))
+def test_what_is_written_is_read_back(hosts: list[Host], mpi: type[MpiLauncher]) -> None:
     """In the form of MPICH and Open MPI; Intel MPI's has a line for each rank."""
-    hosts = [host for host in hosts if mpi == "intel-mpi" or ":" not in host.name]
+    hosts = [host for host in hosts if mpi is IntelMpi or ":" not in host.name]
     assume(hosts)
     text = write(hosts, mpi)
-    if mpi == "intel-mpi":
+    if mpi is IntelMpi:
         assert text.splitlines() == [host.name for host in hosts for _ in range(host.slots)]
     else:
         assert parse(text) == hosts

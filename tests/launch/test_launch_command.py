@@ -13,17 +13,26 @@ from jobs import BIN
 from cpudist.cli.main import main
 from cpudist.launch import run as module
 from cpudist.launch.check import Checked, Facts, Trouble
-from cpudist.launch.hostfile import Host, parse
-from cpudist.launch.run import Wishes
+from cpudist.launch.hostfile import parse
+from cpudist.launch.run import LaunchOptions
+from cpudist.launchers.mpi import Host
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "no TARGET"),
-        (["--ppn", "0", "--", "t.py"], "neither a number of ranks from 1 on nor socket, numa or l3"),
-        (["--nproc", "two", "--", "t.py"], "'two' is not a number from 1 on"),
+        (["--ppn", "0", "--", "t.py"], "neither a number of ranks from 1 to 10000 nor socket, numa or l3"),
+        (["--nproc", "two", "--", "t.py"], "'two' is not a whole number of at least 1"),
         (["--min-nodes", "2", "--", "t.py"], "--max-restarts"),
+        (
+            ["--timeout", "20", "--", "t.py"],
+            "launch has no option --timeout; if it is an option of cpudist-train, write it",
+        ),
+        (
+            ["--timeout=20", "--", "t.py"],
+            "no option --timeout; if it is an option of cpudist-train, write it after",
+        ),
         (["--mpi", "lam", "--", "t.py"], "invalid choice: 'lam'"),
         (["--hostfile", "/no/such/file", "--", "t.py"], "cannot read the hostfile /no/such/file"),
     ],
@@ -35,13 +44,14 @@ def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[
     assert shown.count("\n") == 1
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
         ("", ["--ppn", "2"], "names no host"),
         ("h0:2\nh1:2\n", ["--nproc", "5"], "5 ranks do not fit on 2 hosts with room for 4"),
         ("h0:2\nh1:2\n", ["--ppn", "4"], "line 1: h0 takes 2 ranks, and --ppn asks for 4"),
-        ("h0:2\nh0:4\n", [], "line 2: h0 stands in line 1 already"),
+        ("h0:2\nh0:4\n", [], "line 2: h0 is already in line 1"),
         ("h0:abc\n", [], "line 1: 'abc' is not a number of ranks"),
     ],
 )
@@ -59,7 +69,7 @@ def test_inside_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     for name, value in {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main(["launch", "--", "train.py"]) == 2
-    assert "a rank of mpich already" in capsys.readouterr().err
+    assert "is a rank of mpich already" in capsys.readouterr().err
 
 
 def test_a_rank_for_each_part_of_each_host() -> None:
@@ -70,24 +80,29 @@ def test_a_rank_for_each_part_of_each_host() -> None:
         for host, sockets in zip(hosts, (1, 4, 1), strict=True)
     }
     checked = Checked(facts, [])
-    placed = module._spread(Wishes(hosts[:2], ["t.py"], per_host="numa"), hosts[:2], checked)
+    placed = module._spread(LaunchOptions(hosts[:2], ["t.py"], per_host="numa"), hosts[:2], checked)
     assert placed == [Host("h0", 2), Host("h1", 8)]
     with pytest.raises(module.UserError, match="line 3: h2 takes 1 ranks, and --ppn numa makes 2"):
-        module._spread(Wishes(hosts, ["t.py"], per_host="numa"), hosts, checked)
-    assert module._spread(Wishes(hosts, ["t.py"]), hosts, checked) == [Host("h0", 2), Host("h1", 8), Host("h2", 1)]
+        module._spread(LaunchOptions(hosts, ["t.py"], per_host="numa"), hosts, checked)
+    assert module._spread(LaunchOptions(hosts, ["t.py"]), hosts, checked) == [
+        Host("h0", 2),
+        Host("h1", 8),
+        Host("h2", 1),
+    ]
 
 
 def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
     hosts = parse("h0:2\nh1:2\nh2:2\n")
-    wishes = Wishes(hosts, ["train.py"], ranks=4)
+    options = LaunchOptions(hosts, ["train.py"], ranks=4)
     h0, h1, h2 = hosts
     checked = Checked({}, [Trouble("error", h1, "does not answer", "see to it")])
-    assert module._spread(wishes, hosts) == [h0, h1]
+    assert module._spread(options, hosts) == [h0, h1]
     assert module._answering(hosts, checked) == [h0, h2]
-    assert module._as_many_as_fit(wishes, [h0, h2], checked) == [h0, h2]
-    assert module._as_many_as_fit(wishes, [h2], checked) == [h2]
+    assert module._as_many_as_fit(options, [h0, h2], checked) == [h0, h2]
+    assert module._as_many_as_fit(options, [h2], checked) == [h2]
 
 
+@pytest.mark.job
 def test_a_job_on_this_host(tmp_path: Path) -> None:
     script = tmp_path / "says.py"
     script.write_text("import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n")
@@ -97,6 +112,7 @@ def test_a_job_on_this_host(tmp_path: Path) -> None:
     assert done.stdout == "rank 0 ['0', '--all_output']\n"
 
 
+@pytest.mark.job
 def test_output_of_all_ranks_is_marked(tmp_path: Path) -> None:
     script = tmp_path / "says.py"
     script.write_text("import os\nfor part in ('I', 'am', os.environ['RANK']):\n    print(part, end=' ')\nprint()\n")
@@ -105,6 +121,7 @@ def test_output_of_all_ranks_is_marked(tmp_path: Path) -> None:
     assert sorted(line.strip() for line in done.stdout.splitlines()) == ["[0] I am 0", "[1] I am 1"], done.output
 
 
+@pytest.mark.job
 def test_help_has_no_wall(capsys: pytest.CaptureFixture[str]) -> None:
     """It needs no torch, so it is there at once."""
     ask = "import sys; from cpudist.cli.main import main\n"
@@ -114,6 +131,7 @@ def test_help_has_no_wall(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cpudist launch --hostfile hosts --ppn 2 --mpi openmpi --dry-run -- train.py" in done.stdout
 
 
+@pytest.mark.job
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     """By the survivors, who see it go, or by us, where the launcher has ended them before they could."""
     script = tmp_path / "dies.py"
@@ -125,3 +143,28 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     assert "cpudist: " in done.stderr
     assert "rank 1 on " in done.stderr or "a rank was killed by SIGKILL" in done.stderr, done.output
     assert "rank 0 on " not in done.stderr, done.output
+
+
+CTRL_C = """
+import pathlib, signal, subprocess, sys, time
+asked = pathlib.Path(sys.argv[1])
+launch = subprocess.Popen(sys.argv[2:])
+while not asked.exists():
+    time.sleep(0.05)
+launch.send_signal(signal.SIGINT)
+sys.exit(launch.wait(50))
+"""
+
+
+@pytest.mark.job
+def test_ctrl_c_while_a_host_is_asked(tmp_path: Path) -> None:
+    """The host does not answer: without Ctrl-C, `cpudist launch` waits 60 seconds. `jobs.run` sees that ssh ends."""
+    asked, hosts, ssh = (tmp_path / name for name in ("asked", "hosts", "ssh"))
+    hosts.write_text("nosuchhost:2\n")
+    ssh.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep 1000\n")
+    ssh.chmod(0o755)
+    command = [str(BIN / "cpudist"), "launch", "--hostfile", str(hosts), "--", "train.py"]
+    path = f"{tmp_path}:{jobs.environment()['PATH']}"
+    result = jobs.run([sys.executable, "-c", CTRL_C, str(asked), *command], timeout=90, env={"PATH": path})
+    assert result.returncode == 130, result.output
+    assert "Traceback" not in result.output

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 
 from cpudist.huggingface.checkpoint_files import checkpoints
 
+pytestmark = pytest.mark.job
+
 SCRIPT = Path(__file__).parents[1] / "huggingface" / "scripts" / "course.py"
 BOUND = 30  # seconds from the signal to the end: 5 and the checkpoint, on a machine that has other things to do
 
@@ -33,8 +35,6 @@ sys.exit(launch.wait(float(bound)))
 @pytest.mark.parametrize(
     ("number", "taken_as"),
     [
-        (signal.SIGTERM, "SIGTERM"),
-        (signal.SIGINT, "SIGINT"),
         (signal.SIGUSR1, "SIGUSR1"),
         (signal.SIGHUP, "SIGTERM"),
     ],

@@ -1,4 +1,4 @@
-"""What a notebook's function uses gets to other processes, or the error names it."""
+"""A call is pickled with all that it uses, or the error names the object that cannot be."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ waits = around()
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of a notebook, which is `__main__`."""
+    """A notebook as `__main__`; returns its variables."""
     main = types.ModuleType("__main__")
     vars(main).update(__file__=__file__, world=World(0, 1, 0, 1, 0, 1, "single"))
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -76,7 +76,7 @@ def test_an_argument_that_cannot_be_carried_is_named(notebook: dict[str, Any]) -
 
 
 def test_an_accelerator_of_the_notebooks_own_is_refused() -> None:
-    """It would be one of a single process in each rank, and they would train apart."""
+    """In each rank it would describe a job of one process, and the ranks would train apart."""
     from accelerate.state import PartialState
 
     state = PartialState(cpu=True)
@@ -88,7 +88,7 @@ def test_an_accelerator_of_the_notebooks_own_is_refused() -> None:
 
 
 def test_a_call_is_what_it_was(notebook: dict[str, Any]) -> None:
-    """Also one that takes another `__main__` along."""
+    """Also a call that brings the definitions of another `__main__`."""
     assert carried(notebook["makes"], (4,))() == 8
     assert "makes" in vars(sys.modules["__main__"])
     assert carried(functools.partial(Path, "a"), ("b",))() == Path("a/b")

@@ -6,7 +6,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from jobs import run
+
+pytestmark = pytest.mark.job
 
 HERE = Path(__file__).parent
 
@@ -22,6 +25,6 @@ def test_the_example_is_executed() -> None:
 
 
 def test_an_interrupted_cell_leaves_nothing_and_the_next_one_works() -> None:
-    result = run([sys.executable, str(HERE / "interrupted.py"), "1"], timeout=120)
+    result = run([sys.executable, str(HERE.parents[1] / "tools" / "interrupt_cells.py"), "1"], timeout=120)
     assert result.returncode == 0, result.output
     assert "1 interrupted cells left nothing" in result.stdout

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from jobs import environment, run
+
+pytestmark = pytest.mark.job
 
 SCRIPT = Path(__file__).with_name("checks") / "launches.py"
 HOST = socket.gethostname()
@@ -20,41 +23,40 @@ def launches(*words: str) -> list[str]:
     return [sys.executable, str(SCRIPT), *words]
 
 
+@pytest.mark.versions
 def test_what_the_notebook_has_made_gets_there_and_back() -> None:
-    """A closure, a class, a tensor; accelerate finds the world; every rank has its share of the cores."""
-    result = run(launches("result"), timeout=120)
+    """A closure, a class, a tensor. Accelerate and Trainer find the job and its precision; each rank has its cores."""
+    result = run(launches("result"), timeout=150)
     assert result.returncode == 0, result.output
     cpus = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert result.stdout.splitlines() == ["rank 0 prints", f"x {[9.0] * 4} torch.bfloat16 {cpus}"], result.output
+    # torch 2.8's gloo, which the notebook itself uses, prints a line.
+    first, *_, returned, trained = (line for line in result.stdout.splitlines() if not line.startswith("[Gloo]"))
+    assert (first, returned) == ("rank 0 prints", f"x {[9.0] * 4} torch.bfloat16 {cpus}"), result.output
+    assert "rank 1 prints" not in result.stdout
     assert "rank 0 warns" in result.stderr
     assert "rank 1 warns" in result.stderr
-
-
-def test_trainer_finds_the_job_and_its_precision() -> None:
-    """From a notebook in which torch's threads, an MPI and a process group of its own are at work."""
-    result = run(launches("trainer"), timeout=120)
-    assert result.returncode == 0, result.output
     expected = {"world": 2, "kinds": {torch.bfloat16}, "equal": True, "backend": "ccl"}
-    assert result.stdout.splitlines()[-1] == str(expected), result.output
+    assert trained == str(expected), result.output
 
 
-def test_a_ranks_exception_is_raised_with_its_traceback() -> None:
-    """And all ranks' output is shown with a prefix, where that is asked for."""
-    result = run(launches("raise"), timeout=120)
+def test_failures() -> None:
+    """A rank's exception is raised with its traceback; a killed rank is named, and a restart succeeds.
+
+    In the first job all ranks' output is shown with a prefix.
+    """
+    result = run(launches("failures"), timeout=150)
     assert result.returncode == 0, result.output
-    printed, caught, traceback, _ = result.stdout.split("\n\n", 3)
+    printed, caught, traceback, rest = result.stdout.split("\n\n", 3)
     assert sorted(printed.splitlines()) == ["[default0]: rank 0 prints", "[default1]: rank 1 prints"], result.output
-    assert caught == f"caught it\ncpudist.notebook.outcome.RankFailed: rank 1 on {HOST} failed:"
+    assert caught == f"caught it\ncpudist.notebook.result.RankFailed: rank 1 on {HOST} failed:"
     assert traceback.splitlines()[-1] == "Unlucky: no such thing", result.output
     assert 'raise Unlucky("no such thing")' in traceback
     assert "cpudist" not in traceback.replace(str(SCRIPT), ""), "frames of ours lead into the function"
     assert f"[default1]: cpudist: rank 1 on {HOST} failed: Unlucky: no such thing; ending the job\n" in result.stderr
 
-
-def test_a_killed_rank_is_named_and_a_restart_succeeds() -> None:
-    result = run(launches("kill"), timeout=120)
-    assert result.returncode == 0, result.output
-    assert result.stdout.splitlines()[-1] == "attempt 1", result.output
+    *runs, attempt = rest.splitlines()[-3:]
+    assert attempt == "attempt 1", result.output
+    assert (len(runs), len(set(runs)), runs[0][:4]) == (2, 1, "run "), result.output
     assert f"cpudist: rank 1 on {HOST} was killed by SIGKILL" in result.stderr
     assert "cpudist: starting again (1 of 1)" in result.stderr
 

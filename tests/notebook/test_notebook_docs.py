@@ -1,4 +1,4 @@
-"""docs/notebooks.md: its example runs as it stands there, and its commands are what the installation is."""
+"""docs/notebooks.md: its shortest example runs, and its commands are those of the installation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from jobs import run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "notebooks.md").read_text()
 
 
+@pytest.mark.job
 def test_the_shortest_example(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[:1]
     script = tmp_path / "cell.py"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from jobs import run
 
+pytestmark = [pytest.mark.job, pytest.mark.versions]
+
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a call is said in one line, before anything starts."""
+"""A wrong argument is an error of one line, before anything starts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cpudist import notebook_launcher
-from cpudist.environments import Placement, detect
-from cpudist.environments.notebook import rank_variables, without_launcher
 from cpudist.errors import UserError
+from cpudist.launchers import Placement, detect
+from cpudist.launchers.notebook import rank_variables, without_launcher
 from cpudist.notebook.settings import check
 
 GIVEN: dict[str, Any] = {
@@ -45,12 +45,14 @@ GIVEN: dict[str, Any] = {
         ({"num_nodes": 2, "master_addr": 7}, "master_addr must be the name or address of a node, not 7"),
         ({"master_port": 70000}, "master_port must be a port from 1 to 65535"),
         ({"master_port": "http"}, "master_port must be a port"),
+        ({"backend": "gloo", "mesh": "data=2"}, "the backend gloo takes no --mesh"),
+        ({"bogus": 1}, "the backend ccl takes no --bogus"),
         ({"backend": "nccl"}, "there is no backend 'nccl'; choose auto or one of ccl, gloo, xla"),
         ({"mixed_precision": "fp8"}, "mixed_precision='fp8' cannot be used, no CPU computes in it"),
         ({"mixed_precision": None}, "mixed_precision=None cannot be used"),
         ({"max_restarts": -1}, "max_restarts must be a whole number from 0 on"),
         ({"timeout": 0}, "timeout must be a number of seconds above 0"),
-        ({"timeout": "5"}, "timeout must be a number of seconds above 0"),
+        ({"timeout": "soon"}, "timeout must be a number of seconds above 0"),
         ({"log_line_prefix_template": "${host}"}, "log_line_prefix_template='.*' is not understood"),
         ({"rdzv_backend": "etcd"}, "rdzv_backend='etcd' is not known here"),
         ({"rdzv_conf": {"timeout": 3}}, "rdzv_conf has no meaning here; timeout="),
@@ -106,8 +108,8 @@ def test_ranks_are_numbered_over_the_nodes() -> None:
     ],
 )
 def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[str, str]) -> None:
-    """Its ranks are not the launcher's, whose variables they would inherit."""
-    from cpudist.environments import InStore
+    """Its ranks do not get the variables by which the launcher numbers its own ranks."""
+    from cpudist.launchers import InStore
 
     meeting = InStore("h0", 29500, "job", "secret")
     own = rank_variables(Placement(3, 4, 1, 2, 1, 2), meeting)

@@ -13,12 +13,12 @@ import sys
 import torch
 import torch.distributed as dist
 
-from cpudist import environments
+from cpudist import launchers
 from cpudist.backends.ccl import extension, group
 from cpudist.job import start_job
 from cpudist.pinning import Pinning
 from cpudist.pinning.observe import mismatch, observe
-from cpudist.placement.plan import RankPlan
+from cpudist.topology.plan import RankPlan
 
 CPUS = sorted(os.sched_getaffinity(0))
 FIRST, SECOND = (CPUS[0],), (CPUS[1],)
@@ -45,14 +45,14 @@ def two_threads(rank: int) -> None:
 
 
 def main() -> None:
-    environment = environments.detect(os.environ)
-    rank = environment.placement().rank
+    launcher = launchers.detect(os.environ)
+    rank = launcher.placement().rank
     if "data" in sys.argv:
         plan = RankPlan(rank, FIRST, 1, data_cpus=SECOND, numa_nodes=(0,))
     else:
         plan = RankPlan(rank, FIRST, 1, communication_cpus=SECOND, numa_nodes=(0,))
         group.cores_to_spare = lambda *_: 1  # two ranks share these two CPUs
-    job = start_job(environment, "ccl", 60, pinning=Pinning(plan, bound=True))
+    job = start_job(launcher, "ccl", 60, pinning=Pinning(plan, bound=True))
     assert job.pinning is not None
     if job.world.size == 2:
         two_threads(rank)
@@ -61,11 +61,11 @@ def main() -> None:
         "rank": rank,
         "polls": extension.load().polls(),
         "main": sorted(os.sched_getaffinity(0)),
-        "communication": [sorted(thread.mask) for thread in seen.threads if thread.kind == "communication"],
+        "communication": [sorted(thread.mask) for kind, thread in seen.threads if kind == "communication"],
         "mismatch": mismatch(job.pinning, seen),
     }
     sys.stdout.write(json.dumps(found) + "\n")
-    job.leave()
+    job.shutdown()
 
 
 main()

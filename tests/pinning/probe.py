@@ -38,7 +38,6 @@ def main() -> None:
         "stdin": sys.stdin.read() if dist.get_rank() == 0 else "",
         "preloaded": os.environ.get("CPUDIST_PRELOADED") == str(os.getpid()),
         "tcmalloc": "libtcmalloc" in maps,
-        "intel_openmp": "libiomp5" in maps,
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

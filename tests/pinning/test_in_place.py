@@ -11,100 +11,112 @@ from typing import Any
 
 import jobs
 import pytest
-from slurm_node import slurm_node
 
-from cpudist.machine.cpulist import format_mask
-from cpudist.machine.description import this_machine
-from cpudist.placement.place import make_plan
-from cpudist.placement.plan import RankPlan, Wishes
+from cpudist.topology.cpulist import format_mask
+from cpudist.topology.machine import this_machine
+from cpudist.topology.plan import PlanOptions, RankPlan, make_plan
+
+pytestmark = pytest.mark.job
 
 SCRIPT = str(Path(__file__).with_name("in_place.py"))
 CPUS = sorted(os.sched_getaffinity(0))
-TORCHRUN = jobs.torchrun(2, SCRIPT)
-MPIRUN = jobs.mpirun(2, sys.executable, SCRIPT)
+
+Ranks = list[dict[str, Any]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def shares() -> tuple[RankPlan, ...]:
     """What two ranks of this machine get."""
-    plan = make_plan(this_machine({}), Wishes(2))
+    plan = make_plan(this_machine({}), PlanOptions(2))
     if len(CPUS) < 2 or not plan.pinned:
         pytest.skip("needs two cores, and no CPU quota")
     return plan.ranks
 
 
-def ranks(command: list[str], env: Mapping[str, str] | None = None, warns: str = "") -> list[dict[str, Any]]:
-    """What each rank found of itself, in rank order."""
-    done = jobs.run(command, 120, {"PYTHONUNBUFFERED": "1", **(env or {})})
+def run(command: list[str], env: Mapping[str, str] | None = None) -> tuple[dict[str, Ranks], list[str]]:
+    """What each rank found of itself in each kind of job, in rank order; and the warnings."""
+    done = jobs.run(command, 180, {"PYTHONUNBUFFERED": "1", **(env or {})})
     assert done.returncode == 0, done.output
-    assert done.stderr.count("warning: ") == bool(warns), done.output
-    assert warns in done.stderr, done.output
-    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
-    return sorted(found, key=lambda rank: int(rank["rank"]))
+    lines = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
+    found: dict[str, Ranks] = {}
+    for line in sorted(lines, key=lambda line: int(line["rank"])):
+        found.setdefault(line["kind"], []).append(line)
+    return found, [line for line in done.stderr.splitlines() if "warning: " in line]
 
 
-def check(found: list[dict[str, Any]], shares: tuple[RankPlan, ...]) -> None:
+def check(found: Ranks, shares: tuple[RankPlan, ...]) -> None:
+    """Each rank is where the plan has it during the job, and where it was before after it."""
     assert len(found) == 2
     for rank, share in zip(found, shares, strict=True):
         assert {cpu for mask in rank["during"]["masks"] for cpu in mask} <= set(share.mask), rank
         assert rank["during"]["omp_threads"] == share.omp_threads
         assert rank["after"]["masks"][0] == rank["before"]["masks"][0]
-        for name in ("omp_threads", "OMP_NUM_THREADS", "policy", "inter_op"):
+        for name in ("omp_threads", "OMP_NUM_THREADS", "policy"):
             assert rank["after"][name] == rank["before"][name], name
 
 
-@pytest.mark.parametrize(
-    ("command", "env"), [(TORCHRUN, {}), (MPIRUN, {"I_MPI_PIN": "off"})], ids=["torchrun", "mpirun"]
-)
+@pytest.fixture(scope="module")
+def under_torchrun(shares: tuple[RankPlan, ...]) -> tuple[dict[str, Ranks], list[str]]:
+    """Five kinds of job, one after the other in the same processes."""
+    return run(jobs.torchrun(2, SCRIPT, "plain", "more", "stray", "off", "3"))
+
+
 def test_every_thread_moves_and_goes_back(
-    command: list[str], env: dict[str, str], shares: tuple[RankPlan, ...]
+    under_torchrun: tuple[dict[str, Ranks], list[str]], shares: tuple[RankPlan, ...]
 ) -> None:
-    found = ranks(command, env)
-    check(found, shares)
-    for rank in found:
+    found, _ = under_torchrun
+    check(found["plain"], shares)
+    for rank in found["plain"]:
         assert rank["before"]["masks"][0] == rank["after"]["masks"][-1] == CPUS
 
 
-def test_srun(tmp_path: Path, shares: tuple[RankPlan, ...]) -> None:
-    with slurm_node(tmp_path) as variables:
-        path = f"{jobs.BIN}{os.pathsep}{variables['PATH']}"
-        srun = ["srun", "--ntasks=2", "--mpi=none", "--cpu-bind=none", sys.executable, SCRIPT]
-        check(ranks(srun, {**variables, "PATH": path}), shares)
+def test_what_the_script_has_chosen_stays(under_torchrun: tuple[dict[str, Ranks], list[str]]) -> None:
+    found, _ = under_torchrun
+    assert [rank["during"]["omp_threads"] for rank in found["3"]] == [3, 3]
 
 
-def test_what_the_launcher_has_pinned_stays(shares: tuple[RankPlan, ...]) -> None:
-    """Intel MPI is told to give rank 0 the last CPUs."""
-    domains = "[" + ",".join(format_mask(share.mask) for share in reversed(shares)) + "]"
-    check(ranks(MPIRUN, {"I_MPI_PIN_DOMAIN": domains}), tuple(reversed(shares)))
-
-
-def test_what_the_script_or_the_user_has_chosen_stays(shares: tuple[RankPlan, ...]) -> None:
-    """Three threads by torch.set_num_threads, and threads that OpenMP has bound."""
-    chosen = ranks([*TORCHRUN, "3"], warns="3 threads share 1 CPU of a rank; set torch.set_num_threads to 1")
-    assert [rank["during"]["omp_threads"] for rank in chosen] == [3, 3]
-    bound = ranks(TORCHRUN, {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"})
-    assert all(mask in rank["during"]["masks"] for rank in bound for mask in rank["before"]["masks"])
-
-
-@pytest.mark.parametrize(("before", "expected"), [("", "1"), ("torch.set_num_interop_threads(3)", "3")])
-def test_one_inter_op_thread_unless_the_script_has_chosen(before: str, expected: str) -> None:
-    program = f"""if True:
-        import torch
-        from cpudist.job.pinned import limit_inter_op
-        from cpudist.placement.plan import RankPlan
-        {before}
-        limit_inter_op(RankPlan(0, (0,), 1))
-        print(torch.get_num_interop_threads())
-    """
-    done = jobs.run([sys.executable, "-c", program], timeout=60)
-    assert done.stdout.strip() == expected, done.output
-
-
-def test_pin_false_leaves_all_alone(shares: tuple[RankPlan, ...]) -> None:
-    for rank in ranks([*TORCHRUN, "off"]):
+def test_pin_false_leaves_masks_and_threads_alone(under_torchrun: tuple[dict[str, Ranks], list[str]]) -> None:
+    found, _ = under_torchrun
+    for rank in found["off"]:
         assert rank["before"]["masks"][0] == rank["during"]["masks"][-1] == CPUS
         assert rank["before"]["omp_threads"] == rank["during"]["omp_threads"] == 1
 
 
-def test_a_thread_that_leaves_its_cores_is_named(shares: tuple[RankPlan, ...]) -> None:
-    ranks([*TORCHRUN, "stray"], warns="rank 1 on ")
+def test_warnings_are_about_threads_that_compute_in_steps_or_leave_their_cores(
+    under_torchrun: tuple[dict[str, Ranks], list[str]],
+) -> None:
+    """Not about threads that worked before the first step, nor about those that move messages."""
+    found, warnings = under_torchrun
+    assert all(rank["looked"] for kind in ("plain", "more", "stray", "3") for rank in found[kind])
+    too_many, strays, chosen = warnings
+    assert (
+        "does not run as planned: 2 threads compute on 1 CPU; cpudist-train --no-pin, or cpudist.init(pin=False)"
+        in too_many
+    )
+    assert "rank 1 on " in strays
+    assert "does not run as planned: threads may leave its CPUs" in strays
+    assert "3 threads share 1 CPU of a rank; set torch.set_num_threads to 1" in chosen
+
+
+def test_threads_that_openmp_has_bound_stay(shares: tuple[RankPlan, ...]) -> None:
+    found, warnings = run(jobs.torchrun(2, SCRIPT, "plain"), {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"})
+    assert all(mask in rank["during"]["masks"] for rank in found["plain"] for mask in rank["before"]["masks"])
+    assert warnings == []
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_under_intel_mpi(turned: bool, shares: tuple[RankPlan, ...]) -> None:
+    """Left alone, ranks pin themselves; told by Intel MPI to be on the last CPUs first, they stay there."""
+    expected = tuple(reversed(shares)) if turned else shares
+    domains = "[" + ",".join(format_mask(share.mask) for share in expected) + "]"
+    env = {"I_MPI_PIN_DOMAIN": domains} if turned else {"I_MPI_PIN": "off"}
+    found, warnings = run(jobs.mpirun(2, sys.executable, SCRIPT, "plain"), env)
+    check(found["plain"], expected)
+    assert warnings == []
+
+
+def test_under_srun(slurm: dict[str, str], shares: tuple[RankPlan, ...]) -> None:
+    srun = ["srun", "--ntasks=2", "--mpi=none", "--cpu-bind=none", sys.executable, SCRIPT, "plain"]
+    found, warnings = run(srun, slurm)
+    check(found["plain"], shares)
+    assert warnings == []

@@ -14,20 +14,20 @@ from typing import Any
 import jobs
 import pytest
 from control_group import ControlGroup, control_group
-from slurm_node import slurm_node
 
-from cpudist.machine.cpulist import format_mask, parse_list
-from cpudist.machine.description import this_machine
 from cpudist.pinning.preload import wanted_allocator
-from cpudist.placement.place import make_plan
-from cpudist.placement.plan import Plan, Wishes
+from cpudist.topology.cpulist import format_mask, parse_list
+from cpudist.topology.machine import this_machine
+from cpudist.topology.plan import Plan, PlanOptions, make_plan
+
+pytestmark = pytest.mark.job
 
 PROBE = str(Path(__file__).parent / "probe.py")
 CPUS = sorted(os.sched_getaffinity(0))
 
 
 def plan(ranks: int = 2) -> Plan:
-    found = make_plan(this_machine({}), Wishes(ranks))
+    found = make_plan(this_machine({}), PlanOptions(ranks))
     if len(found.ranks[0].cpus) * ranks > len(CPUS) or not found.pinned:
         pytest.skip("needs two cores, and no CPU quota")
     return found
@@ -64,7 +64,6 @@ def cgroup() -> Iterator[ControlGroup]:
 
 TORCHRUN = jobs.torchrun(2, "--no-python")
 LAUNCHERS = {
-    "intel-mpi": jobs.mpirun(2),
     "mpich": ["mpirun.mpich", "-n", "2", "-ppn", "2"],
     "open-mpi": ["mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "-n", "2", "-x", "PATH"],
     "torchrun": TORCHRUN,
@@ -82,38 +81,25 @@ def test_ranks_pin_themselves(name: str) -> None:
     check(found, plan())
     there = wanted_allocator({}) is not None
     assert [(rank["preloaded"], rank["tcmalloc"]) for rank in found] == [(there, there)] * 2
-    assert not any(rank["intel_openmp"] for rank in found)
-
-
-def test_intels_openmp_serves_torch() -> None:
-    """Its threads are where GNU's would be, which a second runtime would double."""
-    found = probe(TORCHRUN, "--openmp", "intel")
-    check(found, plan())
-    assert [(rank["intel_openmp"], rank["tcmalloc"]) for rank in found] == [
-        (True, wanted_allocator({}) is not None)
-    ] * 2
 
 
 @pytest.mark.parametrize("binding", ["none", "mask_cpu"])
-def test_srun(binding: str, tmp_path: Path) -> None:
+def test_srun(binding: str, slurm: dict[str, str]) -> None:
     """Left alone, ranks pin themselves; bound by Slurm, here the first to the last CPUs, they stay where they are."""
     expected = plan()
     if binding == "mask_cpu":
         expected = dataclasses.replace(expected, ranks=tuple(reversed(expected.ranks)))
         binding += ":" + ",".join(format_mask(rank.mask) for rank in expected.ranks)
-    with slurm_node(tmp_path) as variables:
-        path = f"{jobs.BIN}{os.pathsep}{variables['PATH']}"
-        srun = ["srun", "--ntasks=2", "--mpi=none", f"--cpu-bind={binding}"]
-        check(probe(srun, env={**variables, "PATH": path}), expected)
+    check(probe(["srun", "--ntasks=2", "--mpi=none", f"--cpu-bind={binding}"], env=slurm), expected)
 
 
 def test_what_the_launcher_has_pinned_stays() -> None:
-    """Intel MPI is told to give rank 0 the last CPUs; a shell between it and the rank changes nothing."""
+    """Intel MPI is told to give rank 0 the last CPUs; a shell between it and rank 1 changes nothing."""
     ranks = plan().ranks
     domains = "[" + ",".join(format_mask(rank.mask) for rank in reversed(ranks)) + "]"
-    for wrapper in ([], [shutil.which("sh") or "sh", "-c", '"$@"; exit $?', "sh"]):
-        found = probe([*jobs.mpirun(2), *wrapper], env={"I_MPI_PIN_DOMAIN": domains})
-        assert [rank["main"] for rank in found] == [list(rank.cpus) for rank in reversed(ranks)]
+    wrapper = ["sh", "-c", 'if [ "$PMI_RANK" = 0 ]; then exec "$@"; fi; "$@"; exit $?', "sh"]
+    found = probe([*jobs.mpirun(2), *wrapper], env={"I_MPI_PIN_DOMAIN": domains})
+    assert [rank["main"] for rank in found] == [list(rank.cpus) for rank in reversed(ranks)]
 
 
 def test_a_mask_that_the_launcher_itself_has_is_shared() -> None:
@@ -153,19 +139,17 @@ def test_threads_and_allocator_that_the_user_has_set_stay() -> None:
     assert [rank["main"] for rank in found] == [list(rank.cpus) for rank in share]
 
 
-def test_starting_again_keeps_standard_input(tmp_path: Path) -> None:
-    if wanted_allocator({}) is None:
-        pytest.skip("tcmalloc (Debian: libtcmalloc-minimal4) is not installed")
-    text = tmp_path / "input"
+def test_under_intel_mpi_with_standard_input_and_a_record(tmp_path: Path) -> None:
+    """The process starts again with another allocator, and standard input is still there."""
+    text, record = tmp_path / "input", tmp_path / "record.json"
     text.write_text("a line\n")
-    record = tmp_path / "record.json"
-    train = jobs.train("--backend", "gloo", "--record", str(record), PROBE, "one", "two words")
-    command = ["sh", "-c", f'exec "$@" < {text}', "sh", *jobs.mpirun(2), *train]
-    done = jobs.run(command, timeout=120)
-    assert done.returncode == 0, done.output
-    assert '"stdin": "a line\\n"' in done.stdout
-    pinning = json.loads(record.read_text())["pinning"]
-    for seen, share in zip(pinning, plan().ranks, strict=True):
+    launcher = ["sh", "-c", f'exec "$@" < {text}', "sh", *jobs.mpirun(2)]
+    found = probe(launcher, "--record", str(record))
+    check(found, plan())
+    there = wanted_allocator({}) is not None
+    assert [(rank["preloaded"], rank["tcmalloc"]) for rank in found] == [(there, there)] * 2
+    assert found[0]["stdin"] == "a line\n"
+    for seen, share in zip(json.loads(record.read_text())["pinning"], plan().ranks, strict=True):
         assert (seen["cpus"], seen["omp_threads"]) == (list(share.mask), share.omp_threads)
         assert set(seen["ran_on"]) <= set(share.mask)
         assert seen["threads"]["main"] == 1

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cpudist import environments
-from cpudist.errors import UserError
-from cpudist.machine.description import Machine
-from cpudist.machine.limits import Limits
-from cpudist.machine.topology import Cpu, assemble
+from cpudist import launchers
 from cpudist.pinning import apply
-from cpudist.pinning.launcher import Launcher, find_launcher
-from cpudist.pinning.preload import to_preload, wanted_allocator
-from cpudist.pinning.share import own_share
-from cpudist.pinning.wishes import data_workers, threads_of_person
-from cpudist.placement.plan import Wishes
+from cpudist.pinning.options import data_workers, threads_of_user
+from cpudist.pinning.preload import wanted_allocator
+from cpudist.pinning.share import Starter, own_share
+from cpudist.topology.limits import Limits
+from cpudist.topology.machine import Machine
+from cpudist.topology.plan import PlanOptions
+from cpudist.topology.topology import Cpu, assemble
 
+CPUS = sorted(os.sched_getaffinity(0))
 NODE = frozenset(range(128))  # 64 cores with two hardware threads, on two NUMA nodes
 
 
@@ -28,7 +29,7 @@ def machine(allowed: frozenset[int] = NODE, quota: float | None = None) -> Machi
 
 
 def test_under_torchrun_two_ranks_of_64_cores_waste_none() -> None:
-    shares = [own_share(machine(), NODE, rank, 2, Wishes()) for rank in (0, 1)]
+    shares = [own_share(machine(), NODE, rank, 2, PlanOptions()) for rank in (0, 1)]
     assert [share.plan.mask for share in shares] == [tuple(range(32)), tuple(range(32, 64))]
     assert [(share.plan.omp_threads, share.plan.numa_nodes) for share in shares] == [(31, (0,)), (31, (1,))]
     assert all(share.bind and not share.hint for share in shares)
@@ -37,39 +38,39 @@ def test_under_torchrun_two_ranks_of_64_cores_waste_none() -> None:
 def test_inside_what_the_launcher_has_pinned() -> None:
     """Intel MPI gives a rank both hardware threads of its cores; one of each computes."""
     own = frozenset(range(32, 64)) | frozenset(range(96, 128))
-    share = own_share(machine(own), NODE, 1, 2, Wishes())
+    share = own_share(machine(own), NODE, 1, 2, PlanOptions())
     assert share.plan.mask == tuple(range(32, 64))
     assert (share.plan.rank, share.bind, share.hint) == (1, True, "")
 
 
 def test_one_core_for_each_rank_of_a_large_node_is_said() -> None:
     """Open MPI's default for two ranks."""
-    share = own_share(machine(frozenset({1, 65})), NODE, 1, 2, Wishes())
+    share = own_share(machine(frozenset({1, 65})), NODE, 1, 2, PlanOptions())
     assert (share.plan.cpus, share.plan.omp_threads) == ((1,), 1)
     assert "--bind-to none" in share.hint
 
 
 def test_ranks_that_were_bound_to_a_socket_together_share_it() -> None:
     socket = frozenset(range(32)) | frozenset(range(64, 96))
-    share = own_share(machine(socket), NODE, 0, 4, Wishes())
+    share = own_share(machine(socket), NODE, 0, 4, PlanOptions())
     assert (share.plan.omp_threads, share.bind) == (16, False)
 
 
 def test_a_quota_counts_threads_and_pins_nobody() -> None:
-    shares = [own_share(machine(quota=8.0), NODE, rank, 2, Wishes()) for rank in (0, 1)]
+    shares = [own_share(machine(quota=8.0), NODE, rank, 2, PlanOptions()) for rank in (0, 1)]
     assert [(share.plan.omp_threads, share.bind) for share in shares] == [(4, False)] * 2
 
 
 def test_a_quota_is_shared_by_ranks_that_the_launcher_has_pinned() -> None:
     half = frozenset(range(32)) | frozenset(range(64, 96))
-    share = own_share(machine(half, quota=8.0), NODE, 0, 2, Wishes())
+    share = own_share(machine(half, quota=8.0), NODE, 0, 2, PlanOptions())
     assert (share.plan.omp_threads, share.bind) == (4, False)
 
 
 def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
-    share = own_share(machine(frozenset(range(32))), NODE, 0, 2, Wishes(omp_threads=64))
+    share = own_share(machine(frozenset(range(32))), NODE, 0, 2, PlanOptions(omp_threads=64))
     assert share.hint.startswith("over-subscribed: 64 threads share 31 CPUs of a rank")
-    share = own_share(machine(quota=1.5), NODE, 0, 2, Wishes())
+    share = own_share(machine(quota=1.5), NODE, 0, 2, PlanOptions())
     assert share.hint.startswith("over-subscribed: 2 ranks share a CPU quota of 1.5")
 
 
@@ -81,19 +82,19 @@ def test_the_one_thread_that_torchrun_sets_is_overruled(chosen: int | None, monk
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(apply, "this_machine", machine)
-    monkeypatch.setattr(apply, "find_launcher", lambda variable: Launcher(NODE, {}))
-    pinning = apply.decide(environments.detect(), ["train.py"], chosen)
+    monkeypatch.setattr(apply, "starter_of", lambda variable: Starter(NODE, {}))
+    pinning = apply.decide(launchers.detect(), ["train.py"], chosen)
     assert pinning is not None
     assert pinning.plan.omp_threads == (chosen or 31)
 
 
 def test_alone_there_are_no_messages() -> None:
-    share = own_share(machine(), NODE, 0, 1, Wishes(communicates=False))
+    share = own_share(machine(), NODE, 0, 1, PlanOptions(communicates=False))
     assert (share.plan.omp_threads, share.plan.communication_cpus) == (64, ())
 
 
 @pytest.mark.parametrize(
-    ("variables", "launcher", "name", "expected"),
+    ("variables", "starters", "name", "expected"),
     [
         ({"OMP_NUM_THREADS": "1"}, {}, "torchrun", None),  # torchrun's own
         ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1"}, "torchrun", (1, "OMP_NUM_THREADS")),
@@ -107,12 +108,12 @@ def test_alone_there_are_no_messages() -> None:
     ],
 )
 def test_whose_word_the_number_of_threads_is(
-    variables: dict[str, str], launcher: dict[str, str], name: str, expected: tuple[int, str] | None
+    variables: dict[str, str], starters: dict[str, str], name: str, expected: tuple[int, str] | None
 ) -> None:
     started_by = {"torchrun": "TORCHELASTIC_RUN_ID", "intel-mpi": "I_MPI_HYDRA_UUID"}[name]
-    environment = environments.detect({started_by: "x", "PMI_RANK": "0"})
-    assert environment.name == name
-    assert threads_of_person(environment, variables, Launcher(NODE, launcher)) == expected
+    launcher = launchers.detect({started_by: "x", "PMI_RANK": "0"})
+    assert launcher.name == name
+    assert threads_of_user(launcher, variables, Starter(NODE, starters)) == expected
 
 
 @pytest.mark.parametrize(
@@ -152,12 +153,19 @@ def test_data_workers_in_a_file_of_arguments(name: str, text: str, expected: int
     assert data_workers(["train.py", str(tmp_path / f"missing-{name}")]) == 0
 
 
-def test_the_launcher_is_the_ancestor_without_this_ranks_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find_launcher(None)
-    assert found.variables is not None
-    assert found.cpus
-    monkeypatch.setenv("CPUDIST_TEST_RANK", "7")  # which no ancestor has
-    assert find_launcher("CPUDIST_TEST_RANK") == found
+@pytest.mark.job
+def test_the_starter_is_the_nearest_ancestor_without_this_ranks_variable() -> None:
+    """A shell between this process, which stands for the launcher, and the rank has the rank's variable as well."""
+    program = """if True:
+        from cpudist.pinning.share import starter_of
+        for name in ("CPUDIST_TEST_RANK", None):
+            starter = starter_of(name)
+            print(starter.variables.get("CPUDIST_TEST_RANK"), sorted(starter.cpus))
+    """
+    shell = ["taskset", "-c", str(CPUS[-1]), "sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", program]
+    env = {**os.environ, "CPUDIST_TEST_RANK": "7"}
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True, env=env)
+    assert done.stdout.splitlines() == [f"None {CPUS}", f"7 {CPUS[-1:]}"]
 
 
 def test_whoever_has_decided_on_an_allocator_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,18 +176,3 @@ def test_whoever_has_decided_on_an_allocator_keeps_it(tmp_path: Path, monkeypatc
     assert wanted_allocator({}) == library
     for name in ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "MALLOC_ARENA_MAX"):
         assert wanted_allocator({name: "x"}) is None
-
-
-def test_intels_openmp_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    monkeypatch.setattr("sysconfig.get_config_var", lambda _: "no-such-folder")
-    with pytest.raises(UserError, match="pip install intel-openmp"):
-        to_preload({}, "intel")
-    library = tmp_path / "lib" / "libiomp5.so"
-    library.parent.mkdir()
-    library.touch()
-    assert to_preload({}, "intel")[-1] == library
-    assert library not in to_preload({}, "torch")
-    with pytest.raises(UserError, match=r"LD_PRELOAD=/a/b\.so is set and stays"):
-        to_preload({"LD_PRELOAD": "/a/b.so"}, "intel")
-    assert to_preload({"CPUDIST_PRELOADED": str(os.getpid())}, "intel") == ()

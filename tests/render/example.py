@@ -1,4 +1,4 @@
-"""A job with everything said, and a look at what became of it."""
+"""A job with all options."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ ALL = [
 ]
 
 
-def env(container: dict[str, Any]) -> dict[str, str]:
-    """The variables of a container."""
-    return {variable["name"]: variable["value"] for variable in container["env"]}
+def env(container: dict[str, Any], pod: str = "pod") -> dict[str, str]:
+    """Return the variables of a container in a pod of this name."""
+
+    def value(variable: dict[str, Any]) -> str:
+        if "value" in variable:
+            return str(variable["value"])
+        return f"{pod}'s {variable['valueFrom']['fieldRef']['fieldPath']}"
+
+    return {variable["name"]: value(variable) for variable in container["env"]}

@@ -1,4 +1,4 @@
-"""The CRDs' schemas, cut down to the fields that are rendered: reads the copies, and makes them (schemas/README.md)."""
+"""Schemas of the CRDs, reduced to the fields that are rendered. Run as a program, it makes them (schemas/README.md)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ FILES = {
     "TrainJob": ("trainjob.json", "trainer.kubeflow.org_trainjobs.yaml"),
 }
 
-# Which properties stay in an object that has the named one; others stay whole.
+# An object that has the first property keeps only these; other objects stay whole.
 KEPT = (
     ("ephemeralContainers", {"containers", "nodeSelector", "securityContext", "terminationGracePeriodSeconds"}
      | {"tolerations", "volumes", "restartPolicy"}),
     ("livenessProbe", {"name", "image", "workingDir", "command", "args", "env", "ports", "resources", "volumeMounts"}),
     ("seccompProfile", {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup"}),
-    ("valueFrom", {"name", "value"}),
+    ("valueFrom", {"name", "value", "valueFrom"}),
+    ("configMapKeyRef", {"fieldRef"}),
     ("awsElasticBlockStore", {"name", "emptyDir", "persistentVolumeClaim"}),
     ("elasticPolicy", {"elasticPolicy", "nprocPerNode", "pytorchReplicaSpecs", "runPolicy"}),
     ("rdzvBackend", {"minReplicas", "maxReplicas", "maxRestarts", "rdzvBackend"}),
@@ -34,12 +35,16 @@ KEPT = (
 
 
 def check(document: dict[str, Any]) -> None:
-    """Fail unless the document is what its kind's schema wants."""
+    """Check a document against the schema of its kind.
+
+    Raises:
+        jsonschema.ValidationError: it does not match, or has a field that the schema does not have.
+    """
     jsonschema.Draft202012Validator(_strict(load(document["kind"]))).validate(document)
 
 
 def check_pod_template(template: dict[str, Any]) -> None:
-    """Fail unless this is a PodTemplateSpec."""
+    """Check a PodTemplateSpec, as `check` does."""
     replicas = load("PyTorchJob")["properties"]["spec"]["properties"]["pytorchReplicaSpecs"]
     schema = replicas["additionalProperties"]["properties"]["template"]
     jsonschema.Draft202012Validator(_strict(schema)).validate(template)
@@ -51,7 +56,7 @@ def load(kind: str) -> dict[str, Any]:
 
 
 def cut(crd: Path) -> dict[str, Any]:
-    """What is kept of the one version that a CRD's file serves."""
+    """Return the reduced schema of the one version in a CRD's file."""
     (version,) = yaml.safe_load(crd.read_text())["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]
     schema["properties"].pop("status")
@@ -73,7 +78,7 @@ def _cut(node: Any) -> Any:
 
 
 def _strict(node: Any) -> Any:
-    """As an API server is that is asked for strict validation: it refuses a field that it does not know."""
+    """Return a schema that refuses unknown fields, as an API server does under strict validation."""
     if isinstance(node, list):
         return [_strict(item) for item in node]
     if not isinstance(node, dict):

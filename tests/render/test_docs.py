@@ -1,4 +1,4 @@
-"""The documented commands: `cpudist render` prints what it should; the rest is marked, or what scripts/test.sh does."""
+"""Documented commands: those of `cpudist render` run; the others are marked, or are what scripts/test.sh does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-# In scripts/environment.sh, which every test run goes through, or with another path of the cache.
+# scripts/environment.sh runs these before every test run, the last two with another path.
 INSTALLS = ("python3 -m venv", "pip install", "export CPUDIST_CACHE=", "cpudist build")
 
 
 def commands(name: str) -> list[str]:
-    """Those of a page's blocks, each on one line."""
+    """Return the commands of a page's blocks, each on one line."""
     blocks = re.findall(r"^```\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
     return "".join(blocks).replace("\\\n", " ").splitlines()
 

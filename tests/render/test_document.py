@@ -1,4 +1,4 @@
-"""Any text that a user gives comes out of the YAML as it went in, for readers of YAML 1.1 and 1.2."""
+"""Readers of YAML 1.1 and 1.2 read every text as the user has given it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as that goes without docker: its form, and its steps in a fresh folder."""
+"""The Dockerfile without docker: a linter, and its steps in a fresh folder."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import pytest
 
 from cpudist.version import __version__
 
+pytestmark = pytest.mark.job
+
 REPOSITORY = Path(__file__).parents[2]
 DOCKERFILE = REPOSITORY / "Dockerfile"
 
@@ -29,7 +31,7 @@ def run(*command: str | Path, **env: str) -> str:
 
 
 def copied(folder: Path) -> Path:
-    """What the COPY lines take, at its places below `folder`; `.dockerignore` must let it through."""
+    """Copy to `folder` what the COPY lines copy, and check that `.dockerignore` does not exclude it."""
     ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
     for line in re.findall(r"^COPY (?:--\S+ )*(.*)$", DOCKERFILE.read_text(), re.MULTILINE):
         *sources, target = line.split()
@@ -53,7 +55,7 @@ def test_hadolint_finds_nothing() -> None:
 
 
 def test_debian_has_the_packages() -> None:
-    """apt-get would install them, without a conflict."""
+    """A simulated apt-get installs them."""
     if shutil.which("apt-get") is None or not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
         pytest.skip("this is no Debian with its lists of packages (apt-get update)")
     (words,) = re.findall(r"apt-get (install .*?)\\\n    && rm", DOCKERFILE.read_text(), re.DOTALL)
@@ -80,7 +82,7 @@ def test_ssh_and_sshd_take_their_files(tmp_path: Path) -> None:
     run("ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", home / ".ssh" / "id_rsa")
     config = home / "sshd_config"
     config.write_text(config.read_text().replace("/home/cpudist", str(home)))
-    if os.geteuid() == 0:  # root's sshd wants it
+    if os.geteuid() == 0:  # sshd of root requires it
         Path("/run/sshd").mkdir(exist_ok=True)
     effective = run(sshd, "-T", "-f", config).splitlines()
     assert {"port 2222", "passwordauthentication no", "usepam no", "strictmodes no"} <= set(effective)
@@ -90,12 +92,12 @@ def test_ssh_and_sshd_take_their_files(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_installed_image_compiles_and_trains(tmp_path: Path) -> None:
-    """In a fresh environment, but for the packages from the registry, which are this one's."""
+    """In a fresh environment that shares this environment's packages from the registry."""
     pytest.importorskip("setuptools", minversion="77")
     source, place = copied(tmp_path / "image") / "home" / "cpudist" / "source", tmp_path / "opt" / "cpudist"
     run(sys.executable, "-m", "venv", "--without-pip", place)
     (packages,) = place.glob("lib/python*/site-packages")
-    # Below the environment's own, so that cpudist is found there first.
+    # After the environment's own packages on the path, so that its cpudist comes first.
     (packages / "registry.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
     pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "--quiet"]
     run(*pip, "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", source)

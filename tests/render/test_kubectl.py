@@ -1,4 +1,8 @@
-"""kubectl takes the manifests: `--dry-run=client`, which asks a server for no more than the kinds that there are."""
+"""kubectl reads the manifests as we have written them.
+
+With `--dry-run=client` kubectl asks the server for its kinds only, which a small server here answers. Schemas are
+checked elsewhere: for that kubectl needs a cluster.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+import yaml
 
 KINDS = {
     "kubeflow.org/v1": ["PyTorchJob"],
@@ -50,7 +56,7 @@ ANSWERS = {
 
 
 class Discovery(BaseHTTPRequestHandler):
-    """Says which kinds there are, as an API server does."""
+    """Answers which kinds exist, as an API server does."""
 
     def do_GET(self) -> None:
         answer = ANSWERS.get(self.path.partition("?")[0])
@@ -60,7 +66,7 @@ class Discovery(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer or {"kind": "Status", "apiVersion": "v1", "status": "Failure"}).encode())
 
     def log_message(self, *_: object) -> None:
-        """Not on the screen."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -74,18 +80,18 @@ def server() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("kind", ["pytorchjob", "mpijob", "trainjob"])
-def test_kubectl_takes_it(kind: str, server: str, text: Callable[..., str], tmp_path) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl (Debian: kubernetes-client) is not installed")
+@pytest.mark.job
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl (Debian: kubernetes-client) is not installed")
+def test_kubectl_reads_what_we_wrote(server: str, text: Callable[..., str], tmp_path: Path) -> None:
     command = ["kubectl", "--server", server, "--cache-dir", str(tmp_path), "create", "--dry-run=client"]
+    rendered = [text(kind, "--name", "digits", "--env", "SWITCH=on") for kind in ("pytorchjob", "mpijob", "trainjob")]
     done = subprocess.run(
-        [*command, "--validate=false", "-o", "name", "-f", "-"],
-        input=text(kind, "--name", "digits"),
+        [*command, "--validate=false", "-o", "json", "-f", "-"],
+        input="---\n".join(rendered),
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith(f"{kind}.")
-    assert done.stdout.splitlines()[-1].endswith("/digits")
+    read = json.loads("[" + done.stdout.replace("}\n{", "},{") + "]")
+    assert read == [document for one in rendered for document in yaml.safe_load_all(one)]

@@ -1,4 +1,4 @@
-"""The pods, and the Job of a TrainingRuntime, against Kubernetes' own schemas, as kubeconform has them too."""
+"""Pods, and the Job of a TrainingRuntime, match Kubernetes' own schemas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = kubernetes_validate.latest_version()
 
 
 def as_documents(node: Any) -> Iterator[dict[str, Any]]:
-    """Each template of a pod, and of a Job, as what is made from it."""
+    """Yield a Pod or Job for each template of one."""
     if isinstance(node, dict):
         spec = node.get("spec", {})
         head = {"metadata": {**node.get("metadata", {}), "name": "digits"}, "spec": spec}

@@ -1,4 +1,4 @@
-"""Wrong values are found all at once, each named by its option, and nothing is printed."""
+"""All wrong values are reported at once, each with its option, and nothing is printed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def test_all_at_once(refused: Refused) -> None:
     lines = refused("pytorchjob", *words, "--env", "RANK=1", "--env", "PATH", target=())
     assert [line.partition(":")[2].split("'")[0].strip() for line in lines] == [
         "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train",
-        *("--name", "--replicas", "--cpus", "--memory", "--toleration", "--env", "--env"),
+        *("--env", "--env", "--name", "--replicas", "--cpus", "--memory", "--toleration"),
     ]
     assert "cpudist: --cpus '12 cores': not a whole number of CPUs, such as 12" in lines
-    assert "cpudist: --replicas '0': not a number from 1 on" in lines
-    assert lines[1].startswith("cpudist: --name 'My_Job': DNS refuses this name")
+    assert "cpudist: --replicas '0': not a whole number of at least 1" in lines
+    assert lines[3].startswith("cpudist: --name 'My_Job': DNS refuses this name")
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,12 @@ def test_each(refused: Refused, flag: str, value: str) -> None:
     ("words", "start"),
     [
         (["--ranks-per-pod", "8", "--cpus", "4"], "--ranks-per-pod 8: more ranks than the 4 CPUs of a pod"),
-        (["--ranks-per-pod", "4", "--memory", "1Gi"], "--memory 1Gi: 4 ranks need 2624Mi at least"),
-        (["--shm", "8Gi", "--memory", "8Gi"], "--memory 8Gi: 1 ranks need 8592Mi at least, 8Gi of it for /dev/shm"),
-        (["--grace", "10"], "--grace 10: 10 seconds of it are for what starts the ranks to end"),
+        (["--ranks-per-pod", "4", "--memory", "1Gi"], "--memory 1Gi: a pod with 4 ranks needs 2624Mi at least"),
+        (
+            ["--shm", "8Gi", "--memory", "8Gi"],
+            "--memory 8Gi: a pod with 1 rank needs 8592Mi at least, 8Gi of it",
+        ),
+        (["--grace", "10"], "--grace 10: torchrun or `cpudist launch` needs 10 seconds of it to end"),
         (["--min-replicas", "3"], "--min-replicas 3: more than --replicas 2"),
         (["--max-replicas", "1"], "--max-replicas 1: fewer than --replicas 2"),
     ],

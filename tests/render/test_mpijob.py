@@ -1,4 +1,4 @@
-"""The MPIJob against its CRD's schema, and what stands in it."""
+"""The MPIJob: its CRD's schema, and its content."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def test_ranks_run_in_the_workers_and_get_the_launchers_variables(documents: Doc
     assert starts["command"] == waits
     assert starts["args"][:3] == ["--", "--checkpoint-on-signal", "images"]
     assert env(starts).items() >= {"OMP_NUM_THREADS": "7", "HF_HOME": "/work/hf"}.items()
+    assert env(starts)["CPUDIST_RUN_ID"] == "pod's metadata.labels['batch.kubernetes.io/controller-uid']"
     assert "env" not in trains
     assert trains["resources"]["limits"] == {"cpu": "16", "memory": "32Gi"}
     assert starts["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
@@ -44,5 +45,5 @@ def test_an_unknown_mpi(refused: Callable[..., list[str]]) -> None:
     lines = refused("mpijob", "--mpi", "hpmpi", "--wait", "0")
     assert lines == [
         "cpudist: --mpi 'hpmpi': not one of intel, mpich, openmpi",
-        "cpudist: --wait '0': not a number from 1 on",
+        "cpudist: --wait '0': not a whole number of at least 1",
     ]

@@ -1,4 +1,4 @@
-"""The container side of rendered jobs: the pods' commands, variables and limits, run on the hosts of a bed.
+"""Rendered jobs without Kubernetes: the pods' commands, variables and limits on the hosts of a bed.
 
 What the operators add to a pod is added here: PyTorchJob's variables (training-operator 1.9), TrainJob's (trainer), and
 MPIJob's hostfile, keys and variables.
@@ -25,7 +25,7 @@ from cpudist.backends.ccl.build import cache_folder
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.waiting import poll
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.job, pytest.mark.long]
 
 Documents = Callable[..., list[dict[str, Any]]]
 
@@ -36,7 +36,7 @@ LEARN = ("images", "--dataset_name", "digits", "--output_dir", "out", "--do_trai
 QUIET = ("--logging_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true")
 ENDLESS = (*LEARN, *QUIET, "--max_steps", "1000000")
 # Two pods of two CPUs do not fit a machine of two: a core has ranks of both, and oneCCL starts over libfabric in one
-# second or in a minute, by chance (docs/kubernetes.md); that is no test.
+# second or in a minute, by chance (docs/kubernetes.md).
 OVER_TCP, OVER_MPI = ("--", "--backend", "gloo"), ("--", "--backend", "ccl")
 
 
@@ -72,7 +72,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def groups() -> Iterator[list[ControlGroup]]:
-    """For three pods; they go after the bed, which takes the processes with it."""
+    """Control groups for three pods; removed after the bed, which kills their processes."""
     with ExitStack() as stack:
         yield [stack.enter_context(control_group()) for _ in range(3)]
 
@@ -94,7 +94,7 @@ class Pods:
         self._paths = paths or {}  # of the container -> of this machine
 
     def start(self, index: int, spec: dict[str, Any], more: dict[str, str]) -> subprocess.Popen[bytes]:
-        """The pod's one container on host `index`, with the variables that the operator adds."""
+        """Start the pod's one container on host `index`, with the variables `more` that the operator adds."""
         (container,) = spec["containers"]
         limits = container["resources"]["limits"]
         group, host = self._groups[index], f"h{index}"
@@ -108,20 +108,20 @@ class Pods:
             if size:
                 remount = f"mount -o remount,size={size.removesuffix('i')} /dev/shm"
                 words = ["sh", "-c", f'{remount} && exec "$@"', "sh", *words]
-        variables = {**CACHE, **(env(container) if "env" in container else {}), **more}
+        variables = {**CACHE, **(env(container, f"pod-{index}") if "env" in container else {}), **more}
         output = self.output(index)
         return self._bed.start(host, group.inside(words), output, variables, cwd=container["workingDir"])
 
     def output(self, index: int) -> Path:
-        """What the pod on a host has written."""
+        """Return the file of a pod's output."""
         return self._folder / f"pod-{index}.log"
 
     def said(self, words: str) -> bool:
-        """Whether a pod says so, in a minute or two."""
+        """Wait up to two minutes for words in the output of any pod; return whether they came."""
         return poll(lambda: words in self.text(), 120)
 
     def text(self) -> str:
-        """What all have written."""
+        """Return the output of all pods."""
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("pod-*.log")))
 
     def _here(self, word: str) -> str:
@@ -135,13 +135,13 @@ def record(data: Path) -> dict[str, Any]:
 
 
 def terminate(bed: Bed, host: str, words: str) -> None:
-    """SIGTERM to the first process of a pod, as the kubelet sends it."""
+    """Send SIGTERM to the first process of a pod, as the kubelet does."""
     (first,) = (pid for pid, line in bed.processes(host).items() if words in line)
     os.kill(first, signal.SIGTERM)
 
 
 def operators_variables(job: dict[str, Any], index: int) -> dict[str, str]:
-    """What training-operator 1.9 sets in the pod with this index."""
+    """Return the variables that training-operator 1.9 sets in the pod with this index."""
     processes, replicas = job["spec"]["nprocPerNode"], job["spec"]["pytorchReplicaSpecs"]
     pods = sum(replica["replicas"] for replica in replicas.values())
     (port,) = replicas["Master"]["template"]["spec"]["containers"][0]["ports"]
@@ -161,7 +161,7 @@ def operators_variables(job: dict[str, Any], index: int) -> dict[str, str]:
 def test_a_pytorchjob_is_preempted_and_goes_on(
     bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path
 ) -> None:
-    """2 pods x 2 ranks: one pod gets SIGTERM, all ranks save and end; the next job goes on from there, to its end."""
+    """2 pods x 2 ranks: one pod gets SIGTERM, all ranks save and end. The next job resumes from there and completes."""
     bed.add_names({"digits-master-0": "h0"})
 
     def start(*target: str) -> tuple[Pods, list[subprocess.Popen[bytes]]]:
@@ -192,7 +192,7 @@ def test_a_pytorchjob_is_preempted_and_goes_on(
 def test_an_elastic_pytorchjob_goes_on_without_a_pod_that_is_lost(
     bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path
 ) -> None:
-    """Its node has no power any more; the other pod goes on from the last checkpoint, alone."""
+    """A node loses its power; the other pod resumes from the last checkpoint, alone."""
     words = (*SMALL[2:], "--min-replicas", "1", "--max-restarts", "3", "--mount-path", str(data))
     saving = ("--save_steps", "20", "--save_total_limit", "2", "--disable_tqdm", "true", "--max_steps", "1000000")
     (job,) = documents("pytorchjob", *words, target=(*OVER_TCP, *LEARN, *saving, "--logging_steps", "1"))
@@ -223,13 +223,13 @@ def test_an_elastic_pytorchjob_goes_on_without_a_pod_that_is_lost(
 def test_a_trainjob_trains(
     bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, ranks: str, backend: str
 ) -> None:
-    """2 pods; with a CPU for each rank, as a cluster has it, also on oneCCL over libfabric."""
+    """2 pods. With a CPU for each rank, as on a cluster, they use oneCCL over libfabric too."""
     short = ("--", "--backend", backend, *LEARN, *QUIET, "--max_steps", "3")
     words = ("--ranks-per-pod", ranks, "--cpus", ranks, *SMALL[4:], "--mount-path", str(data))
     runtime, job = documents("trainjob", *words, target=short)
     (step,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     spec, trainer = step["template"]["spec"]["template"]["spec"], job["spec"]["trainer"]
-    # What its controller makes of the two.
+    # The controller merges the two documents.
     taken = {"image", "command", "args", "env"}
     spec["containers"][0] |= {name: trainer[name] for name in taken} | {"resources": trainer["resourcesPerNode"]}
     master = f"{job['metadata']['name']}-node-0-0.{job['metadata']['name']}"
@@ -267,7 +267,7 @@ def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
     for index in (1, 2):
         pods.start(index, worker, {"K_MPI_JOB_ROLE": "worker"})
     assert pods.said("'loss'"), pods.text()
-    terminate(bed, "h2", "# When the pod is to end")
+    terminate(bed, "h2", "# At the end of the pod")
     assert launching.wait(90) != 0, pods.text()
     ((step, _),) = checkpoints(data / "out").items()
     assert f"SIGTERM: saved out/checkpoint-{step}" in pods.text()
@@ -278,7 +278,7 @@ def test_an_mpijob_waits_for_its_workers_trains_and_is_preempted(
 
 
 def _mount_keys(etc_ssh: Path, paths: dict[str, str]) -> None:
-    """What the operator and the image put into the pods, at places of this machine."""
+    """Write the files that the operator and the image put into the pods, at paths of this machine."""
     home = Path(paths["/home/cpudist"])
     keys = home / ".ssh"
     keys.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The batch script: what stands in it, and that Slurm takes it, preempts the job and lets it go on."""
+"""The batch script: its content, and a job that Slurm preempts and starts again."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def test_ranks_by_socket(text: Text) -> None:
     assert "ntasks-per-node" not in found
 
 
+@pytest.mark.job
 def test_words_reach_the_ranks_as_they_are(text: Text, tmp_path: Path) -> None:
-    """Through a shell, in the place of srun one that prints its words."""
+    """Through a shell, with a program named srun that prints its arguments."""
     words = ("a b", "$HOME", "*", "'", '"', "`id`", "\\")
     (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "srun").chmod(0o755)
@@ -73,7 +74,7 @@ def test_words_reach_the_ranks_as_they_are(text: Text, tmp_path: Path) -> None:
     [
         (["--ranks-per-node", "2", "--ranks-per-socket", "1"], "--ranks-per-node and --ranks-per-socket"),
         (["--sockets-per-node", "4"], "--sockets-per-node: only"),
-        (["--time", "00:02:00", "--signal-before", "120"], "--signal-before 120: not less"),
+        (["--time", "00:02:00", "--signal-before", "120"], "--signal-before 120: must be less"),
         *((["--time", value], f"--time {value!r}") for value in ("60", "1:00", "00:00:59", "00:60:00")),
         (["--mpi", "openmpi"], "--mpi 'openmpi'"),
         (["--name", "a b"], "--name 'a b'"),
@@ -85,9 +86,10 @@ def test_mistakes(refused: Callable[..., list[str]], words: list[str], start: st
     assert line.startswith(f"cpudist: {start}")
 
 
+@pytest.mark.job
 @pytest.mark.long
 def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
-    """A job of a higher tier takes its node; then its time is nearly over, and it may not be queued again any more.
+    """A job of a higher tier takes its node. Later its time is nearly over, when it may not be requeued any more.
 
     Slurm, which is told no more of this machine, takes each of its CPUs for a socket.
     """
@@ -117,7 +119,7 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
             assert said("'loss'"), output.read_text()
             run("sbatch", "--partition", "urgent", "--exclusive", "--output", "/dev/null", "--wrap", "true")
             assert said("SIGTERM: saved out/checkpoint-"), output.read_text()
-            # Slurm would let two minutes pass. In the second in which it has killed a job it does not start that again.
+            # Slurm waits two minutes by itself, and does not start a job in the second in which it has killed it.
             assert poll(lambda: state() == "PENDING BeginTime", 90), state()
             run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
             assert poll(lambda: state() == "RUNNING None", 60), state()
@@ -125,7 +127,7 @@ def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
             assert said("restart 1: going on from out/checkpoint-"), output.read_text()
             first = output.read_text().count("'loss'")
             assert poll(lambda: output.read_text().count("'loss'") > first, 150)
-            run("scancel", "--signal=USR1", job)  # as --signal has it sent
+            run("scancel", "--signal=USR1", job)  # as Slurm sends it for --signal
             assert said("SIGUSR1: saved out/checkpoint-"), output.read_text()
             assert poll(lambda: state() == "FAILED NonZeroExitCode", 30), state()
             assert json.loads((tmp_path / "out" / "cpudist.json").read_text())["world_size"] == 2

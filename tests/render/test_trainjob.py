@@ -1,4 +1,4 @@
-"""The TrainJob against its CRD's schema, and its TrainingRuntime as far as schemas of other CRDs go."""
+"""The TrainJob: its CRD's schema, and its TrainingRuntime as far as schemas of other CRDs cover it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Documents = Callable[..., list[dict[str, Any]]]
 def test_it_is_what_the_schema_wants(documents: Documents, words: list[str]) -> None:
     runtime, job = documents("trainjob", *words)
     schemas.check(job)
-    # The CRD of runtimes is not at hand; its pods are those of every CRD.
+    # There is no copy of the CRD of runtimes. Its pods are those of the other CRDs.
     (pods,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     schemas.check_pod_template(pods["template"]["spec"]["template"])
 
@@ -31,7 +31,8 @@ def test_the_job_comes_with_its_runtime(documents: Documents) -> None:
     assert trainer["numNodes"] == policy["numNodes"] == 3
     assert trainer["resourcesPerNode"]["requests"] == trainer["resourcesPerNode"]["limits"]
     assert env(trainer)["OMP_NUM_THREADS"] == "7"
-    # What Trainer looks for.
+    assert env(trainer)["CPUDIST_RUN_ID"] == "pod's metadata.labels['jobset.sigs.k8s.io/jobset-uid']"
+    # The names by which Trainer finds the pods.
     (pods,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     assert pods["name"] == "node"
     assert pods["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

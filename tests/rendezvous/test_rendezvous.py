@@ -10,10 +10,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from cpudist.environments import Alone, AtAddress, Placement
 from cpudist.errors import StartupTimeout, UserError
-from cpudist.machine.identity import free_port
-from cpudist.rendezvous import exchange, meet
+from cpudist.launchers import Alone, AtAddress, Placement
+from cpudist.rendezvous import all_gather, connect
+from cpudist.topology.identity import free_port
 
 SECONDS = timedelta(seconds=10)
 
@@ -34,7 +34,7 @@ def test_every_rank_gets_every_value_in_rank_order_again_and_again(server: TCPSt
     def run(rank: int) -> None:
         store = client(server)
         got[rank] = [
-            exchange(store, rank, size, key, f"{key}{rank}" if rank else "", 10, what="testing") for key in "ab"
+            all_gather(store, rank, size, key, f"{key}{rank}" if rank else "", 10, what="testing") for key in "ab"
         ]
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
@@ -50,7 +50,7 @@ def test_missing_ranks_are_named_within_the_timeout(server: TCPStore) -> None:
     client(server).set("k/1", "value")  # rank 1 has arrived
     start = time.monotonic()
     with pytest.raises(StartupTimeout) as error:
-        exchange(server, 0, 4, "k", "value", 1.5, "starting")
+        all_gather(server, 0, 4, "k", "value", 1.5, "starting")
     assert time.monotonic() - start < 5
     assert "ranks 2, 3" in str(error.value)
     assert "starting" in str(error.value)
@@ -58,24 +58,25 @@ def test_missing_ranks_are_named_within_the_timeout(server: TCPStore) -> None:
 
 
 def test_a_single_process_meets_itself() -> None:
-    meeting = meet(Alone(), Placement(0, 1), "test", timeout=5)
-    assert exchange(meeting.store, 0, 1, "key", "value", 5, what="testing") == ["value"]
+    alone = connect(Alone(), Placement(0, 1), "test", timeout=5)
+    assert all_gather(alone.store, 0, 1, "key", "value", 5, what="testing") == ["value"]
 
 
 def test_a_rank_that_comes_earlier_than_rank_0_does_not_blame_it(
     server: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[exchange.__module__], "_VERDICT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules[all_gather.__module__], "_VERDICT_SECONDS", 0.0)
     client(server).set("k/0", "=there")  # rank 0 has arrived, and still waits for rank 2
     with pytest.raises(StartupTimeout, match="still waiting for rank 2 of 3"):
-        exchange(client(server), 1, 3, "k", "value", 0.5)
+        all_gather(client(server), 1, 3, "k", "value", 0.5)
 
 
+@pytest.mark.job
 def test_another_jobs_rank_is_not_taken_for_ours() -> None:
     """Two jobs with the same MASTER_PORT and no token: the second one's rank 1 finds the first one's store."""
     address = AtAddress("127.0.0.1", free_port())
-    first = meet(address, Placement(0, 2), "0", timeout=5)
-    meet(address, Placement(1, 2), "0", timeout=5)
+    first = connect(address, Placement(0, 2), "0", timeout=5)
+    connect(address, Placement(1, 2), "0", timeout=5)
     with pytest.raises(UserError, match=r"rank 1 is in the job at .* already: another job uses this port"):
-        meet(address, Placement(1, 2), "0", timeout=5)
+        connect(address, Placement(1, 2), "0", timeout=5)
     first.close()

@@ -8,15 +8,16 @@ import signal
 import subprocess
 import threading
 import time
+from multiprocessing.connection import Connection
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from cpudist.rendezvous.connection import Address
-from cpudist.rendezvous.process import StoreProcess
-from cpudist.rendezvous.store import JobStore
+from cpudist.store.client import Address
+from cpudist.store.process import StoreProcess
+from cpudist.store.torch_store import JobStore
 from cpudist.training.interruption import Interruption
 
 RANKS = 3
@@ -42,11 +43,14 @@ def test_all_ranks_stop_after_the_same_step(data: st.DataObject) -> None:
     raise AssertionError("they never stop")
 
 
+@pytest.mark.job
 def test_a_signal_does_what_it_did_before_where_the_store_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
-    server = StoreProcess(["127.0.0.1"], 0, b"token", silence=5)
+    server = StoreProcess(["127.0.0.1"], 0, b"token", keepalive_timeout=5)
     got: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
-    interruption = Interruption(0, 1, JobStore(Address(("127.0.0.1",), server.port, b"token", silence=5), timeout=20))
+    interruption = Interruption(
+        0, 1, JobStore(Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5), timeout=20)
+    )
     try:
         interruption.begin()
         server.close()
@@ -62,21 +66,31 @@ def test_a_signal_does_what_it_did_before_where_the_store_is_lost(capfd: pytest.
         signal.signal(signal.SIGUSR1, before)
 
 
-def _end_soon(seconds: float) -> None:
-    time.sleep(seconds)
+def _tell_pending(connection: Connection) -> None:
+    while True:
+        connection.recv()
+        connection.send(len(signal.sigpending()))
 
 
+@pytest.mark.job
 def test_children_hear_only_their_parent() -> None:
     """A launcher's signal to the whole group must not end a worker; the end of a pool must."""
     interruption = Interruption(0, 1, HashStore())
     interruption.begin()
     try:
-        child = multiprocessing.get_context("fork").Process(target=_end_soon, args=(60,))
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_tell_pending, args=(theirs,))
         child.start()
+        theirs.close()  # a child that has ended then is an EOFError
         for name in ("TERM", "INT", "USR1"):
             subprocess.run(["kill", "-s", name, str(child.pid)], check=True)
-        child.join(0.5)
-        assert child.is_alive()
+        pending, deadline = 1, time.monotonic() + 20
+        while pending:  # the next signal would be lost in one that is still pending
+            assert time.monotonic() < deadline
+            ours.send(None)
+            assert ours.poll(20)
+            pending = ours.recv()
         child.terminate()
         child.join(20)
         assert child.exitcode == -signal.SIGTERM

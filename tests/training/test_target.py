@@ -54,10 +54,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.job
 def test_script_sees_its_arguments_its_neighbours_and_itself(folder: Path) -> None:
     assert _run(folder, "inner/script.py", ["--a", "1"]) == "['inner/script.py', '--a', '1'] neighbour True"
 
 
+@pytest.mark.job
 def test_module_as_python_dash_m(folder: Path) -> None:
     assert _run(folder / "inner", "package.part", ["x"], module=True) == "imported\n__main__ package ['x']"
 

@@ -29,17 +29,17 @@ _COMPILE_SECONDS = 900.0
 
 
 def cache_folder() -> Path:
-    """Where compiled backends are kept: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder."""
+    """Return the folder of compiled backends: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder."""
     if chosen := os.environ.get("CPUDIST_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpudist"
 
 
 def find_built() -> Path | None:
-    """The compiled module for this environment, if the cache has one.
+    """Return the compiled module for this environment; None if the cache has none.
 
     Raises:
-        UserError: when oneCCL is missing.
+        UserError: oneCCL is missing.
     """
     return _find(cache_folder() / _key(find_oneccl()), find_compiler())
 
@@ -47,11 +47,14 @@ def find_built() -> Path | None:
 def ensure_built(cache: Path | None = None) -> Path:
     """Return the compiled module for this environment, compiling it if the cache has none.
 
-    One process compiles; others on the same machine wait for it. On a machine without a compiler, a binary that
-    `cpudist build` made with any compiler for the same torch, Python and oneCCL is taken.
+    One process compiles; others on the same machine wait for it. A machine without a compiler uses a binary that
+    `cpudist build` made elsewhere, with any compiler, for the same torch, Python and oneCCL.
+
+    Args:
+        cache: the folder of compiled backends; None for `cache_folder`.
 
     Raises:
-        UserError: when oneCCL, a compiler or a header is missing, or the compilation fails.
+        UserError: oneCCL, a compiler or a header is missing, or the compilation fails.
     """
     cache = cache or cache_folder()
     oneccl = find_oneccl()
@@ -73,7 +76,7 @@ def ensure_built(cache: Path | None = None) -> Path:
 
 
 def _key(oneccl: OneCcl) -> str:
-    content = hashlib.sha256(str(oneccl.prefix).encode())  # it stands in the binary, as DT_RPATH
+    content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary has it as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -81,7 +84,7 @@ def _key(oneccl: OneCcl) -> str:
 
 
 def _torch_version() -> str:
-    """torch.__version__, read from its file: importing torch takes seconds, and some only ask what is in the cache."""
+    """torch.__version__, read from its file: importing torch takes seconds, which `find_built` does without."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         raise UserError("torch is not installed; pip install torch==2.13.0")
@@ -95,7 +98,11 @@ def _find(folder: Path, compiler: Compiler | None) -> Path | None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time in; the kernel releases the lock when its holder dies."""
+    """Hold the folder's lock, which the kernel releases when its holder dies.
+
+    Raises:
+        UserError: the folder cannot be written, or another process holds the lock for too long.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = open(folder / "lock", "w")  # noqa: SIM115
@@ -128,7 +135,7 @@ def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
         f"compiling the ccl backend for torch {torch.__version__} and oneCCL {oneccl.version} "
         "(once, about half a minute)"
     )
-    # Built in a folder beside, then moved: no process can load half a file.
+    # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         output = Path(scratch) / target.name
         command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output)

@@ -1,4 +1,4 @@
-"""Loads the compiled extension module and starts oneCCL, once in a process, with the settings it needs.
+"""Loads the compiled extension module and starts oneCCL, once in a process, with the settings that it needs.
 
 oneCCL takes its settings from the environment when it starts. What the user has set is never overridden.
 """
@@ -15,16 +15,18 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, Literal
 
-from cpudist import environments
+from cpudist import launchers
 from cpudist.backends.ccl.build import ensure_built
 from cpudist.backends.ccl.toolchain import find_oneccl
-from cpudist.ending import end_now
+from cpudist.console import end_now
 from cpudist.errors import UserError
 from cpudist.waiting import bounded
 
 Transport = Literal["mpi", "ofi"]
 
-_FINALIZE_SECONDS = 60.0  # for the other ranks to come to their end
+_THREAD_MULTIPLE = 3  # in the ABI of MPICH, which Intel MPI shares
+_START_SECONDS = 300.0  # for the other ranks to be started
+_FINALIZE_SECONDS = 60.0  # bound on waiting for the other ranks
 
 
 @cache
@@ -32,7 +34,7 @@ def load() -> Any:
     """Return the extension module ``cpudist_ccl`` with oneCCL's settings in place, compiling it if needed.
 
     Raises:
-        UserError: when it cannot be compiled or loaded; the line names the remedy.
+        UserError: it cannot be compiled or loaded; the line names the remedy.
     """
     path = ensure_built()
     transport = apply_settings()
@@ -46,22 +48,24 @@ def load() -> Any:
         loader.exec_module(module)
     except ImportError as error:
         raise UserError(f"the compiled ccl backend does not load: {error}; remove {path.parent}") from None
+    if transport == "mpi":
+        _start_mpi()
     module.start()
     module.transport = transport  # type: ignore[attr-defined]
     atexit.register(_leave, module)
-    # A forked child must not take its parent's place in the job; the module has shut itself in the child.
+    # A forked child is no rank of the job; the module's own fork handler has closed it in the child.
     os.register_at_fork(after_in_child=lambda: atexit.unregister(_leave))
     return module
 
 
 def transport() -> Transport:
-    """What oneCCL carries messages with in this process."""
+    """Return what oneCCL carries messages with in this process."""
     chosen: Transport = load().transport
     return chosen
 
 
 def apply_settings() -> Transport:
-    """Put what oneCCL is to find at its start into the environment, except where the user has."""
+    """Set oneCCL's variables that the user has not set, and return the transport; oneCCL reads them when it starts."""
     transport = choose_transport()
     for name, value in settings(transport).items():
         os.environ.setdefault(name, value)
@@ -69,7 +73,7 @@ def apply_settings() -> Transport:
 
 
 def choose_transport() -> Transport:
-    """What oneCCL should carry messages with: MPI where a launcher has made an MPI world that it can join.
+    """Return what oneCCL is to carry messages with: MPI where a launcher has made an MPI world that it can join.
 
     oneCCL speaks the MPICH ABI (Intel MPI, MPICH), not Open MPI's; everywhere else it uses libfabric (OFI) by itself.
     The environment is detected here and not handed down by a job: `init_process_group("ccl")` comes here without one.
@@ -80,39 +84,53 @@ def choose_transport() -> Transport:
 
 
 def _in_mpi_world(variables: Mapping[str, str]) -> bool:
-    environment = environments.detect(variables)
+    launcher = launchers.detect(variables)
     try:
-        rendezvous = environment.rendezvous()
-    except UserError:  # torch's variables, but not all: `init_process_group` was told how to meet, by a file or a store
+        rendezvous = launcher.rendezvous()
+    except UserError:  # some of torch's variables are missing: `init_process_group` was given a file or a store
         return False
-    if not (isinstance(rendezvous, environments.OverMpi) and rendezvous.mpich_abi):
+    if not (isinstance(rendezvous, launchers.OverMpi) and rendezvous.mpich_abi):
         return False
-    # Processes that a rank has spawned inherit its variables; then WORLD_SIZE is theirs.
-    return variables.get("WORLD_SIZE") in (None, str(environment.placement().size))
+    # Processes that a rank has spawned inherit its MPI variables, but have a WORLD_SIZE of their own.
+    return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
 
 
 def settings(transport: Transport) -> dict[str, str]:
-    """What oneCCL is told at its start, by variable."""
+    """Return the environment variables of oneCCL's settings."""
     return {
         "CCL_ATL_TRANSPORT": transport,
-        # No thread of its own that polls: on a core that computes it costs more than it brings, and over OFI a small
-        # allreduce takes 8 ms instead of 24 us. csrc/engine.hpp makes the progress.
+        # No polling thread of oneCCL's own: it slows down a core that computes, and over OFI a small allreduce takes
+        # 8 ms instead of 24 us. csrc/engine.hpp makes progress instead.
         "CCL_WORKER_OFFLOAD": "0",
-        # Left to itself it chooses an algorithm by the bytes of this rank, and ranks with different shares then wait
-        # for each other for ever (a scatter of 9.6 MB at 2 ranks).
+        # By default oneCCL chooses an algorithm by this rank's bytes. Ranks with different shares then choose
+        # differently and wait for each other for ever (a scatter of 9.6 MB at 2 ranks).
         "CCL_ALLTOALLV": "scatter",
-        # Its warnings (about the settings above, among others) would come from every rank.
+        # Every rank would print its warnings, among others about the settings above.
         "CCL_LOG_LEVEL": "error",
     }
 
 
+def _start_mpi() -> None:
+    """Start MPI, unless a job or mpi4py has.
+
+    Otherwise oneCCL starts it, and ends it with the last communicator. MPI can be started only once in a process, so no
+    group could be made after that.
+    """
+    mpi = _loaded_mpi() or ctypes.CDLL(str(find_oneccl().lib / "libmpi.so.12"), mode=ctypes.RTLD_GLOBAL)
+    started, provided = ctypes.c_int(), ctypes.c_int()
+    mpi.MPI_Initialized(ctypes.byref(started))
+    if not started.value:
+        with bounded("MPI_Init", _START_SECONDS):
+            mpi.MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
+
+
 def _leave(module: Any) -> None:
-    """At interpreter exit: leave oneCCL in order, or after a failure end before its destructors wait for lost peers."""
+    """Shut oneCCL down at exit; after a failure end at once, before its destructors wait for lost peers."""
     import torch.distributed as dist
 
     if not module.usable():
         end_now(1)
-    # After an uncaught exception MPI is not ended: the launcher then takes this rank for crashed and ends the others.
+    # After an uncaught exception MPI is not finalized: the launcher reports this rank as crashed and ends the others.
     failed = getattr(sys, "last_value", None) is not None
     if not failed:
         module.drain()
@@ -125,16 +143,14 @@ def _leave(module: Any) -> None:
 
 
 def _finalize_mpi() -> None:
-    """End the MPI that oneCCL has started.
+    """Finalize the MPI that `_start_mpi` has started.
 
-    oneCCL does so with its last communicator, but that lives on where something still refers to its group, such as a
-    model in DDP. A rank that ends without MPI_Finalize counts as crashed.
+    A rank that exits without MPI_Finalize is reported as crashed by its launcher.
     """
     if getattr(getattr(sys.modules.get("mpi4py"), "rc", None), "finalize", None) is not None:
-        return  # mpi4py will do it, or whoever told it not to, such as rendezvous/mpi.py
-    try:
-        mpi = ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
-    except OSError:  # never loaded: no group was made
+        return  # mpi4py does it, or the code that has told it not to, such as rendezvous/mpi.py
+    mpi = _loaded_mpi()
+    if mpi is None:
         return
     started, ended = ctypes.c_int(), ctypes.c_int()
     mpi.MPI_Initialized(ctypes.byref(started))
@@ -142,3 +158,11 @@ def _finalize_mpi() -> None:
     if started.value and not ended.value:
         with bounded("MPI_Finalize", _FINALIZE_SECONDS):
             mpi.MPI_Finalize()
+
+
+def _loaded_mpi() -> ctypes.CDLL | None:
+    """The MPI library of this process, wherever it was loaded from; None if none was."""
+    try:
+        return ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return None

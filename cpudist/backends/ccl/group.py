@@ -1,4 +1,4 @@
-"""Creates one process group: the ranks meet through the group's store, then its transport is made."""
+"""Creates one process group: its ranks exchange their places through its store, then make its transport."""
 
 from __future__ import annotations
 
@@ -7,66 +7,94 @@ import os
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Backend
 from torch.distributed import PrefixStore
 
 from cpudist.backends.ccl.extension import load
 from cpudist.errors import UserError
-from cpudist.machine.cpus import allowed_cpus, cores_to_spare, cpu_quota
-from cpudist.machine.description import own_numa_node
-from cpudist.machine.identity import node_identity
 from cpudist.pinning import data_cores
-from cpudist.rendezvous import exchange
+from cpudist.rendezvous import all_gather
+from cpudist.topology.identity import node_identity
+from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
 
 
-def create_group(options: Any) -> Any:
-    """Create the c10d backend that torch asks for with a ``_DistributedBackendOptions``.
+class WireOptions(Backend.Options):
+    """``pg_options`` of a group whose large sums and averages of float32 cross the network in another format.
+
+    Args:
+        wire: "bf16", or "int8" in blocks of 256 values.
+    """
+
+    def __init__(self, wire: str) -> None:
+        super().__init__("ccl")
+        self.wire = wire
+
+
+def create_group(options: Any, backend_options: Any = None) -> Any:
+    """Create a c10d backend. All ranks of the group call it.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``.
+        backend_options: the user's ``pg_options``, of torch's base class. torch replaces their timeout by its argument.
 
     Raises:
-        UserError: when the backend cannot be compiled or loaded on this rank.
-        StartupTimeout: when ranks of the group are missing after its timeout; it names them.
+        UserError: the backend cannot be compiled or loaded on this rank, CPUDIST_TRANSPORT is wrong, or
+            `backend_options` are another backend's.
+        StartupTimeout: ranks of the group are missing after its timeout; the message names them.
     """
+    if type(backend_options) not in (type(None), Backend.Options, WireOptions):
+        raise UserError(
+            f"the ccl backend takes no pg_options of type {type(backend_options).__name__}; leave pg_options out"
+        )
     module = load()
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
+    # A group of this name may have been made before in the same store, and its keys are still there.
+    generation = options.store.add(f"generation/{rank}", 1)
+    store = PrefixStore(str(generation), options.store)
+    wire = getattr(backend_options, "wire", "float32")
     own = {
+        "wire": wire,
         "node": node_identity(),
-        "numa_node": own_numa_node(),
         "cpus": allowed_cpus(),
         "transport": os.environ.get("CPUDIST_TRANSPORT", ""),
     }
     members = [
         json.loads(text)
-        for text in exchange(
-            PrefixStore("members", options.store),
+        for text in all_gather(
+            PrefixStore("members", store),
             rank,
             size,
             "member",
             json.dumps(own),
             timeout,
             what=f"creating the ccl group {options.group_id!r}",
-            meanwhile=module.progress,  # a peer may need what is under way before it can come here
+            meanwhile=module.progress,  # a peer may wait for a call under way before it comes here
         )
     ]
+    if len({member["wire"] for member in members}) > 1:
+        raise UserError("ranks ask for different formats of compressed gradients; give the same on all of them")
     shared_memory = _may_share_memory({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
     spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
-    # The default group is the whole job; a subgroup does not see who else uses the node's cores.
+    # Only the default group, which is the whole job, sees all ranks that use the node's cores.
     module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
-    numa_nodes = each_in_one([member["numa_node"] for member in members])
-    store = PrefixStore("transport", options.store)
-    return module.create_group(store, rank, nodes, numa_nodes, timeout, options.group_id, shared_memory)
-
-
-def each_in_one(numa_nodes: list[int | None]) -> list[int]:
-    """The ranks' NUMA nodes; none at all where some rank is in several, or does not know."""
-    known = [node for node in numa_nodes if node is not None]
-    return known if len(known) == len(numa_nodes) else []
+    return module.create_group(
+        PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, wire
+    )
 
 
 def _may_share_memory(chosen: set[str]) -> bool:
-    """Whether our own transport may be used inside a machine, after all ranks' CPUDIST_TRANSPORT."""
+    """Whether shared memory may be used inside a machine.
+
+    Args:
+        chosen: the values of CPUDIST_TRANSPORT on all ranks.
+
+    Raises:
+        UserError: a value is not known, or ranks differ.
+    """
     if unknown := chosen - {"", "oneccl"}:
         raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")
     if len(chosen) > 1:

@@ -1,7 +1,11 @@
-"""Intel's own binding, `oneccl_bindings_for_pytorch`: used where it fits, answered for where it is missing.
+"""What stands for Intel's binding, whose two names scripts and set-up lines import.
 
-It ended with torch 2.8, but every script that was written for it imports it, for no other reason than to make the name
-``ccl`` known to torch. Where it is not installed, that import gives an empty module, and ``ccl`` is ours.
+Intel's binding, `oneccl_bindings_for_pytorch`, ended with torch 2.8. Scripts import it only to make ``ccl`` known to
+torch; guides import it to find the folder of its ``env/setvars.sh`` and source that.
+
+cpudist installs two modules with these names. Each is one file: Python prefers a package of the same name in the same
+folder, so Intel's is imported where it is installed, and neither installation touches the other's files. During a job
+on ccl ours are imported in any case: Intel's would replace cpudist's ``ccl`` in torch.
 """
 
 from __future__ import annotations
@@ -12,33 +16,47 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import spec_from_loader
+from pathlib import Path
 from types import ModuleType
 
-PACKAGE = "oneccl_bindings_for_pytorch"
-_IMPORT_NAMES = (PACKAGE, "torch_ccl")  # the second is its name before torch 1.13
-_DISTRIBUTIONS = ("oneccl_bind_pt", PACKAGE)
+_IMPORT_NAMES = ("oneccl_bindings_for_pytorch", "torch_ccl")  # the second is its name before torch 1.13
+_DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")
 
 
-def binding(torch_version: str) -> str | None:
-    """The version of Intel's binding when it is installed and was made for this torch, else None."""
+def fill(module: ModuleType) -> None:
+    """Give a module that stands for Intel's what is read of it: `cwd`, and the folder of `__file__`."""
+    from cpudist.backends.ccl.register import register
+
+    module.__doc__ = "Stands for Intel's package: the backend ccl is cpudist's."
+    module.__file__ = str(Path(__file__).absolute())  # beside it is env/setvars.sh
+    vars(module)["cwd"] = str(Path(__file__).absolute().parent)
+    if "torch" in sys.modules:  # a torch that is imported later calls it itself
+        register()
+
+
+def hide_installed() -> None:
+    """Let imports of Intel's names give ours from now on, also where Intel's package is installed."""
+    show_installed()
+    sys.meta_path.insert(0, _Finder())
+
+
+def show_installed() -> None:
+    """Take `hide_installed` back."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+
+
+def installed() -> str | None:
+    """Return name and version of Intel's binding where it is installed, else None."""
     for name in _DISTRIBUTIONS:
         try:
-            found = version(name)
+            return f"{name} {version(name)}"
         except PackageNotFoundError:
             continue
-        # Its C++ belongs to one torch release, which its version repeats: 2.8.0+cpu for torch 2.8.
-        return found if found.split(".")[:2] == torch_version.split(".")[:2] else None
     return None
 
 
-def answer_for_missing_package() -> None:
-    """From now on `import oneccl_bindings_for_pytorch` works in this process, also where that is not installed."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())  # the last one: it is asked when nobody else has found the package
-
-
 class _Finder(MetaPathFinder, Loader):
-    """Finds an empty module under Intel's names."""
+    """Find our modules under Intel's names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -46,7 +64,4 @@ class _Finder(MetaPathFinder, Loader):
         return spec_from_loader(fullname, self) if fullname in _IMPORT_NAMES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__doc__ = "Stands for Intel's package, which is not installed: the backend ccl is cpudist's."
-        from cpudist.backends.ccl.register import register
-
-        register()
+        fill(module)

@@ -1,8 +1,8 @@
-"""Makes `init_process_group("ccl")` known to torch.
+"""Makes the name ``ccl`` known to torch.
 
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``), and `import cpudist` calls
-it too, so a script needs neither `import oneccl_bindings_for_pytorch` nor any other import. It must stay cheap and must
-not fail: nothing is compiled or loaded before the first process group is created.
+it too, so a script needs no other import. It is cheap and does not fail: nothing is compiled or loaded before the first
+process group is created.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ def register() -> None:
     """Register ``ccl`` with `torch.distributed` for CPU tensors; calling it again changes nothing."""
     import torch.distributed as dist
 
-    if dist.is_available() and "CCL" not in dist.Backend._plugins:
+    if dist.is_available() and getattr(dist.Backend._plugins.get("CCL"), "creator_fn", None) is not _create:
         dist.Backend.register_backend("ccl", _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options: Any, _backend_options: Any) -> Any:
-    """Create a process group; torch hands a ``_DistributedBackendOptions`` and the user's ``pg_options``."""
+def _create(options: Any, backend_options: Any) -> Any:
+    """Create a process group from torch's ``_DistributedBackendOptions`` and the user's ``pg_options``."""
     from cpudist.backends.ccl.group import create_group
 
-    return create_group(options)
+    return create_group(options, backend_options)

@@ -1,4 +1,4 @@
-"""Finds what the ccl backend is compiled with: oneCCL's headers and libraries, a C++ compiler, torch's own flags."""
+"""Finds what the ccl backend is compiled with: oneCCL's headers and libraries, a C++ compiler, torch's flags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OneCcl:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: how to call it, and a name with its version for the cache."""
+    """A C++ compiler: its command, and its name with its version for the cache."""
 
     command: str
     label: str
@@ -43,7 +43,7 @@ def find_oneccl() -> OneCcl:
     """Find the oneCCL that pip installed (packages oneccl and oneccl-devel).
 
     Raises:
-        UserError: when it is not installed, or lacks its headers or its static library.
+        UserError: it is not installed, or lacks its headers or its static library.
     """
     try:
         package = distribution("oneccl-devel")
@@ -51,7 +51,7 @@ def find_oneccl() -> OneCcl:
         raise UserError(
             "oneCCL is not installed in this environment; install it with: pip install 'cpudist[ccl]'"
         ) from None
-    # Wheels put these under the environment's prefix, wherever that is (a venv, --user, --target).
+    # pip puts a wheel's files under the environment's prefix: a venv, --user or --target.
     for entry in package.files or []:
         if str(entry).endswith(_HEADER):
             prefix = Path(str(package.locate_file(entry))).resolve().parents[2]
@@ -69,7 +69,7 @@ def find_oneccl() -> OneCcl:
 
 @cache
 def find_compiler() -> Compiler | None:
-    """Find the C++ compiler: $CXX, or g++. None when there is none."""
+    """Find the C++ compiler $CXX, or g++; None where there is none."""
     command = shutil.which(os.environ.get("CXX") or "g++")
     if command is None:
         return None
@@ -80,13 +80,13 @@ def find_compiler() -> Compiler | None:
 
 
 def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Path) -> list[str]:
-    """The command that compiles and links the extension module.
+    """Return the command that compiles and links the extension module.
 
-    oneCCL is linked statically. What it loads at run time (libmpi, libfabric) is found through DT_RPATH, which, unlike
-    DT_RUNPATH, also holds for libraries that a library opens: no LD_LIBRARY_PATH and no setvars.sh.
+    oneCCL is linked statically. The libraries that it loads at run time (libmpi, libfabric) are found by DT_RPATH,
+    which, unlike DT_RUNPATH, also applies to libraries that a library opens: no LD_LIBRARY_PATH, no setvars.sh.
 
     Raises:
-        UserError: when Python's headers are missing.
+        UserError: Python's headers are missing.
     """
     import torch
 
@@ -101,7 +101,7 @@ def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Pa
         python_include,
         oneccl.prefix / "include",
     ]
-    # pybind11 lets modules share types only if these are the same; torch 2.8 says which it was built with.
+    # pybind11 shares types only between modules that agree in these; torch 2.8 exposes those it was built with.
     pybind = [
         f'-DPYBIND11_{name}="{value}"'
         for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
@@ -118,5 +118,4 @@ def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Pa
         *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libintlc.so.5", "-l:libhwloc.so.15"),
         *("-lc10", "-ltorch_cpu", "-ltorch_python"),
         *(f"-Wl,-rpath,{oneccl.lib}", "-Wl,--disable-new-dtags"),
-        "-Wl,--wrap=dlsym",  # csrc/oneccl/provider.cpp
     ]

@@ -1,142 +1,160 @@
-"""The xla backend as cpudist sees it: on the CPU through the host, on GPUs and TPUs the runtime's own, or one mesh."""
+"""The xla backend: on CPUs through the host, on GPUs and TPUs by the runtime itself, or one program over a mesh.
+
+torch is imported in methods: see `Backend`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
-import torch
-import torch.distributed as dist
-from torch.distributed import constants, distributed_c10d
-from torch.nn.parallel import DistributedDataParallel
-
-from cpudist.backends.base import Backend
-from cpudist.backends.xla import devices, joining, versions
+from cpudist.backends.base import Backend, Option
+from cpudist.backends.xla import devices
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
     from torch.distributed import Store
 
+    from cpudist.backends.layouts import Layout
     from cpudist.backends.xla.graphs import Graphs
-    from cpudist.backends.xla.host import HostCcl, HostGloo
-    from cpudist.backends.xla.spmd.sharding import Sharding
+    from cpudist.backends.xla.group import HostCcl, HostGloo
+    from cpudist.backends.xla.sharding import Sharding
     from cpudist.world import World
 
 
 class XlaBackend(Backend):
-    """PyTorch/XLA. torch_xla is imported by `start`, once the device is chosen: it reads the environment then."""
+    """PyTorch/XLA. `start` imports torch_xla once the device is chosen, since it reads the environment then."""
 
     name = "xla"
+    options = (
+        Option("device", "what PyTorch/XLA computes on (PJRT_DEVICE)", choices=devices.KINDS),
+        Option(
+            "mesh",
+            "one program over a mesh of all devices: data=4, fsdp=4, data=2,model=2; -1 stands for the rest",
+            metavar="AXES",
+        ),
+        Option(
+            "sharding",
+            "how parameters lie on the mesh: JSON, patterns of names to partition specs",
+            metavar="FILE",
+        ),
+        Option("show_sharding", "print how tensors lie on the devices", type=bool, default=False),
+    )
+    companions = ("torch_xla",)
     device_type = "xla"
     fixed_shapes = True
     optimizations = frozenset({"autocast"})
+    # The advice to start with torch.distributed.launch, which transformers gives beside every process group on XLA.
+    hidden_warnings = ("parallel_mode != ParallelMode.DISTRIBUTED",)
 
     def __init__(self) -> None:
-        self._asked: str | None = None
         self._mesh: str | None = None
-        self._table: str | None = None
-        self._show = False
+        self._world_size = 1
         self._changes: Changes | None = None
         self._host: HostCcl | HostGloo | None = None
         self._sharding: Sharding | None = None
         self._graphs: Graphs | None = None
         self._prepared: WeakSet[torch.nn.Module] = WeakSet()
         self._choice = devices.Choice("cpu", "")
+        self.configure()
 
-    def configure(  # type: ignore[override]
-        self,
-        device: str | None = None,
-        mesh: str | None = None,
-        sharding: str | None = None,
-        show_sharding: bool = False,
-    ) -> None:
-        """Take the options of `cpudist-train --backend xla`.
+    def configure(self, **values: Any) -> None:
+        super().configure(**values)
+        self._mesh = self.configured["mesh"]
+        for option in self.options:
+            if option.name in ("sharding", "show_sharding") and self.configured[option.name] and not self._mesh:
+                raise UserError(f"{option.flag} is for a mesh; give --mesh data=-1 or the like")
 
-        Args:
-            device: one of `devices.KINDS`; None takes what PJRT_DEVICE says, or what is there.
-            mesh: the axes of one mesh over all devices, such as "data=2,model=2"; see `spmd.mesh.parse`.
-            sharding: a JSON file that says how parameters lie on the mesh; see `spmd.table.read`.
-            show_sharding: whether rank 0 prints how parameters and batches lie on the devices.
-        """
-        if (sharding or show_sharding) and not mesh:
-            raise UserError(
-                f"--{'sharding' if sharding else 'show-sharding'} is for a mesh; give --mesh data=-1 or the like"
-            )
-        self._asked, self._mesh, self._table, self._show = device, mesh, sharding, show_sharding
+    @classmethod
+    def findings(cls, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
+        # Where torch_xla does not fit torch, the check of versions says so.
+        return devices.findings(environment) if devices.missing() is None else iter(())
+
+    def processes_per_node(self, asked: int) -> int:
+        """Return one process for each device, where devices are not made of the CPU."""
+        if reason := self.unavailable():
+            raise UserError(f"backend xla cannot be used: {reason}")
+        kind = self._choice.kind
+        found = devices.count(kind)
+        if found is None or found == asked:
+            return asked
+        say(f"xla: starting {found} processes in the place of {asked}, one for each {kind.upper()} device of this node")
+        return found
 
     def find_others(self) -> Mapping[str, str]:
         if self._mesh is None or self.unavailable() is not None or self._choice.kind != "tpu":
             return {}
-        from cpudist.backends.xla import pod
+        from cpudist.backends.xla import joining
 
-        return pod.place()
+        return joining.pod_worker()
 
     def unavailable(self) -> str | None:
-        reason = versions.missing()
-        if reason is not None:
+        if reason := devices.missing():
             return reason
         try:
-            self._choice = devices.choose(self._asked, os.environ)
+            self._choice = devices.choose(self.configured["device"], os.environ)
         except UserError as error:
             return str(error)
         return devices.lacks(self._choice.kind)
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        # Groups that are made without a timeout would otherwise wait for torch's half an hour.
-        distributed_c10d.default_pg_timeout = timedelta(seconds=timeout)
-        first = self._changes is None
+        from cpudist.backends.xla import joining
+
+        self._world_size = world.size
+        joining.bound_new_groups(timeout)
+        first = self._changes is None  # a script may destroy its process group and make another one
         try:
             if first:
                 self._open(world, store, timeout)
-            self._make_group(world, store, timeout)
+            if self._sharding is not None:
+                joining.make_group("gloo", world, store, timeout)
+            elif self._host is not None:
+                from cpudist.backends.xla.group import name_with
+
+                joining.make_group(name_with(self._host), world, store, timeout)
+            else:
+                joining.join_runtime(world)
         except BaseException:
             self.stop()
             raise
         if first and world.rank == 0:
             self._announce()
 
-    def _make_group(self, world: World, store: Store, timeout: float) -> None:
-        if self._sharding is not None:
-            dist.init_process_group("gloo", **joining.place(world, store, timeout))
-        elif self._host is not None:
-            from cpudist.backends.xla.group import name_with
-
-            dist.init_process_group(name_with(self._host), **joining.place(world, store, timeout))
-        else:
-            joining.join_runtime(world)
-
     def _open(self, world: World, store: Store, timeout: float) -> None:
-        """What is done once for a job, however often a script makes its process group anew."""
+        """Start the runtime and change it for this job."""
         self._changes = Changes()
-        variables = {"PJRT_DEVICE": self._choice.kind.upper(), **self._devices_wanted()}
-        for name, value in variables.items():
-            self._changes.variable(name, value)
-        _check_first(self._choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), self._mesh is not None)
+        self._changes.variable("PJRT_DEVICE", self._choice.kind.upper())
+        if places := self._devices_wanted():
+            self._changes.variable("CPU_NUM_DEVICES", str(places))
+        _check_same_start(self._choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), self._mesh is not None)
         from torch_xla import runtime
 
-        from cpudist.backends.xla import launching, several
+        from cpudist.backends.xla import joining, patches
         from cpudist.backends.xla.graphs import Graphs
 
         if self._mesh is not None:
-            from cpudist.backends.xla.spmd.sharding import Sharding
+            from cpudist.backends.xla.sharding import Sharding
 
-            self._sharding = Sharding.start(self._mesh, self._table, self._show, world)
+            table, show = self.configured["sharding"], self.configured["show_sharding"]
+            self._sharding = Sharding.start(self._mesh, table, show, world)
         elif self._choice.kind == "cpu":
             self._host = joining.agree_on_host(world, store, timeout)
             if world.size > 1 or runtime.addressable_runtime_device_count() > 1:
-                several.make_one_world(world, self._changes)
-        # Not earlier: it is the runtime's own that has begun the mesh.
-        launching.run_in_place(world, self._changes, mesh=self._sharding is not None)
-        launching.one_program_or_none(world, self._changes, mesh=self._sharding is not None)
-        self._graphs = Graphs(speaks=world.rank == 0)
+                patches.make_one_world(world, self._changes)
+        # After `Sharding.start`, which needs the runtime's own use_spmd.
+        patches.run_in_place(world, self._changes, mesh=self._sharding is not None)
+        patches.replace_use_spmd(world, self._changes, mesh=self._sharding is not None)
+        self._graphs = Graphs(warns=world.rank == 0)
 
     def _announce(self) -> None:
-        """Say what is computed on. Not before the group is made: only then may the runtime be asked."""
+        """Print the devices in use. Called after the group is made: the runtime cannot be asked before."""
         from torch_xla import runtime
 
         count = runtime.addressable_runtime_device_count()
@@ -148,20 +166,19 @@ class XlaBackend(Backend):
                 "give --mesh data=-1 to use all"
             )
 
-    def _devices_wanted(self) -> dict[str, str]:
-        """On the CPU a mesh gets as many devices as it has places, where the user has not said how many there are."""
+    def _devices_wanted(self) -> int | None:
+        """Return how many devices a mesh on the CPU needs; None without one, or with CPU_NUM_DEVICES."""
         if self._mesh is None or self._choice.kind != "cpu" or "CPU_NUM_DEVICES" in os.environ:
-            return {}
-        from cpudist.backends.xla.spmd import mesh
+            return None
+        from cpudist.backends.xla import mesh
 
-        places = mesh.places(mesh.parse(self._mesh))
-        return {} if places is None else {"CPU_NUM_DEVICES": str(places)}
+        return mesh.places(mesh.parse(self._mesh))
 
     def variables(self) -> Mapping[str, str]:
-        return {"USE_TORCH_XLA": "1"}  # accelerate and transformers then take it before they look for others
+        return {"USE_TORCH_XLA": "1"}  # accelerate and transformers look for it first then
 
     def prepare(self, model: torch.nn.Module) -> None:
-        if model in self._prepared:  # by an earlier Trainer
+        if model in self._prepared:  # a script may train one model with several Trainers
             return
         self._prepared.add(model)
         if self._graphs is not None:
@@ -169,14 +186,19 @@ class XlaBackend(Backend):
         if self._sharding is not None:
             self._sharding.apply(model)
 
-    def lay_out_by(self, table: Mapping[str, tuple[Any, ...]], whose: str) -> None:
-        if self._sharding is not None:
-            from cpudist.backends.xla.spmd.table import Table
+    def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
+        if self._world_size == 1:
+            return {}
+        from cpudist.backends.xla import patches
 
-            self._sharding.bring(Table(table, whose))
+        return {"accelerate.data_loader": patches.patch_accelerate_loader}
+
+    def use_layout(self, layout: Layout, source: str) -> None:
+        if self._sharding is not None:
+            self._sharding.use_layout(layout, source)
 
     def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
-        """Wrap in `DistributedDataParallel`, whose options these are; under a mesh, lay the model out on it instead."""
+        """Wrap in `DistributedDataParallel`, which takes `options`; under a mesh, place the model on it instead."""
         if shard_optimizer:
             raise UserError("shard_optimizer=True is for the backends ccl and gloo; leave it out on xla")
         self.prepare(model)
@@ -184,12 +206,15 @@ class XlaBackend(Backend):
             if options:
                 raise UserError(f"under --mesh there is no DDP to take {', '.join(options)}; leave them out")
             return model
-        if self._host is None:  # as the runtime's documentation has it: DDP alone may not start from rank 0's weights
+        from torch.distributed import get_world_size
+        from torch.nn.parallel import DistributedDataParallel
+
+        if self._host is None:  # PyTorch/XLA's documentation: DDP alone may not start from rank 0's weights
             from torch_xla.core import xla_model
 
             xla_model.broadcast_master_param(model)
         wrapped = DistributedDataParallel(model, **{**self.ddp_options(), **options})
-        if dist.get_world_size() == 1:  # nothing to exchange, and buckets would take a tenth of a small step
+        if get_world_size() == 1:  # buckets would take a tenth of a small step, for nothing
             wrapped.require_backward_grad_sync = False
         return wrapped
 
@@ -201,6 +226,8 @@ class XlaBackend(Backend):
             )
 
     def autocast(self, dtype: torch.dtype) -> torch.autocast:
+        import torch
+
         if dtype is not torch.float16:
             return super().autocast(dtype)
         from torch_xla.amp import autocast
@@ -225,6 +252,16 @@ class XlaBackend(Backend):
         torch_xla.sync(wait=True)
         self._end_step()
 
+    def random_state(self) -> int:
+        from torch_xla.core import xla_model
+
+        return int(xla_model.get_rng_state())
+
+    def set_random_state(self, state: int) -> None:
+        from torch_xla.core import xla_model
+
+        xla_model.set_rng_state(state)
+
     def _end_step(self) -> None:
         if self._graphs is not None:
             self._graphs.end_step()
@@ -237,9 +274,13 @@ class XlaBackend(Backend):
         if self._host is None:
             super().set_timeout(seconds)
             return
-        distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
-        group: Any = distributed_c10d._get_default_group() if dist.is_initialized() else None
-        if group is not None:
+        import torch.distributed as dist
+
+        from cpudist.backends.xla import joining
+
+        joining.bound_new_groups(seconds)
+        if dist.is_initialized():
+            group: Any = dist.group.WORLD
             self._host._bound(group.inner, seconds)
 
     def transport(self) -> str | None:
@@ -261,7 +302,7 @@ class XlaBackend(Backend):
             details.update(self._host.details())
         if self._sharding is not None:
             details["mesh"] = self._sharding.mesh_text
-            details["sharding"] = f"parameters by the table of {self._sharding.table.whose}"
+            details["sharding"] = f"parameters by the table of {self._sharding.table.source}"
         if self._graphs is not None:
             details.update(self._graphs.summary())
         return details
@@ -270,26 +311,33 @@ class XlaBackend(Backend):
         return None if self._host is None else self._host.communication_seconds()
 
     def stop(self) -> None:
+        import torch.distributed as dist
+
+        from cpudist.backends.xla import joining
+
         if dist.is_initialized():
-            if self._host is not None and self._host.name == "ccl":
+            if self._host is not None:
                 self._host.stop()
             else:
                 dist.destroy_process_group()
-        distributed_c10d.default_pg_timeout = constants.default_pg_timeout
+        joining.bound_new_groups(None)
         if self._changes is not None:
             self._changes.undo()
             self._changes = None
         self._sharding = self._host = None
 
 
-_first: tuple[object, ...] | None = None  # what the runtime was started with in this process
+_started_with: tuple[object, ...] | None = None
 
 
-def _check_first(*wanted: object) -> None:
-    """The runtime lives as long as its process, and takes its devices, and whether it is one program, only once."""
-    global _first
-    if _first not in (None, wanted):
+def _check_same_start(*wanted: object) -> None:
+    """Check that a later job in this process starts the runtime as the first one did.
+
+    The runtime lives as long as its process; it reads its devices, and whether it is one program, only once.
+    """
+    global _started_with
+    if _started_with not in (None, wanted):
         raise UserError(
             "PyTorch/XLA cannot change its devices or take a --mesh later in one process; start another one"
         )
-    _first = wanted
+    _started_with = wanted

@@ -1,6 +1,6 @@
-"""Checkpoints of a model on a mesh: written in pieces, read on the same mesh, another one, or none.
+"""Checkpoints of a model on a mesh: written in pieces, and read on the same mesh, on another one, or without one.
 
-Pieces are `torch.distributed.checkpoint`'s, so a job on ccl or gloo reads them with that:
+The pieces have the format of `torch.distributed.checkpoint`, so a job on ccl or gloo reads them:
 ``dcp.load({"model": model.state_dict()}, checkpoint_id=path)``.
 Source: PyTorch/XLA 2.8, docs/source/perf/spmd_distributed_checkpoint.md.
 """
@@ -20,15 +20,15 @@ from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDS
 
 
 def save(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Write model and optimizer into the folder `path`, each process the pieces that its devices hold."""
+    """Write model and optimizer into the folder `path`; each process writes the pieces that its devices hold."""
     with _quiet():
         dcp.save(_state(model, optimizer), checkpoint_id=path, planner=_SavePlanner())
 
 
 def load(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Read model and optimizer from the folder `path` into what `cpudist.wrap` has laid out on this job's mesh."""
+    """Read model and optimizer from the folder `path` into a model that `cpudist.wrap` has placed on the mesh."""
     if optimizer is not None and not optimizer.state:
-        prime_optimizer(optimizer)  # what it will hold must be there to be read into
+        prime_optimizer(optimizer)  # dcp reads into tensors that exist
     state = _state(model, optimizer)
     with _quiet():
         dcp.load(state, checkpoint_id=path, planner=SPMDLoadPlanner())
@@ -38,7 +38,7 @@ def load(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
 
 
 class _SavePlanner(SPMDSavePlanner):  # type: ignore[misc]
-    """Writes once what several devices of this process hold; the runtime's own (2.8) then leaves it out altogether."""
+    """Writes once what several devices of this process hold; torch_xla's own planner (2.8) does not write it at all."""
 
     def create_local_plan(self) -> SavePlan:
         plan: SavePlan = super().create_local_plan()
@@ -48,7 +48,7 @@ class _SavePlanner(SPMDSavePlanner):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings about the runtime's own code, which torch has outgrown."""
+    """Hide warnings of torch about torch_xla's own code (2.8)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The function definition for SavePlanner|TypedStorage|Using a non-tuple")
         yield

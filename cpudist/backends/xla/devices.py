@@ -1,4 +1,4 @@
-"""Which devices PJRT takes, decided before torch_xla is imported, and what the variables about them mean.
+"""What is installed, and which devices PJRT takes: decided before torch_xla is imported, which reads it then.
 
 Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md and torch_xla/runtime.py.
 """
@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from glob import glob
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from cpudist.errors import UserError
 
 KINDS = ("cpu", "cuda", "tpu")
 
+# torch's release, and what pip is to install beside it. PyTorch/XLA ended with 2.9.
+_FITTING = {"2.8": "torch_xla==2.8.1", "2.9": "torch_xla==2.9.0"}
+_INSTALL_BOTH = "pip install torch==2.9.0 torch_xla==2.9.0"
 _CUDA_PLUGIN = "torch_xla_cuda_plugin"
 
-# The runtime's variables that say which devices there are: where one is set, the run record says what it means.
+# The runtime's variables that say which devices there are, with their meaning for the run record.
 MEANINGS = {
     "PJRT_DEVICE": "the kind of device",
     "CPU_NUM_DEVICES": "devices that each process makes of its CPU (one, if unset)",
@@ -32,39 +36,58 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The kind of device, one of `KINDS`, and how it came to be chosen, for the user to read."""
+    """The kind of device, one of `KINDS`, and the reason for choosing it, for the user to read."""
 
     kind: str
     because: str
 
 
+def missing() -> str | None:
+    """Return why torch_xla cannot be used beside this torch, with the command that helps; None where it can.
+
+    Neither package is imported.
+    """
+    torch = version("torch")
+    wanted = _FITTING.get(_release(torch))
+    if wanted is None:
+        return f"there is no torch_xla for torch {torch}; PyTorch/XLA ended with 2.9: {_INSTALL_BOTH}"
+    try:
+        found = version("torch_xla")
+    except PackageNotFoundError:
+        return f"torch_xla is not installed: pip install {wanted}"
+    if _release(found) != _release(torch):
+        return f"torch_xla {found} is not for torch {torch}: pip install {wanted}"
+    return None
+
+
 def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
-    """What `--device` says, else PJRT_DEVICE, else the best that is there.
+    """Return the kind of device that ``--device`` names, else PJRT_DEVICE, else the fastest that is there.
+
+    Args:
+        asked: the value of ``--device``, one of `KINDS`; None where it is not given.
+        variables: the environment.
 
     Raises:
-        UserError: --device and PJRT_DEVICE contradict each other, or name what the runtime does not have.
+        UserError: --device and PJRT_DEVICE contradict each other, or PJRT_DEVICE is not one of `KINDS`.
     """
     said = variables.get("PJRT_DEVICE", "").split("_")[0].lower()
     said = "cuda" if said == "gpu" else said
     if said and said not in KINDS:
         raise UserError(f"PJRT_DEVICE={variables['PJRT_DEVICE']} is not known here; set it to CPU, CUDA or TPU")
-    if asked is not None and asked not in KINDS:
-        raise UserError(f"there is no device {asked!r}; --device takes {', '.join(KINDS)}")
     if asked and said and asked != said:
         raise UserError(
             f"--device {asked} contradicts PJRT_DEVICE={variables['PJRT_DEVICE']}; leave one of the two out"
         )
     if asked or said:
         return Choice(asked or said, "--device says so" if asked else "PJRT_DEVICE says so")
-    if glob("/dev/accel*") + glob("/dev/vfio/[0-9]*") and lacks("tpu") is None:
-        return Choice("tpu", "PJRT_DEVICE and --device are not set, and a TPU is here")
-    if glob("/dev/nvidia[0-9]*") and lacks("cuda") is None:
-        return Choice("cuda", "PJRT_DEVICE and --device are not set, and a GPU is here")
+    for kind, name in (("tpu", "TPU"), ("cuda", "GPU")):
+        if count(kind) and lacks(kind) is None:
+            return Choice(kind, f"PJRT_DEVICE and --device are not set, and a {name} is here")
     return Choice("cpu", "PJRT_DEVICE and --device are not set, and no TPU or GPU that PyTorch/XLA could use is here")
 
 
 def lacks(kind: str) -> str | None:
-    """What is not installed that the runtime needs for this kind of device, with the remedy; None where it is."""
+    """Return which package the runtime lacks for this kind of device, with the remedy; None where it has all."""
     if kind == "tpu" and "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
         return "there is no libtpu, which drives TPUs: pip install 'torch_xla[tpu]'"
     if kind == "cuda":
@@ -79,7 +102,7 @@ def lacks(kind: str) -> str | None:
 
 
 def count(kind: str) -> int | None:
-    """How many devices of this kind this host has, by its device files; None where each process makes its own."""
+    """Return how many devices of this kind this host has, by its device files; None for none, and for "cpu"."""
     if kind == "cpu":
         return None
     found = glob("/dev/accel*") or glob("/dev/vfio/[0-9]*") if kind == "tpu" else glob("/dev/nvidia[0-9]*")
@@ -87,5 +110,32 @@ def count(kind: str) -> int | None:
 
 
 def explained(variables: Mapping[str, str]) -> dict[str, str]:
-    """The runtime's variables that are set, each with its meaning."""
+    """Return the runtime's variables that are set, each with its value and its meaning."""
     return {name: f"{variables[name]}: {meaning}" for name, meaning in MEANINGS.items() if name in variables}
+
+
+def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
+    """Yield what would be chosen with these variables, and what prevents faster devices; see `Backend.findings`."""
+    try:
+        choice = choose(None, variables)
+        lacking = lacks(choice.kind)
+    except UserError as error:
+        reason, _, remedy = str(error).partition("; ")
+        yield "warning", f"--backend xla would fail: {reason}", remedy
+        return
+    meanings = [f"{name}={meaning}" for name, meaning in explained(variables).items()]
+    what = "; ".join([f"--backend xla computes on {choice.kind.upper()}: {choice.because}", *meanings])
+    if lacking is not None:
+        yield "warning", f"{what}, and would fail", lacking
+        return
+    yield "ok", what, ""
+    if choice.kind == "cpu" and "PJRT_DEVICE" not in variables:
+        for kind in ("tpu", "cuda"):
+            number, lacking = count(kind), lacks(kind)
+            if number and lacking:
+                yield "warning", f"{number} {kind.upper()} devices are here, and not used", lacking
+
+
+def _release(number: str) -> str:
+    """Return the release of a version: "2.8" for "2.8.1+cu128"."""
+    return ".".join(number.split(".")[:2])

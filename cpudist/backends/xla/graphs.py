@@ -1,7 +1,7 @@
-"""What the runtime compiled, how long that took, and which change of a shape was the cause.
+"""Counts the graphs that the runtime compiles, and finds the change of a shape that caused one.
 
-Every new shape makes a new graph, and compiling one takes longer than many steps. The runtime counts this by itself
-(`torch_xla.debug.metrics`); nobody looks there until training is slow.
+Every new shape makes a new graph, and compiling one takes longer than many steps. The runtime counts
+(`torch_xla.debug.metrics`); this warns the user.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from torch_xla.debug import metrics
 
-from cpudist.backends.xla import host
+from cpudist.backends.xla import transfers
 from cpudist.console import say
 
 Shapes = dict[str, tuple[int, ...]]
 
 _NANOSECONDS = 1e-9
-_UNEXPLAINED = 3  # compiles without a change of shape that are let pass: logging, a learning rate that becomes zero
+_UNEXPLAINED = 3  # compiles without a change of shape before a warning: logging, a learning rate that becomes zero
 
 
 class Graphs:
-    """Counts what one job compiles; `saw` and `end_step` are told of every batch and every optimizer step.
+    """Counter of what one job compiles. `note_batch` is called for every batch, `end_step` for every optimizer step.
 
     Args:
-        speaks: whether this rank warns.
+        warns: whether this rank warns the user.
     """
 
-    def __init__(self, speaks: bool) -> None:
-        self._speaks = speaks
+    def __init__(self, warns: bool) -> None:
+        self._warns = warns
         self._count_before, self._seconds_before = _compiled()
         self._compiled = self._count_before
         self._waited_for = _handed_back()
@@ -43,18 +43,18 @@ class Graphs:
         self.waits = 0
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Note the shapes of whatever `model` is called with."""
+        """Note the shapes of all tensors that `model` is called with."""
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
             shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, torch.Tensor)}
-            self.saw(shapes, training=module.training)
+            self.note_batch(shapes, training=module.training)
 
         model.register_forward_pre_hook(note, with_kwargs=True)
 
-    def saw(self, shapes: Shapes, training: bool) -> None:
-        """The model is given tensors of these shapes, to be trained on or not."""
-        if not training:  # an evaluation has graphs of its own
+    def note_batch(self, shapes: Shapes, training: bool) -> None:
+        """Note a batch of these shapes, and whether the model is in training mode."""
+        if not training:  # evaluation compiles its own graphs
             self._aside = True
             return
         key = tuple(sorted(shapes.items()))
@@ -64,7 +64,7 @@ class Graphs:
         self._shapes = shapes
 
     def end_step(self) -> None:
-        """An optimizer step has been handed to the device. Until one compiles nothing, all are warm-up."""
+        """Note that a step has been given to the device. Steps are warm-up until one compiles nothing."""
         count = _compiled()[0]
         fresh, self._compiled = count - self._compiled, count
         if fresh == 0:
@@ -78,7 +78,7 @@ class Graphs:
         self._change = None
 
     def summary(self) -> dict[str, Any]:
-        """For the run record."""
+        """Return fields for the run record."""
         count, nanoseconds = _compiled()
         return {
             "graphs_compiled": count - self._count_before,
@@ -93,7 +93,7 @@ class Graphs:
         if self._warned or (self._change is None and self._unexplained <= _UNEXPLAINED):
             return
         self._warned = True
-        if self._speaks:
+        if self._warns:
             cause = self._change or "no input changed its shape, so look for a Python number that changes every step"
             say(f"warning: xla compiles again after warm-up, which is slow: {cause} (the run record counts how often)")
 
@@ -112,11 +112,11 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 def _compiled() -> tuple[int, float]:
-    """How many graphs this process has compiled so far, and for how many nanoseconds."""
+    """Return how many graphs this process has compiled so far, and for how many nanoseconds."""
     data = metrics.metric_data("CompileTime")
     return (int(data[0]), float(data[1])) if data else (0, 0.0)
 
 
 def _handed_back() -> int:
-    """How often the device has handed data back for others than the exchange of gradients."""
-    return host.transfers() - host.fetched()
+    """Return how often the device has handed data back, without the transfers of gradients."""
+    return transfers.transfers() - transfers.fetched()

@@ -1,6 +1,6 @@
 """A c10d process group for tensors of XLA devices and of the CPU, whose messages go through the host.
 
-`torch.distributed`, DDP and whatever builds on them take tensors of a device as they are; see host.py.
+With it, `torch.distributed`, DDP and what builds on them take tensors of a device as they are; see transfers.py.
 """
 
 # torch's stubs have overloads besides, which c10d and DDP do not call.
@@ -14,16 +14,35 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from cpudist.backends.xla.host import HostCcl, HostGloo, done, fetch, put
+from cpudist.backends.ccl.backend import CclBackend
+from cpudist.backends.ccl.group import create_group
+from cpudist.backends.gloo import GlooBackend
+from cpudist.backends.xla.transfers import done, fetch, put
 
 Tensors: TypeAlias = list[torch.Tensor]
 
 
-class HostGroup(dist.ProcessGroup):
-    """`inner`, a c10d backend for CPU tensors, for tensors of XLA devices too.
+class HostCcl(CclBackend):
+    """ccl between the hosts of XLA devices."""
 
-    Those are fetched, handed to `inner`, awaited and put back: c10d's futures cannot wait for a device that works
-    lazily.
+    def make(self, options: Any) -> Any:
+        """Return a c10d backend for CPU tensors, from torch's ``_DistributedBackendOptions``."""
+        return create_group(options)
+
+
+class HostGloo(GlooBackend):
+    """gloo between the hosts of XLA devices."""
+
+    def make(self, options: Any) -> Any:
+        """Return a c10d backend for CPU tensors, from torch's ``_DistributedBackendOptions``."""
+        return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+class HostGroup(dist.ProcessGroup):
+    """Process group that extends `inner`, a c10d backend for CPU tensors, to tensors of XLA devices.
+
+    Tensors of a device are fetched, given to `inner`, awaited and put back: c10d's futures cannot wait for a device
+    that computes lazily.
     """
 
     def __init__(self, inner: Any, rank: int, size: int) -> None:
@@ -91,13 +110,13 @@ class HostGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self._in_place(lambda host, _: self.inner.recv_anysource(host, tag), tensors, None)
 
-    def barrier(self, opts: Any = None) -> Any:  # torch gives it by this name
+    def barrier(self, opts: Any = None) -> Any:  # torch passes it by this name
         return self.inner.barrier(dist.BarrierOptions() if opts is None else opts)
 
     def _in_place(self, call: Callable[[Tensors, Any], Any], tensors: Tensors, options: Any) -> Any:
         if _on_cpu(tensors):
             return call(tensors, options)
-        if self.size() == 1:  # nothing changes, so the device need not even compute them yet
+        if self.size() == 1:  # nothing changes, so the device need not compute them yet
             return done(tensors)
         return self._fill(tensors, lambda host: call(host, options))
 
@@ -134,7 +153,7 @@ class HostGroup(dist.ProcessGroup):
 
 
 def name_with(host: HostCcl | HostGloo) -> str:
-    """The name of process groups that go through `host`, registered with torch: "xla_ccl" or "xla_gloo"."""
+    """Register process groups that go through `host` with torch, and return their name: "xla_ccl" or "xla_gloo"."""
     name = f"xla_{host.name}"
 
     def create(options: Any, _group_options: Any) -> HostGroup:

@@ -1,6 +1,6 @@
-"""Optimizers that leave out a step whose gradients are not finite by themselves, on the device.
+"""Optimizers that skip a step whose gradients are not finite on the device itself.
 
-Otherwise a GradScaler asks the device after every backward pass, and both wait.
+With others, a GradScaler asks the device after every backward pass, and host and device wait for each other.
 Source: PyTorch/XLA 2.8, docs/source/perf/amp.md ("AMP for XLA:GPU") and torch_xla/amp/syncfree.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch_xla.amp import syncfree
 
-_WITHOUT_WAITING: dict[type[torch.optim.Optimizer], type[torch.optim.Optimizer]] = {
+_SYNC_FREE: dict[type[torch.optim.Optimizer], type[torch.optim.Optimizer]] = {
     torch.optim.SGD: syncfree.SGD,
     torch.optim.Adam: syncfree.Adam,
     torch.optim.AdamW: syncfree.AdamW,
@@ -17,13 +17,14 @@ _WITHOUT_WAITING: dict[type[torch.optim.Optimizer], type[torch.optim.Optimizer]]
 
 
 def make(optimizer: torch.optim.Optimizer) -> str | None:
-    """Turn `optimizer` into the runtime's of the same kind, which differs in its `step` alone; None where it has none.
+    """Change `optimizer` in place, since schedulers hold it, to the runtime's class, which differs in `step` alone.
 
-    In place, since schedulers and scripts hold it. Returns what was done, for the run record.
+    Returns:
+        What was done, for the run record; None where the runtime has no such optimizer, or it has taken steps already.
     """
-    without_waiting = _WITHOUT_WAITING.get(type(optimizer))
-    if without_waiting is None or optimizer.state:  # its count of steps is kept in another place
+    sync_free = _SYNC_FREE.get(type(optimizer))
+    if sync_free is None or optimizer.state:  # the runtime's class keeps the count of steps elsewhere
         return None
-    optimizer.__class__ = without_waiting
-    optimizer.__setstate__({})  # hangs torch's hooks on the new `step`, as for a copy
-    return f"sync-free {without_waiting.__name__}"
+    optimizer.__class__ = sync_free
+    optimizer.__setstate__({})  # installs torch's hooks on the new `step`
+    return f"sync-free {sync_free.__name__}"

@@ -15,28 +15,23 @@ From the hub: --model_name_or_path distilbert-base-uncased --dataset_name glue -
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, Value
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    DataCollatorWithPadding,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, DataCollatorWithPadding, TrainingArguments
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.hf_argparser import HfArg
 
-from cpudist.backends.xla.spmd import tables
+from cpudist.backends import layouts
 from cpudist.errors import UserError
-from cpudist.training.recipes import classification, data, script
+from cpudist.training.recipes import classification, data, models, prepare, script
 from cpudist.training.recipes.classification import Labelled
 
-SHARDING = tables.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
+SHARDING = layouts.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
 
 # Without this, pandas takes the label "None" and the text "NA" for missing.
 _CSV = {"keep_default_na": False}
@@ -47,7 +42,7 @@ _FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jsonl": ("json", {}),
     ".ndjson": ("json", {}),
 }
-# What data sets call the columns of text; the second is None where there is but one.
+# What data sets call the columns of text and of a second text; None where there is no second one.
 _TEXT_COLUMNS: tuple[tuple[str, str | None], ...] = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -73,74 +68,54 @@ class DataArguments(data.FileDataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        data.check_minimum(self, 3, "max_seq_length")  # the tokens around the text count as well
+        data.check_minimum(self, 3, "max_seq_length")  # the tokens around the text count too
 
 
 def main(argv: list[str]) -> None:
-    """Run the recipe with the options `argv`."""
-    types = (script.ModelArguments, DataArguments, TrainingArguments)
-    model_arguments, data_arguments, arguments = script.parse("classify", __doc__, types, argv)
-    checkpoint = script.start(data_arguments, arguments)
-    name = model_arguments.model_name_or_path
-    config = script.load_pretrained(AutoConfig, name)
-    tokenizer = script.load_tokenizer(model_arguments.tokenizer_name, checkpoint, name)
-    if tokenizer.pad_token is None:  # GPT-2 and its like
+    """Run the recipe with options, or with those in a JSON or YAML file; raise `UserError` where they are wrong."""
+    options = script.start("classify", __doc__, argv, script.ModelArguments, DataArguments)
+    arguments, name = options.training, options.model.model_name_or_path
+    config = models.load_pretrained(AutoConfig, name)
+    tokenizer = models.load_tokenizer(options.model.tokenizer_name, options.checkpoint, name)
+    if tokenizer.pad_token is None:  # as for GPT-2
         tokenizer.pad_token = tokenizer.eos_token
 
-    splits, label = _read(data_arguments, arguments), data_arguments.label_column
-    names, train, evaluation = classification.choose_samples(splits, label, config, data_arguments, arguments)
+    splits = options.data.read(arguments, partial(read_table, arguments=arguments))
+    names, train, evaluation = classification.choose_samples(splits, options.data.label_column, config, options)
     used = [part for part in (train if arguments.do_train else None, evaluation) if part is not None]
-    columns = text_columns(used, data_arguments.text_column, data_arguments.text_pair_column)
-    length = data.max_length(data_arguments.max_seq_length, tokenizer, config)
+    columns = text_columns(used, options.data.text_column, options.data.text_pair_column)
+    length = prepare.max_length(options.data.max_seq_length, tokenizer, config)
     tokens = [tokenize(part, tokenizer, columns, length, arguments, padded=part is evaluation) for part in used]
 
-    model = script.load_model(
-        AutoModelForSequenceClassification,
-        name,
-        arguments,
-        ignore_mismatched_sizes=True,
-        problem_type="single_label_classification",
-        **classification.label_config(names),
-    )
-    if model.config.pad_token_id is None:  # where the text ends is known by the padding after it
+    model = classification.load_model(AutoModelForSequenceClassification, name, arguments, names)
+    if model.config.pad_token_id is None:  # the model finds the end of a text by the padding after it
         model.config.pad_token_id = tokenizer.pad_token_id
-    trainer = script.ExactTrainer(
-        score=classification.score,
-        metrics=classification.metrics,
-        compute_loss_func=partial(script.mean_loss, label_smoothing=arguments.label_smoothing_factor),
-        model=model,
-        args=arguments,
+    trainer = classification.make_trainer(
+        model,
+        arguments,
+        DataCollatorWithPadding(tokenizer, pad_to_multiple_of=prepare.padding_multiple(length)),
         train_dataset=tokens[0] if arguments.do_train else None,
         eval_dataset=tokens[-1] if arguments.do_eval else None,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=data.padding_multiple(length)),
     )
-    script.run(trainer, "classify", checkpoint, f"texts of {len(names)} classes", evaluate=classification.evaluate)
+    what = f"texts of {len(names)} classes"
+    script.run(trainer, "classify", options.checkpoint, what, evaluate=classification.evaluate)
     if trainer.is_world_process_zero():
         texts = [_beginning(row, columns) for row in classification.select_examples(used[-1].samples)]
         classification.report_predictions(trainer, classification.select_examples(tokens[-1]), texts, names)
 
 
-def _read(options: DataArguments, arguments: TrainingArguments) -> Mapping[str, Dataset]:
-    if options.dataset_name is not None:
-        return data.load_dataset(options, arguments)
-    return {split: read_table(files, arguments) for split, files in options.files().items()}
-
-
 def read_table(files: list[str], arguments: TrainingArguments) -> Dataset:
-    """The table in `files`, which are all CSV, TSV, JSON or JSON lines; raises `UserError` if they cannot be read."""
+    """Read the table in `files`, or raise `UserError`: all must be CSV, all TSV, or all JSON or JSON lines."""
     suffixes = {Path(name).suffix.lower() for name in files}
     if len(suffixes) > 1 or not suffixes <= _FORMATS.keys():
         raise UserError(f"cannot read {', '.join(files[:3])}: all files must be of one of {', '.join(_FORMATS)}")
     name, options = _FORMATS[suffixes.pop()]
-    return data.load_files(files, name, arguments, **options)
+    return data.load(name, arguments, data_files={"train": files}, split="train", **options)
 
 
 def text_columns(parts: Sequence[Labelled], text: str | None, pair: str | None) -> tuple[str, str | None]:
-    """The columns of text, and of the text that goes with it: those that the user wants, the usual, or the only one.
-
-    Raises `UserError` if they are not in all `parts`, or if there are several that may be meant.
-    """
+    """Choose the columns of texts and of their second parts, if any; raise `UserError` unless all `parts` have them."""
     columns = _find_columns(parts[0], text, pair)
     for part in parts:
         for name, option in zip(columns, ("--text_column", "--text_pair_column"), strict=True):
@@ -168,29 +143,29 @@ def _is_string(feature: Any) -> bool:
 
 def tokenize(
     part: Labelled,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     columns: tuple[str, str | None],
     length: int,
     arguments: TrainingArguments,
     padded: bool = False,
 ) -> Dataset:
-    """The samples as tokens, at most `length` of them, and "labels"; if `padded`, all are as long as the longest.
+    """Make the inputs of a model, with "labels", at most `length` tokens long.
 
-    Padded for evaluation: the length of a sample must not depend on what else is in its batch.
+    Evaluations need them `padded` to the longest: the length of a sample must not depend on the others in its batch.
     """
     options = {"tokenizer": tokenizer, "columns": columns, "label": part.column, "ids": part.ids}
     short = {**options, "length": length, "padding": False}
-    tokens = data.map_cached(part.samples, _tokenize, short, arguments, "Tokenizing")
+    tokens = prepare.map_cached(part.samples, _tokenize, short, arguments, "Tokenizing")
     if not padded:
         return tokens
     longest = max(len(sample) for sample in tokens["input_ids"])
     equal = {**options, "length": longest, "padding": "max_length"}
-    return data.map_cached(part.samples, _tokenize, equal, arguments, "Tokenizing what to evaluate on")
+    return prepare.map_cached(part.samples, _tokenize, equal, arguments, "Tokenizing what to evaluate on")
 
 
 def _tokenize(
     batch: dict[str, list[Any]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     columns: tuple[str, str | None],
     label: str,
     ids: dict[Any, int],
@@ -203,7 +178,6 @@ def _tokenize(
 
 
 def _text(value: Any) -> str:
-    """The text in a cell: a number is its digits, nothing is an empty text."""
     return "" if value is None else str(value)
 
 

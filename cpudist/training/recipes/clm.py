@@ -16,22 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-    default_data_collator,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, default_data_collator
 from transformers.hf_argparser import HfArg
 
-from cpudist.backends.xla.spmd import tables
-from cpudist.training.recipes import data, script
+from cpudist.backends import layouts
 from cpudist.training.recipes import language_modeling as lm
+from cpudist.training.recipes import models, script
 
-SHARDING = tables.DECODERS  # how a mesh of devices cuts the parameters (--mesh)
+SHARDING = layouts.DECODERS  # how a mesh of devices cuts the parameters (--mesh)
 
-# A core trains it in minutes. No dropout: it is for data that is seen many times, and takes a tenth of the time.
+# A core trains it in minutes. No dropout: that helps with data that is seen many times, and takes a tenth of the time.
 _SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")  # as GPT-2's
 
@@ -40,51 +34,43 @@ SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_toke
 class DataArguments(lm.DataArguments):
     """Which text, and how much of it."""
 
-    sample_prompt: str | None = HfArg(
-        default=None, help="What the sample at the end starts with (default: a line break)."
-    )
+    sample_prompt: str | None = HfArg(default=None, help="Start of the sample at the end (default: a line break).")
 
 
 def main(argv: list[str]) -> None:
-    """Run the recipe with the options `argv`."""
-    types = (lm.ModelArguments, DataArguments, TrainingArguments)
-    model_arguments, data_arguments, arguments = script.parse("clm", __doc__, types, argv)
-    checkpoint = script.start(data_arguments, arguments)
-
-    train, evaluation = data.choose_splits(lm.read_text(data_arguments, arguments), arguments)
-    tokenizer = lm.make_tokenizer(model_arguments, checkpoint, train, SPECIAL_TOKENS)
-    config = lm.make_config(model_arguments, "gpt2", _SMALL, tokenizer, data_arguments.block_size)
-    block_size = data.max_length(data_arguments.block_size, tokenizer, config)
-    train, evaluation = lm.make_blocks(train, evaluation, tokenizer, block_size, data_arguments, arguments)
-    model = lm.make_model(AutoModelForCausalLM, model_arguments, config, arguments)
-    if model.loss_type is None:  # as for GPT-2, whose class has an unusual name; transformers would warn
+    """Run the recipe with options, or with those in a JSON or YAML file; raise `UserError` where they are wrong."""
+    options = script.start("clm", __doc__, argv, lm.ModelArguments, DataArguments)
+    text = lm.prepare_text(options, SPECIAL_TOKENS, "gpt2", _SMALL)
+    model = lm.make_model(AutoModelForCausalLM, options, text.config)
+    if model.loss_type is None:  # for GPT-2, whose class has an unusual name; transformers would warn
         model.loss_type = "ForCausalLM"
 
-    trainer = script.ExactTrainer(
+    trainer = models.ExactTrainer(
+        model,
+        options.training,
+        default_data_collator,
+        train_dataset=text.train,
+        eval_dataset=text.evaluation,
+        processing_class=text.tokenizer,
         score=next_token_losses,
-        model=model,
-        args=arguments,
-        train_dataset=train,
-        eval_dataset=evaluation,
-        processing_class=tokenizer,
-        data_collator=default_data_collator,
     )
-    script.run(trainer, "clm", checkpoint, f"blocks of {block_size} tokens", block_size, lm.evaluate_with_perplexity)
+    size = text.block_size
+    script.run(trainer, "clm", options.checkpoint, f"blocks of {size} tokens", size, lm.evaluate_with_perplexity)
     if trainer.is_world_process_zero():
-        script.report_sample("what the model writes", _write(model, tokenizer, data_arguments.sample_prompt))
+        script.report_sample("what the model writes", _write(model, text.tokenizer, options.data.sample_prompt))
 
 
 def next_token_losses(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rows for `ExactTrainer`: every token but the first of a block is a target, predicted from those before it."""
+    """Make rows for `ExactTrainer` of logits, shape (batch, tokens, vocabulary); each token predicts the next one."""
     return lm.token_losses(outputs.logits[:, :-1], inputs["labels"][:, 1:])
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str | None) -> str:
-    """A few dozen tokens that the model writes, the same at every run with the same weights."""
+    """Return up to 64 tokens that the model writes, the same in every run with the same weights."""
     torch.manual_seed(0)
     ids = tokenizer(prompt or "\n", return_tensors="pt").input_ids
     room = getattr(model.config, "max_position_embeddings", None) or ids.shape[1] + 64
-    model.eval().to("cpu")  # every length would be compiled for another device
+    model.eval().to("cpu")  # a device that compiles would compile every length
     written = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

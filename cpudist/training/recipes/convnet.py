@@ -1,6 +1,6 @@
-"""A small convolutional classifier of images, as a transformers model: saved, loaded and resumed like any other.
+"""A small convolutional classifier of images, as a transformers model that is saved, loaded and resumed like any other.
 
-To load one elsewhere, import this module first: transformers then knows the model type "cpudist_convnet".
+Import this module before you load such a model: that registers the model type "cpudist_convnet".
 """
 
 from __future__ import annotations
@@ -15,32 +15,29 @@ from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
 
 
 class ConvnetConfig(PretrainedConfig):  # type: ignore[misc]
-    """`width` channels in the first stage and twice as many in every other one, at half the resolution.
+    """The configuration of the net. Each stage has twice the channels of the one before it, at half the resolution.
 
-    Without `stages` there are as many as leave 2 to 4 pixels a side to average over, at most 4.
+    Args:
+        image_size: pixels a side.
+        num_channels: of the images.
+        width: channels of the first stage.
+        stages: their number; None: as many as leave 2 to 4 pixels a side to average over, at most 4.
     """
 
     model_type = "cpudist_convnet"
 
     def __init__(
-        self,
-        image_size: int = 32,
-        num_channels: int = 3,
-        width: int = 32,
-        stages: int | None = None,
-        **kwargs: Any,
+        self, image_size: int = 32, num_channels: int = 3, width: int = 32, stages: int | None = None, **kwargs: Any
     ) -> None:
-        self.image_size = image_size
-        self.num_channels = num_channels
-        self.width = width
+        self.image_size, self.num_channels, self.width = image_size, num_channels, width
         self.stages = stages or min(4, max(1, round(math.log2(image_size / 2))))
         super().__init__(**kwargs)
 
 
 class ConvnetForImageClassification(PreTrainedModel):  # type: ignore[misc]
-    """Stages of two convolutions, the mean over what is left of the image, and a linear layer.
+    """Stages of two convolutions, the mean over the remaining pixels, and a linear layer.
 
-    Groups are normalised and not batches: a batch's statistics would differ from rank to rank, and with its size.
+    The normalization is by groups of channels: statistics of a batch would differ between ranks, and with its size.
     """
 
     config_class = ConvnetConfig
@@ -58,16 +55,16 @@ class ConvnetForImageClassification(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutputWithNoAttention:
-        """Logits, shape (batch, classes), and with `labels`, shape (batch,), their mean cross entropy.
+        """Compute the logits, shape (batch, classes), of pixels, shape (batch, channels, height, width).
 
-        `pixel_values` has the shape (batch, channels, height, width).
+        With `labels`, class ids of shape (batch,), also the mean cross entropy.
         """
         logits = self.classifier(self.features(pixel_values))
         loss = None if labels is None else nn.functional.cross_entropy(logits.float(), labels)
         return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Functions of nn.init, which transformers guards: it calls this for weights that it has loaded, too.
+        # With functions of nn.init, which transformers disables for weights that it has loaded.
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         elif isinstance(module, nn.Linear):

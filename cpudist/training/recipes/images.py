@@ -16,7 +16,6 @@ import importlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,13 @@ from transformers import (
 )
 from transformers.hf_argparser import HfArg
 
-from cpudist.backends.xla.spmd import tables
+from cpudist.backends import layouts
 from cpudist.errors import UserError
-from cpudist.training.recipes import classification, data, script
+from cpudist.training.recipes import classification, data, models, script
 from cpudist.training.recipes.convnet import ConvnetConfig
 from cpudist.training.recipes.pixels import Shape, decode, fit_collator, pretrained_collator
 
-SHARDING = tables.IMAGES  # how a mesh of devices cuts the parameters (--mesh)
+SHARDING = layouts.IMAGES  # how a mesh of devices cuts the parameters (--mesh)
 
 _DIGITS, _DIGITS_SIZE = "digits", 8
 _DEFAULT_SIZE = 32
@@ -51,7 +50,7 @@ _SMALL_VIT = {
     "intermediate_size": 256,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.05,  # 0.02 suits nets six times as wide; a narrow one would lose epochs on starting
+    "initializer_range": 0.05,  # 0.02 suits models six times as wide; a narrow one would need epochs to start learning
 }
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
 _FOLDERS = "it must hold one folder of images per class, for two at least, or such folders below train and validation"
@@ -73,7 +72,7 @@ class ModelArguments(script.NewModelArguments):
 
 @dataclass
 class DataArguments(data.DataArguments):
-    """Which images, and how many of them. --dataset_name digits is the data set that scikit-learn brings along."""
+    """Which images, and how many of them. --dataset_name digits is a data set of scikit-learn."""
 
     image_folder: str | None = HfArg(
         default=None, help="A folder with one folder of images per class, or with such folders train and validation."
@@ -86,25 +85,23 @@ class DataArguments(data.DataArguments):
     grayscale: bool = HfArg(default=False, help="For a new model: drop the colours (digits have none).")
 
     def check(self, arguments: TrainingArguments) -> None:
-        """Raise `UserError` unless the options name the data."""
+        """Raise `UserError` unless the options name one source of data."""
         if (self.image_folder is None) == (self.dataset_name is None):
             raise UserError("give --image_folder or --dataset_name (a hub name, or digits), one of them")
 
 
 def main(argv: list[str]) -> None:
-    """Run the recipe with the options `argv`."""
-    types = (ModelArguments, DataArguments, TrainingArguments)
-    model_arguments, data_arguments, arguments = script.parse("images", __doc__, types, argv)
+    """Run the recipe with options, or with those in a JSON or YAML file; raise `UserError` where they are wrong."""
+    options = script.start("images", __doc__, argv, ModelArguments, DataArguments)
     _need("PIL", "pillow", "the recipe images")
-    checkpoint = script.start(data_arguments, arguments)
+    arguments, name = options.training, options.model.model_name_or_path
     arguments.remove_unused_columns = False  # the collator needs columns that the model does not have
-    name = model_arguments.model_name_or_path
-    config = None if name is None else script.load_pretrained(AutoConfig, name)
+    config = None if name is None else models.load_pretrained(AutoConfig, name)
 
-    splits = _read(data_arguments, arguments)
-    image, label = choose_columns(next(iter(splits.values())), data_arguments.image_column, data_arguments.label_column)
-    names, train, evaluation = classification.choose_samples(splits, label, config, data_arguments, arguments)
-    shape = _shape(config, data_arguments)
+    splits = _read(options.data, arguments)
+    image, label = choose_columns(next(iter(splits.values())), options.data.image_column, options.data.label_column)
+    names, train, evaluation = classification.choose_samples(splits, label, config, options)
+    shape = _shape(config, options.data)
     collate = None if name is None else pretrained_collator(name, shape)
     train_pixels = evaluation_pixels = None
     if train is not None and (arguments.do_train or collate is None):
@@ -115,19 +112,16 @@ def main(argv: list[str]) -> None:
     if collate is None:
         raise UserError(f"{name} does not say how images are normalized; give images to train on")
 
-    trainer = script.ExactTrainer(
-        score=classification.score,
-        metrics=classification.metrics,
-        compute_loss_func=partial(script.mean_loss, label_smoothing=arguments.label_smoothing_factor),
-        model=_model(model_arguments, shape, names, arguments),
-        args=arguments,
+    trainer = classification.make_trainer(
+        _model(options.model, shape, names, arguments),
+        arguments,
+        collate,
         train_dataset=train_pixels if arguments.do_train else None,
         eval_dataset=evaluation_pixels,
         processing_class=collate.processor(),
-        data_collator=collate,
     )
     what = f"images of {len(names)} classes, {shape.size} x {shape.size} x {shape.channels},"
-    script.run(trainer, "images", checkpoint, what, evaluate=classification.evaluate)
+    script.run(trainer, "images", options.checkpoint, what, evaluate=classification.evaluate)
     if trainer.is_world_process_zero():
         shown = classification.select_examples(train_pixels if evaluation_pixels is None else evaluation_pixels)
         described = [name or f"image {number}" for number, name in enumerate(shown[:]["name"], 1)]
@@ -149,17 +143,14 @@ def _read(options: DataArguments, arguments: TrainingArguments) -> Mapping[str, 
 
 
 def read_folder(folder: str, arguments: TrainingArguments) -> Mapping[str, Dataset]:
-    """The images below `folder` by splits, labelled with the names of the folders that they lie in.
-
-    Raises `UserError` unless there are folders for at least two classes.
-    """
+    """Read the images below `folder`, labelled by their folders; raise `UserError` unless there are two classes."""
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise UserError(f"there is no folder {folder} (looked from {Path.cwd()})")
     if not _holds_folders(root):
         raise UserError(f"{folder} does not hold two folders; {_FOLDERS}")
-    # Only where they hold folders: a class may be called "train". Left to itself, datasets would take part of a class
-    # for a test set because of the names of its files.
+    # A class may be called "train", so a split is a folder that holds folders. datasets alone would also take files of
+    # a class for a test set because of their names.
     divided = {split: root / name for name, split in _SPLITS.items() if _holds_folders(root / name)}
     splits = divided if "train" in divided else {"train": root}
     files = {split: f"{glob.escape(str(path.resolve()))}/**" for split, path in splits.items()}
@@ -174,7 +165,7 @@ def _holds_folders(path: Path) -> bool:
 
 
 def read_digits() -> Dataset:
-    """scikit-learn's 1797 handwritten digits, 8 x 8 pixels in 17 shades of grey, in columns "image" and "label"."""
+    """Return scikit-learn's 1797 handwritten digits, 8 x 8 pixels in 17 greys, or raise `UserError`."""
     _need("sklearn", "scikit-learn", "the data set digits")
     from PIL import Image as Pillow
     from sklearn.datasets import load_digits
@@ -190,10 +181,7 @@ def read_digits() -> Dataset:
 
 
 def choose_columns(samples: Dataset, image: str | None, label: str | None) -> tuple[str, str]:
-    """The columns with the images and the labels: those that the user wants, or the only ones that may be.
-
-    Raises `UserError` if they are not there, or if there are several that may be meant.
-    """
+    """Choose the columns of images and labels: those that are named, or the only ones, or raise `UserError`."""
     kinds = samples.features
     if image is None:
         image = _only(samples, Image, "--image_column")
@@ -224,19 +212,18 @@ def _shape(config: PretrainedConfig | None, options: DataArguments) -> Shape:
 
 
 def _model(model: ModelArguments, shape: Shape, names: list[str], arguments: TrainingArguments) -> PreTrainedModel:
-    labels, name = classification.label_config(names), model.model_name_or_path
+    name = model.model_name_or_path
     if name is not None:
-        options = {"ignore_mismatched_sizes": True, "problem_type": "single_label_classification", **labels}
-        pretrained = script.load_model(AutoModelForImageClassification, name, arguments, **options)
+        pretrained = classification.load_model(AutoModelForImageClassification, name, arguments, names)
         _check_size(pretrained, shape)
         return pretrained
     patch = model.patch_size or max(2, shape.size // 8)
     if not 0 < patch <= shape.size:
         raise UserError(f"--patch_size must lie between 1 and the images' {shape.size} pixels")
-    options = {"image_size": shape.size, "num_channels": shape.channels, **labels}
+    options = {"image_size": shape.size, "num_channels": shape.channels, **classification.label_config(names)}
     vit = model.architecture == "vit"
     config = ViTConfig(**_SMALL_VIT, patch_size=patch, **options) if vit else ConvnetConfig(**options)
-    return script.new_model(AutoModelForImageClassification, config, model.config_overrides, arguments)
+    return models.new_model(AutoModelForImageClassification, config, model.config_overrides, arguments)
 
 
 def _check_size(model: PreTrainedModel, shape: Shape) -> None:
@@ -245,7 +232,5 @@ def _check_size(model: PreTrainedModel, shape: Shape) -> None:
         with torch.no_grad():
             model(pixel_values=torch.zeros(1, shape.channels, shape.size, shape.size))
     except (ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"--image_size: the model does not take {shape.size} x {shape.size} pixels: {reason}"
-        ) from error
+        size, reason = f"{shape.size} x {shape.size} pixels", str(error).strip().splitlines()[0]
+        raise UserError(f"--image_size: the model does not take {size}: {reason}") from error

@@ -25,21 +25,21 @@ from transformers import (
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     TrainingArguments,
     default_data_collator,
 )
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.hf_argparser import HfArg
 
-from cpudist.backends.xla.spmd import tables
+from cpudist.backends import layouts
 from cpudist.errors import UserError
-from cpudist.training.recipes import data, script
 from cpudist.training.recipes import language_modeling as lm
-from cpudist.training.recipes.script import IGNORED
+from cpudist.training.recipes import models, prepare, script
+from cpudist.training.recipes.models import IGNORED
 
-SHARDING = tables.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
+SHARDING = layouts.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
 
-# Small and without dropout, for clm's reasons.
+# Small and without dropout, as in clm.
 _SMALL = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -71,52 +71,44 @@ class DataArguments(lm.DataArguments):
 
 
 def main(argv: list[str]) -> None:
-    """Run the recipe with the options `argv`."""
-    types = (lm.ModelArguments, DataArguments, TrainingArguments)
-    model_arguments, data_arguments, arguments = script.parse("mlm", __doc__, types, argv)
-    checkpoint = script.start(data_arguments, arguments)
-
-    train, evaluation = data.choose_splits(lm.read_text(data_arguments, arguments), arguments)
-    tokenizer = lm.make_tokenizer(model_arguments, checkpoint, train, SPECIAL_TOKENS)
-    if tokenizer.mask_token is None:
-        raise UserError("the tokenizer has no mask token; give one that was made for a masked language model")
-    config = lm.make_config(model_arguments, "bert", _SMALL, tokenizer, data_arguments.block_size)
-    block_size = data.max_length(data_arguments.block_size, tokenizer, config)
-    train, evaluation = lm.make_blocks(train, evaluation, tokenizer, block_size, data_arguments, arguments)
-    model = lm.make_model(AutoModelForMaskedLM, model_arguments, config, arguments)
-
-    masking = Masking(tokenizer, mlm_probability=data_arguments.mlm_probability)
-    blocks: Any = train if evaluation is None else evaluation
-    trainer = script.ExactTrainer(
-        compute_loss_func=partial(script.mean_loss, label_smoothing=arguments.label_smoothing_factor),
+    """Run the recipe with options, or with those in a JSON or YAML file; raise `UserError` where they are wrong."""
+    options = script.start("mlm", __doc__, argv, lm.ModelArguments, DataArguments)
+    arguments = options.training
+    text = lm.prepare_text(options, SPECIAL_TOKENS, "bert", _SMALL)
+    model = lm.make_model(AutoModelForMaskedLM, options, text.config)
+    masking = Masking(text.tokenizer, mlm_probability=options.data.mlm_probability)
+    trainer = models.ExactTrainer(
+        model,
+        arguments,
+        masking,
+        train_dataset=None if text.train is None else text.train.remove_columns("labels"),
+        eval_dataset=None if text.evaluation is None else mask_once(text.evaluation, masking, arguments),
+        processing_class=text.tokenizer,
         score=masked_token_scores,
         metrics=accuracy,
-        model=model,
-        args=arguments,
-        train_dataset=None if train is None else train.remove_columns("labels"),
-        eval_dataset=None if evaluation is None else mask_once(evaluation, masking, arguments),
-        processing_class=tokenizer,
-        data_collator=masking,
+        compute_loss_func=partial(models.mean_loss, label_smoothing=arguments.label_smoothing_factor),
     )
-    script.run(trainer, "mlm", checkpoint, f"blocks of {block_size} tokens", block_size, lm.evaluate_with_perplexity)
+    size = text.block_size
+    script.run(trainer, "mlm", options.checkpoint, f"blocks of {size} tokens", size, lm.evaluate_with_perplexity)
     if trainer.is_world_process_zero():
+        blocks: Any = text.train if text.evaluation is None else text.evaluation
         masked = masking.with_seed(blocks[0]["input_ids"], arguments.seed, 0)
-        script.report_sample("what the model takes masked words for", _guess(model, tokenizer, masked))
+        script.report_sample("what the model takes masked words for", _guess(model, text.tokenizer, masked))
 
 
 class Masking(DataCollatorForLanguageModeling):  # type: ignore[misc]
-    """Makes batches of blocks, masked anew each time, except for blocks that are masked already and have labels."""
+    """Make batches of blocks, masked anew each time, except blocks that have labels and so are masked already."""
 
     generator: torch.Generator | None
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch of `examples`: "input_ids" and "labels", shape (batch, tokens), labels IGNORED where not masked."""
+        """Return "input_ids" and "labels", each of shape (batch, tokens); only masked tokens have labels."""
         masked: dict[str, Any]
         masked = default_data_collator(examples) if "labels" in examples[0] else super().torch_call(examples)
         return masked
 
     def with_seed(self, tokens: list[int], seed: int, index: int) -> dict[str, list[int]]:
-        """One block masked as in training, but always alike for this seed and index: "input_ids" and "labels"."""
+        """Mask the block `tokens` as in training, but always alike for the same seed and index of the block."""
         state = np.random.SeedSequence((seed, index)).generate_state(1)
         self.generator = torch.Generator().manual_seed(int(state[0]))
         inputs, labels = self.torch_mask_tokens(torch.tensor([tokens]))
@@ -125,13 +117,13 @@ class Masking(DataCollatorForLanguageModeling):  # type: ignore[misc]
 
 
 def mask_once(blocks: Dataset, masking: Masking, arguments: TrainingArguments) -> Dataset:
-    """`blocks` masked for evaluation: alike at every evaluation, on any number of ranks, in batches of any size."""
+    """Mask blocks for evaluation: alike at every evaluation, on any number of ranks, in batches of any size."""
     options = {"tokenizer": masking.tokenizer, "probability": masking.mlm_probability, "seed": arguments.seed}
-    return data.map_cached(blocks, _mask, options, arguments, "Masking what to evaluate on", with_indices=True)
+    return prepare.map_cached(blocks, _mask, options, arguments, "Masking what to evaluate on", with_indices=True)
 
 
 def _mask(
-    batch: dict[str, list[Any]], indices: list[int], tokenizer: PreTrainedTokenizerBase, probability: float, seed: int
+    batch: dict[str, list[Any]], indices: list[int], tokenizer: Tokenizer, probability: float, seed: int
 ) -> dict[str, list[Any]]:
     masking = Masking(tokenizer, mlm_probability=probability)
     rows = [masking.with_seed(tokens, seed, index) for tokens, index in zip(batch["input_ids"], indices, strict=True)]
@@ -139,26 +131,26 @@ def _mask(
 
 
 def masked_token_scores(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rows for `ExactTrainer`: masked tokens are the targets, "correct" the number of them that the model guesses."""
+    """Make rows for `ExactTrainer` of logits, shape (batch, tokens, vocabulary); masked tokens are the targets."""
     labels = inputs["labels"]
-    correct = outputs.logits.argmax(dim=-1) == labels  # IGNORED is no token's number
+    correct = outputs.logits.argmax(dim=-1) == labels  # no token has the number IGNORED
     return {**lm.token_losses(outputs.logits, labels), "correct": correct.sum(dim=1)}
 
 
 def accuracy(rows: dict[str, NDArray[Any]]) -> dict[str, float]:
-    """The share of all masked tokens that the model guesses."""
+    """Return the share of all masked tokens that the model guesses."""
     return {"accuracy": float(rows["correct"].sum() / rows["targets"].sum())}
 
 
-def _guess(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, masked: dict[str, list[int]]) -> str:
-    """The start of a masked block as text, and what the model takes each masked token for."""
+def _guess(model: PreTrainedModel, tokenizer: Tokenizer, masked: dict[str, list[int]]) -> str:
+    """Return the start of a masked block as text, and below it the model's guess for each masked token."""
     model.eval().to("cpu")
     with torch.no_grad():
         guesses = model(input_ids=torch.tensor([masked["input_ids"]])).logits[0].argmax(dim=-1).tolist()
     shown, answers = [], []
     for token, label, guess in list(zip(masked["input_ids"], masked["labels"], guesses, strict=True))[:_SAMPLE_TOKENS]:
         if label != IGNORED:
-            # Some masked tokens stay or are replaced by others; here, all shall look alike.
+            # Masking leaves some tokens as they are and replaces some by others; show all as masks.
             shown.append(tokenizer.mask_token_id)
             truth = "right" if guess == label else f"not {tokenizer.decode([label])!r}"
             answers.append(f"{tokenizer.decode([guess])!r} ({truth})")

@@ -1,8 +1,8 @@
-"""Images to numbers: decoded to squares of one size, and normalized.
+"""Convert images to numbers: decode them to squares of one size, and normalize them.
 
-They are decoded once, by the first rank of each node, and cached as bytes: a quarter of what floats would take. Mean
-and standard deviation are those of the data to train on. They are computed from whole numbers, so that they do not
-depend on how many ranks share the counting, and are saved with the model as transformers' image processors save them.
+The first rank of each node decodes them once, and caches them as bytes, a quarter of the size of floats. Mean and
+standard deviation are those of the data to train on. They are computed from whole numbers, so they do not depend on the
+number of ranks, and are saved with the model as transformers' image processors save them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from cpudist.errors import UserError
 from cpudist.training.recipes.classification import Labelled
-from cpudist.training.recipes.data import map_cached
-from cpudist.training.recipes.script import IGNORED
+from cpudist.training.recipes.models import IGNORED
+from cpudist.training.recipes.prepare import map_cached
 
-try:  # by its own name in transformers 5, which otherwise announces that torchvision is not there
+try:  # by this name in transformers 5, which otherwise warns that torchvision is missing
     from transformers import ViTImageProcessorPil as _Processor
 except ImportError:
     from transformers import ViTImageProcessor as _Processor
@@ -36,23 +36,20 @@ _PER_BATCH = 1000
 
 @dataclass(frozen=True)
 class Shape:
-    """What every image is made into: a square of `size` pixels a side, of 1 channel (grey) or 3 (red, green, blue)."""
+    """The shape that every image is converted to: `size` pixels a side, and 1 (grey) or 3 (RGB) channels."""
 
     size: int
     channels: int
 
     def decode(self, image: dict[str, Any]) -> bytes:
-        """The pixels of an encoded image, its "bytes" or a file at "path": channels * size * size bytes in this order.
-
-        Raises `UserError` if it cannot be read.
-        """
+        """Decode an image, its "bytes" or the file "path", to bytes (channels, size, size), or raise `UserError`."""
         from PIL import Image as Pillow
         from PIL import ImageOps
 
         try:
             with Pillow.open(io.BytesIO(image["bytes"]) if image["bytes"] else image["path"]) as opened:
                 picture = ImageOps.exif_transpose(opened).convert("L" if self.channels == 1 else "RGB")
-        except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:  # as Pillow raises them
+        except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:  # all of them Pillow raises
             raise UserError(f"cannot read the image {image['path'] or ''}: {error}") from error
         if picture.size != (self.size, self.size):
             picture = picture.resize((self.size, self.size), Pillow.Resampling.BILINEAR)
@@ -60,20 +57,20 @@ class Shape:
         return pixels.transpose(2, 0, 1).tobytes()
 
     def stack(self, pixels: list[bytes]) -> NDArray[np.uint8]:
-        """Decoded images as one array, shape (images, channels, size, size)."""
+        """Join decoded images to one array, shape (images, channels, size, size)."""
         return np.frombuffer(b"".join(pixels), np.uint8).reshape(-1, self.channels, self.size, self.size)
 
 
 @dataclass(frozen=True)
 class ImageCollator:
-    """Trainer's data_collator: decoded images to what a model gets. `mean` and `std` are per channel, from 0 to 1."""
+    """Make a model's inputs of decoded images, normalized by mean and deviation of each channel, from 0 to 1."""
 
     shape: Shape
     mean: list[float]
     std: list[float]
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """ "pixel_values", float32 of shape (batch, channels, size, size), and "labels", shape (batch,)."""
+        """Return "pixel_values", float32, shape (batch, channels, size, size), and "labels", shape (batch,)."""
         pixels = self.shape.stack([sample["pixels"] for sample in samples]).astype(np.float32)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return {
@@ -82,13 +79,13 @@ class ImageCollator:
         }
 
     def processor(self) -> BaseImageProcessor:
-        """The same preparation as an image processor, to be saved with the model."""
+        """Return an image processor that prepares images alike, to be saved with the model."""
         size = {"height": self.shape.size, "width": self.shape.size}
         return _Processor(size=size, image_mean=self.mean, image_std=self.std)
 
 
 def decode(part: Labelled, column: str, shape: Shape, arguments: TrainingArguments) -> Dataset:
-    """The images in `column` and their labels as columns "pixels", "labels" and "name"."""
+    """Decode the images in `column`; returns columns "pixels", "labels" and "name"."""
     samples = part.samples.cast_column(column, Image(decode=False))
     options = {"image": column, "label": part.column, "ids": part.ids, "shape": shape}
     desc = f"Decoding images to {shape.size} x {shape.size} pixels"
@@ -96,7 +93,7 @@ def decode(part: Labelled, column: str, shape: Shape, arguments: TrainingArgumen
 
 
 def fit_collator(samples: Dataset, shape: Shape) -> ImageCollator:
-    """Normalization by the mean and the standard deviation of decoded `samples`; every rank counts a part of them."""
+    """Make a collator that normalizes by mean and standard deviation of decoded `samples`; every rank counts a part."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     share = samples.select(range(len(samples) * rank // ranks, len(samples) * (rank + 1) // ranks))
     counts = torch.zeros(shape.channels, 256, dtype=torch.int64)
@@ -110,12 +107,12 @@ def fit_collator(samples: Dataset, shape: Shape) -> ImageCollator:
     shares = counts / counts.sum(dim=1, keepdim=True).double()
     mean = shares @ values
     std = (shares @ values.square() - mean.square()).clamp(min=0).sqrt()
-    # Where all pixels are alike there is nothing to scale.
+    # Pixels that are all equal are not scaled.
     return ImageCollator(shape, mean.tolist(), [value if value > 1e-3 else 1.0 for value in std.tolist()])
 
 
 def pretrained_collator(name: str, shape: Shape) -> ImageCollator | None:
-    """The normalization that a pretrained model comes with, if it does and if it suits `shape`."""
+    """Return the normalization that is saved with a pretrained model; None if there is none for images of `shape`."""
     try:
         saved = BaseImageProcessor.get_image_processor_dict(name)[0]
     except OSError:
@@ -132,7 +129,7 @@ def _decode(
 ) -> dict[str, list[Any]]:
     return {
         "pixels": [shape.decode(encoded) for encoded in batch[image]],
-        # Samples from which only the normalization is taken may be of classes that the model does not know.
+        # The model may not know the classes of samples that only the normalization is computed from.
         "labels": [ids.get(value, IGNORED) for value in batch[label]],
         "name": ["/".join(PurePath(encoded["path"] or "").parts[-2:]) for encoded in batch[image]],
     }

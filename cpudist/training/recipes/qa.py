@@ -29,20 +29,16 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import (
-    AutoModelForQuestionAnswering,
-    DataCollatorWithPadding,
-    TrainingArguments,
-)
+from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, TrainingArguments
 from transformers.hf_argparser import HfArg
 
-from cpudist.backends.xla.spmd import tables
+from cpudist.backends import layouts
 from cpudist.errors import UserError
-from cpudist.training.recipes import data, script, squad
+from cpudist.training.recipes import data, models, prepare, script, squad
 from cpudist.training.recipes.spans import Array, Search, best_answers, cut_into_windows
 from cpudist.training.recipes.squad import Question
 
-SHARDING = tables.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
+SHARDING = layouts.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
 
 _PREDICTIONS = "eval_predictions.json"
 _SAMPLES = 4
@@ -54,9 +50,7 @@ class DataArguments(data.FileDataArguments):
 
     max_seq_length: int = HfArg(default=384, help="Tokens of a window: a question and as much of its context as fits.")
     doc_stride: int = HfArg(default=128, help="Tokens that two neighbouring windows of a long context have in common.")
-    pad_to_max_length: bool = HfArg(
-        default=False, help="Pad all training batches to max_seq_length, instead of each to its longest window."
-    )
+    pad_to_max_length: bool = HfArg(default=False, help="Pad training batches to max_seq_length, not to their longest.")
     version_2_with_negative: bool | None = HfArg(
         default=None,
         help="Whether questions may have no answer (default: whether one of those read has none).",
@@ -76,38 +70,35 @@ class DataArguments(data.FileDataArguments):
 
 
 def main(argv: list[str]) -> None:
-    """Run the recipe with the options `argv`."""
-    types = (script.ModelArguments, DataArguments, TrainingArguments)
-    model_arguments, data_arguments, arguments = script.parse("qa", __doc__, types, argv)
-    checkpoint = script.start(data_arguments, arguments)
-    name = model_arguments.model_name_or_path
-
-    train_questions, questions = _questions(data_arguments, arguments)
-    search = _search(data_arguments, [*train_questions, *questions])
-    tokenizer = script.load_tokenizer(model_arguments.tokenizer_name, checkpoint, name)
+    """Run the recipe with options, or with those in a JSON or YAML file; raise `UserError` where they are wrong."""
+    options = script.start("qa", __doc__, argv, script.ModelArguments, DataArguments)
+    arguments, name = options.training, options.model.model_name_or_path
+    train_questions, questions = _questions(options.data, arguments)
+    search = _search(options.data, [*train_questions, *questions])
+    tokenizer = models.load_tokenizer(options.model.tokenizer_name, options.checkpoint, name)
     if not tokenizer.is_fast:
         raise UserError(f"the tokenizer of {name} is not a fast one; only those say where in a text their tokens are")
     if tokenizer.pad_token is None:
         raise UserError(f"the tokenizer of {name} has no token to pad with; give another one by --tokenizer_name")
-    model = script.load_model(AutoModelForQuestionAnswering, name, arguments)
-    length = data.max_length(data_arguments.max_seq_length, tokenizer, model.config)
-    pad, sizes = data_arguments.pad_to_max_length, (length, data_arguments.doc_stride)
+    model = models.load_model(AutoModelForQuestionAnswering, name, arguments)
+    length = prepare.max_length(options.data.max_seq_length, tokenizer, model.config)
+    pad, sizes = options.data.pad_to_max_length, (length, options.data.doc_stride)
     train = cut_into_windows(train_questions, tokenizer, *sizes, arguments, padded=pad) if train_questions else None
-    # Always to the full length: shapes must not depend on which windows meet in a batch, so on the number of ranks.
+    # Padded to the full length: otherwise shapes would depend on the windows of a batch, and so on the number of ranks.
     windows = cut_into_windows(questions, tokenizer, *sizes, arguments, padded=True) if questions else None
 
     metrics = AnswerMetrics(questions, windows, search)
-    trainer = script.ExactTrainer(
-        score=window_losses,
-        metrics=metrics,
-        model=model,
-        args=arguments,
+    trainer = models.ExactTrainer(
+        model,
+        arguments,
+        DataCollatorWithPadding(tokenizer, pad_to_multiple_of=prepare.padding_multiple(length)),
         train_dataset=train,
         eval_dataset=windows,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=data.padding_multiple(length)),
+        score=window_losses,
+        metrics=metrics,
     )
-    script.run(trainer, "qa", checkpoint, f"windows of up to {length} tokens", length if pad else None)
+    script.run(trainer, "qa", options.checkpoint, f"windows of up to {length} tokens", length if pad else None)
     if trainer.is_world_process_zero() and metrics.predictions:
         path = Path(arguments.output_dir) / _PREDICTIONS
         path.write_text(json.dumps(metrics.predictions, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -115,16 +106,16 @@ def main(argv: list[str]) -> None:
 
 
 def _questions(options: DataArguments, arguments: TrainingArguments) -> tuple[list[Question], list[Question]]:
-    """The questions to train and to evaluate on."""
+    """Return the questions to train on and the questions to evaluate on."""
     if options.dataset_name is not None:
-        # Not the split "test": its questions usually come without their answers.
+        # Not the split "test", whose questions usually have no answers.
         train, evaluation = data.choose_splits(data.load_dataset(options, arguments), arguments, ("validation",))
         read: Callable[[Any], list[Question]] = partial(squad.from_rows, source=options.dataset_name)
     else:
         train, evaluation = data.choose_splits(options.files(), arguments)
         read = squad.read
     questions = [] if evaluation is None else read(evaluation)
-    # What is not trained on is of use only to hold a part of it out.
+    # Without --do_train, the training data serves only to hold a part out.
     train_questions = read(train) if arguments.do_train or not questions else []
     if arguments.do_eval and not questions:
         train_questions, questions = _hold_out(train_questions, options, arguments)
@@ -135,7 +126,7 @@ def _questions(options: DataArguments, arguments: TrainingArguments) -> tuple[li
 def _hold_out(
     questions: list[Question], options: DataArguments, arguments: TrainingArguments
 ) -> tuple[list[Question], list[Question]]:
-    """Two parts without a common context: the answers in one that was trained on would be half known."""
+    """Divide questions into two parts without a common context: training on a context gives hints at its answers."""
     contexts = Dataset.from_dict({"context": list(dict.fromkeys(question.context for question in questions))})
     held_out = set(data.hold_out(contexts, options, arguments)[1]["context"])
     train = [question for question in questions if question.context not in held_out]
@@ -154,10 +145,7 @@ def _search(options: DataArguments, questions: Sequence[Question]) -> Search:
 
 
 def window_losses(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rows for `ExactTrainer`: each window is one target, its loss the mean of those of its start and its end.
-
-    The logits of all tokens are kept for the metrics, shape (batch, tokens).
-    """
+    """Make rows for `ExactTrainer` of logits, shape (batch, tokens); a window is one target."""
     logits = {"start": outputs.start_logits.float(), "end": outputs.end_logits.float()}
     start, end = (
         torch.nn.functional.cross_entropy(logits[name], inputs[f"{name}_positions"], reduction="none")
@@ -168,7 +156,7 @@ def window_losses(outputs: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class AnswerMetrics:
-    """SQuAD's metrics from the rows of an evaluation; keeps the latest answers as `predictions`, by question id."""
+    """Compute SQuAD's metrics from an evaluation on the padded windows of `questions`; `predictions` are the latest."""
 
     def __init__(self, questions: Sequence[Question], windows: Dataset | None, search: Search) -> None:
         self.questions = questions
@@ -177,13 +165,13 @@ class AnswerMetrics:
         self._search = search
 
     def __call__(self, rows: dict[str, Array]) -> dict[str, float]:
-        """Every rank computes the same from the same rows."""
+        """Return the metrics of `rows`: "start_logits" and "end_logits", each of shape (windows, tokens)."""
         logits = rows["start_logits"], rows["end_logits"]
         self.predictions = best_answers(self.questions, self._windows, *logits, self._search)
         return squad.scores(self.predictions, self.questions, self._search.null_threshold is not None)
 
     def sample(self) -> str:
-        """A few questions from all over the data, as they were answered and with the true answers."""
+        """Return a few questions from all over the data, with the model's answers and the true ones."""
         step = max(1, len(self.questions) // _SAMPLES)
         entries = []
         for question in self.questions[::step][:_SAMPLES]:

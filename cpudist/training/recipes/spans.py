@@ -1,31 +1,29 @@
-"""Questions to windows of tokens, and from the logits of the windows back to answers and their scores.
+"""Cut questions and their contexts into windows of tokens, and find answers from the logits of the windows.
 
-A context that is too long for the model is cut into windows that overlap. Every window is a sample with a label of
-its own: where the answer starts and ends, or, where the answer is not in it, the position of the CLS token. The
-answer to a question is the best span of all its windows.
+A context that is too long for the model is cut into windows that overlap. Every window is a sample with its own label:
+where the answer starts and ends, or the position of the CLS token where the window does not hold the answer. The answer
+to a question is the best span of all its windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes.data import fingerprint
+from cpudist.training.recipes.prepare import map_cached
 from cpudist.training.recipes.squad import Question
 
-_OUTSIDE = -1  # the character position of a token that is not of the context
+_OUTSIDE = -1  # the character position of a token that is not part of the context
 
-# A window's columns that its model does not read: its question, the position of its CLS token, and the characters of
-# the context that each token covers.
+# Columns of a window that the model does not read: the number of its question, the position of its CLS token, and the
+# characters of the context that each token covers.
 QUESTION, CLS, CHAR_START, CHAR_END = "question", "cls", "char_start", "char_end"
 
 Array = NDArray[Any]
@@ -40,32 +38,27 @@ def cut_into_windows(
     *,
     padded: bool,
 ) -> Dataset:
-    """The windows of `questions`, of at most `max_length` tokens, `stride` of which are those of the window before.
+    """Cut questions into windows.
 
-    Columns are the inputs of a model, and "start_positions" and "end_positions", the tokens where the answer starts and
-    ends. Windows to be evaluated must be `padded` to `max_length`; they have the columns QUESTION, CLS, CHAR_START and
-    CHAR_END as well. Raises `UserError` for a question that leaves no room for its context.
+    Args:
+        questions: to be cut, in this order.
+        tokenizer: a fast one.
+        max_length: the tokens of a window, at most.
+        stride: the tokens that two neighbouring windows have in common.
+        arguments: for the order of the ranks.
+        padded: pad all windows to `max_length`, and add QUESTION, CLS, CHAR_START and CHAR_END, for evaluations.
+
+    Returns:
+        The inputs of a model, and "start_positions" and "end_positions", the tokens where the answer starts and ends.
+
+    Raises:
+        UserError: a question leaves no room for its context.
     """
-    padded = padded or tokenizer.padding_side == "left"  # padding them later would move their labels
+    padded = padded or tokenizer.padding_side == "left"  # padding on the left, done later, would move the labels
     options = {"tokenizer": tokenizer, "max_length": max_length, "stride": stride, "padded": padded}
-    # A file of its own: datasets caches only what it has read from files.
-    key = fingerprint(*options.values(), *questions)
-    path = Path(datasets.config.HF_DATASETS_CACHE) / "cpudist" / f"qa-{key}.arrow"
-    with arguments.main_process_first(local=True, desc="cutting contexts into windows"):
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rows = Dataset.from_list([asdict(question) for question in questions])
-            rows.map(
-                _cut,
-                with_indices=True,
-                fn_kwargs=options,
-                batched=True,
-                remove_columns=rows.column_names,
-                new_fingerprint=key,
-                cache_file_name=str(path),
-                desc=f"Cutting contexts into windows of {max_length} tokens",
-            )
-        return Dataset.from_file(str(path))
+    rows = Dataset.from_list([asdict(question) for question in questions])
+    desc = f"Cutting contexts into windows of {max_length} tokens"
+    return map_cached(rows, _cut, options, arguments, desc, with_indices=True)
 
 
 def _cut(
@@ -76,10 +69,10 @@ def _cut(
     stride: int,
     padded: bool,
 ) -> dict[str, Any]:
-    # Blanks before a question, as some files have them, would take room from the context.
+    # Some files have blanks before a question, which would take room from the context.
     texts, contexts = [text.lstrip() for text in batch["text"]], batch["context"]
     _check_lengths(batch["id"], texts, tokenizer, max_length, stride)
-    # Models that are padded on the left have the context, which may be cut, on the left as well.
+    # Models that are padded on the left have the context, the part that may be cut, on the left too.
     context_first = tokenizer.padding_side == "left"
     windows = tokenizer(
         *((contexts, texts) if context_first else (texts, contexts)),
@@ -108,7 +101,7 @@ def _cut(
 def _check_lengths(
     ids: list[str], texts: list[str], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int
 ) -> None:
-    """Raise `UserError` where a question leaves a context no more room than the stride: the tokenizer would abort."""
+    """Check that every question leaves its context more room than the stride; otherwise the tokenizer would abort."""
     special = tokenizer.num_special_tokens_to_add(pair=True)
     for name, tokens in zip(ids, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
         room = max_length - special - len(tokens)
@@ -127,7 +120,7 @@ def _cls_position(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _label(chars: Array, answers: Sequence[str], starts: Sequence[int]) -> tuple[int, int] | None:
-    """The first and the last token of the first answer, or None if not all of it is in the window."""
+    """Return the first and the last token of the first answer; None if the window does not hold all of it."""
     inside = np.flatnonzero(chars[:, 0] != _OUTSIDE)
     if not answers or not len(inside):
         return None
@@ -142,27 +135,26 @@ def _label(chars: Array, answers: Sequence[str], starts: Sequence[int]) -> tuple
 
 @dataclass(frozen=True)
 class Search:
-    """How an answer is looked for: among the `n_best` best starts and ends, at most `max_tokens` long.
+    """How an answer is searched."""
 
-    `null_threshold` is how much better than the best span "no answer" must score; None if every question has an answer.
-    """
-
-    n_best: int = 20
+    n_best: int = 20  # starts and ends to consider in each window
     max_tokens: int = 30
-    null_threshold: float | None = None
+    null_threshold: float | None = None  # of "no answer" over the best span, in logits; None: all have an answer
 
 
 def best_answers(
     questions: Sequence[Question], windows: Dataset, start_logits: Array, end_logits: Array, search: Search
 ) -> dict[str, str]:
-    """The answer to each question by its id, empty for "no answer".
+    """Return the best answer for the id of each question, empty for "no answer".
 
     The score of a span is the sum of the logits of its start and its end. The score of "no answer" is that of the CLS
     token, the lowest in all windows; it wins if it is higher than the best span's by more than `null_threshold`.
 
     Args:
-        windows: padded ones, in the order of `questions`.
-        start_logits: of every token, shape (windows, tokens); `end_logits` likewise.
+        questions: the questions.
+        windows: their windows, padded, in the order of `questions`.
+        start_logits, end_logits: shape (windows, tokens).
+        search: which spans are considered.
     """
     columns = windows.select_columns([QUESTION, CLS, CHAR_START, CHAR_END]).with_format("numpy")[:]
     best: dict[int, tuple[float, str]] = {}
@@ -184,8 +176,8 @@ def best_answers(
 def _best_span(
     start: Array, end: Array, char_start: Array, char_end: Array, search: Search
 ) -> tuple[float, int, int] | None:
-    """The score of a window's best span and the characters from which to which it goes; None where there is none."""
-    # Stable, so that equal logits give the same answer everywhere.
+    """Return the score of a window's best span and the characters where it starts and ends; None without a span."""
+    # A stable sort, so that equal logits give the same answer on every machine.
     first = np.argsort(-start, kind="stable")[: search.n_best, None]
     last = np.argsort(-end, kind="stable")[None, : search.n_best]
     valid = (char_start[first] != _OUTSIDE) & (char_end[last] > char_start[first])

@@ -1,7 +1,7 @@
-"""Questions in the form of SQuAD: reading them, and the measures of the official evaluation scripts.
+"""Read questions in the form of SQuAD, and score answers as its official evaluation scripts do.
 
-A question has a context and the answers that people gave, each a piece of the context; in version 2 some questions
-have no answer. `scores` computes what evaluate-v1.1.py and evaluate-v2.0.py define, in percent.
+A question has a context and the answers that people gave, each a piece of the context. In version 2 some questions have
+no answer. `scores` computes what evaluate-v1.1.py and evaluate-v2.0.py define, in percent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Question:
-    """A question; `answers[i]` stands in `context` from character `starts[i]` on, and there may be none."""
+    """A question about a context, the answers that people gave, and the characters of the context where they start."""
 
     id: str
     text: str
@@ -34,15 +34,12 @@ class Question:
 
 
 def read(paths: Iterable[str]) -> list[Question]:
-    """The questions of JSON files, nested as SQuAD's own or flat rows; raises `UserError` that says what is wrong."""
+    """Read the questions of JSON files, nested as SQuAD's own or flat rows, or raise `UserError`."""
     return _with_unique_ids([question for path in paths for question in _read(path)], ", ".join(paths))
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], source: str) -> list[Question]:
-    """The questions in `rows` with id, question, context and answers, which are compared with the contexts.
-
-    Raises `UserError` that says what is wrong in `source`.
-    """
+    """Make questions of rows as SQuAD has them, or raise `UserError`, which names their `source`."""
     return _with_unique_ids(
         [_question(row, f"{source}, question {number}") for number, row in enumerate(rows, 1)], source
     )
@@ -71,7 +68,7 @@ def _with_unique_ids(questions: list[Question], source: str) -> list[Question]:
 
 
 def _flat(entries: list[Any], path: str) -> Iterable[Mapping[str, Any]]:
-    """One row per question, whether the file is nested (articles with paragraphs) or flat."""
+    """Yield one row per question of a nested file (articles with paragraphs) or a flat one."""
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict) or "paragraphs" not in entry:
             yield entry
@@ -95,12 +92,12 @@ def _question(row: Mapping[str, Any], where: str) -> Question:
 
 
 def _answers(row: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
-    """The answers and where they start; a blank one, as some files have where there is none, is left out."""
+    """Return the answers and where they start, without blank ones, which some files have for "no answer"."""
     if row.get("answers") is None and row.get("is_impossible"):
         return []
     answers = _get(row, "answers", (list, dict), where)
     try:
-        # SQuAD's own files hold a list of pairs, flat rows and the hub a pair of lists.
+        # SQuAD's own files have a list of pairs, flat rows and the hub a pair of lists.
         if isinstance(answers, dict):
             pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
         else:
@@ -118,10 +115,9 @@ def _get(entry: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any
 
 
 def scores(predictions: Mapping[str, str], questions: Sequence[Question], version_2: bool) -> dict[str, float]:
-    """exact_match and f1 in percent, and for version 2 the same among questions with and without an answer.
+    """Score an answer for the id of every question: "exact_match" and "f1" in percent.
 
-    `predictions` holds a text for the id of every question, empty for "no answer". The names are those of
-    evaluate-v1.1.py for the first two (evaluate-v2.0.py says "exact") and those of evaluate-v2.0.py for the others.
+    For version 2, where questions may have no answer, also among questions with an answer and without.
     """
     pairs = [_score(predictions[question.id], question, version_2) for question in questions]
     results = {"exact_match": _percent(exact for exact, _ in pairs), "f1": _percent(f1 for _, f1 in pairs)}
@@ -129,31 +125,29 @@ def scores(predictions: Mapping[str, str], questions: Sequence[Question], versio
         return results
     results["total"] = len(pairs)
     for name, answerable in (("HasAns", True), ("NoAns", False)):
-        of_kind = [
-            pair for pair, question in zip(pairs, questions, strict=True) if bool(question.answers) is answerable
-        ]
-        if of_kind:
-            results[f"{name}_exact"] = _percent(exact for exact, _ in of_kind)
-            results[f"{name}_f1"] = _percent(f1 for _, f1 in of_kind)
-            results[f"{name}_total"] = len(of_kind)
+        kind = [pair for pair, question in zip(pairs, questions, strict=True) if bool(question.answers) is answerable]
+        if kind:
+            results[f"{name}_exact"] = _percent(exact for exact, _ in kind)
+            results[f"{name}_f1"] = _percent(f1 for _, f1 in kind)
+            results[f"{name}_total"] = len(kind)
     return results
 
 
 def normalize_answer(text: str) -> str:
-    """`text` without what the measures overlook: case, punctuation, articles, the width of white space."""
+    """Return `text` without what the scores ignore: case, punctuation, articles, the width of white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, truth: str) -> float:
-    """1 if the two are the same after `normalize_answer`, otherwise 0."""
+    """Return 1 if the two are the same after `normalize_answer`, otherwise 0."""
     return float(normalize_answer(prediction) == normalize_answer(truth))
 
 
 def f1_score(prediction: str, truth: str, version_2: bool) -> float:
-    """The harmonic mean of the shares of words that the two have in common.
+    """Return the harmonic mean of the shares of words that the two have in common, from 0 to 1.
 
-    Where nothing is left of one of them after `normalize_answer`, version 2 gives 1 if that holds for both, version 1.1
-    gives 0.
+    If `normalize_answer` leaves nothing of one of them, version 1.1 gives 0, and version 2 gives 1 if it leaves nothing
+    of both.
     """
     ours, theirs = normalize_answer(prediction).split(), normalize_answer(truth).split()
     if not ours or not theirs:
@@ -166,7 +160,7 @@ def f1_score(prediction: str, truth: str, version_2: bool) -> float:
 
 
 def _score(prediction: str, question: Question, version_2: bool) -> tuple[float, float]:
-    """exact_match and f1, each for the answer that suits the prediction best."""
+    """Return the exact match and the F1, each for the true answer that fits the prediction best."""
     truths: Sequence[str] = question.answers
     if version_2:
         truths = [answer for answer in truths if normalize_answer(answer)] or [""]

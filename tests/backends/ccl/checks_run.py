@@ -18,7 +18,6 @@ JOBS = {
     "mpich, 2 ranks": ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable],
     "torchrun, 2 ranks": jobs.torchrun(2),
 }
-everywhere = pytest.mark.parametrize("launch", JOBS.values(), ids=JOBS.keys())
 
 
 def run(launch: list[str], check: str, *args: str, timeout: float = 240, **env: str) -> jobs.Result:
@@ -26,6 +25,13 @@ def run(launch: list[str], check: str, *args: str, timeout: float = 240, **env: 
     if shutil.which(launch[0]) is None:
         pytest.skip(f"{launch[0]} is not installed")
     return jobs.run([*launch, str(CHECKS / check), *args], timeout, env={"PYTHONWARNINGS": "ignore", **env})
+
+
+def run_all(launch: list[str], *checks: str, **env: str) -> jobs.Result:
+    """Run several programs of checks/, each with its arguments, in one job; all of them must succeed."""
+    result = run(launch, "conditions.py", *" -- ".join(checks).split(), **env)
+    assert result.returncode == 0, result.output
+    return result
 
 
 def only(transport: str) -> dict[str, str]:

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.job
+
 
 def test_two_at_once_compile_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cpudist", "build", "--output", str(tmp_path)]

@@ -1,57 +1,28 @@
-"""What a process group is asked for beyond its collectives, and ways to leave a job."""
+"""Ways to leave a job, and what carries its messages."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import jobs
 import pytest
-from checks_run import JOBS, only, run
+from checks_run import JOBS, only, run, run_all
+
+pytestmark = pytest.mark.job
 
 transports = pytest.mark.parametrize("transport", ["shared_memory", "oneccl"])
 
 
 @transports
-@pytest.mark.parametrize("progress", ["naps", "polls"])
-def test_edges(transport: str, progress: str) -> None:
-    launch = JOBS["intel-mpi, 2 ranks"]
-    result = run(launch, "conditions.py", "edges.py", CPUDIST_TEST_PROGRESS=progress, **only(transport))
-    assert result.returncode == 0, result.output
-    assert "edges passed" in result.stdout, result.output
-    assert f"progress: {progress}" in result.stdout, result.output
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_edges_across_hosts(ranks: int) -> None:
-    launch = jobs.mpirun(ranks, sys.executable)
-    result = run(launch, "conditions.py", "edges.py", CPUDIST_TEST_HOSTS="2")
-    assert result.returncode == 0, result.output
-    assert "edges passed" in result.stdout, result.output
-
-
-def test_edges_over_libfabric() -> None:
-    result = run(JOBS["torchrun, 2 ranks"], "edges.py", **only("oneccl"))
-    assert result.returncode == 0, result.output
-    assert "edges passed" in result.stdout, result.output
-
-
-@transports
 @pytest.mark.parametrize("name", ["intel-mpi, 2 ranks", "torchrun, 2 ranks"])
-def test_what_was_sent_is_delivered_after_the_sender_has_left(name: str, transport: str) -> None:
-    result = run(JOBS[name], "leaving.py", "send", timeout=60, **only(transport))
-    assert result.returncode == 0, result.output
-    assert "received" in result.stdout, result.output
-
-
-@transports
-@pytest.mark.parametrize("name", ["intel-mpi, 2 ranks", "torchrun, 2 ranks"])
-def test_a_forked_child_is_no_rank_of_the_job(name: str, transport: str) -> None:
-    result = run(JOBS[name], "leaving.py", "fork", timeout=60, **only(transport))
-    assert result.returncode == 0, result.output
+def test_a_forked_child_is_no_rank_and_what_was_sent_arrives_after_the_sender_has_left(
+    name: str, transport: str
+) -> None:
+    result = run_all(JOBS[name], "leaving.py fork", "leaving.py send", **only(transport))
     assert result.stdout.count("child: ccl: communication is out of use") == 4, result.output
     assert result.stdout.count("parent left") == 2, result.output
+    assert "received" in result.stdout, result.output
 
 
 @transports
@@ -63,7 +34,7 @@ def test_a_receive_from_any_source_leaves_nothing_behind(transport: str) -> None
 
 def test_an_unknown_transport_is_an_error() -> None:
     result = run(JOBS["torchrun, 2 ranks"], "edges.py", timeout=60, CPUDIST_TRANSPORT="pigeon")
-    assert result.returncode != 0
+    assert result.returncode != 0, result.output
     assert "CPUDIST_TRANSPORT=pigeon is not known" in result.stderr, result.output
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from checks_run import JOBS, only, run
 
+pytestmark = pytest.mark.job
 
+
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("name", "transport", "progress"),
     [
@@ -24,6 +27,7 @@ def test_completion_hooks(name: str, transport: str, progress: str) -> None:
     assert result.stderr.count("failed: ValueError: a hook's own error") == ranks, result.output
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("name", "transport"), [("intel-mpi, 3 ranks", "shared_memory"), ("torchrun, 2 ranks", "oneccl")]
 )

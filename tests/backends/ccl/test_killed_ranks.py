@@ -1,38 +1,23 @@
 """kill -9 of any rank at any moment, start-up included: no process stays, nothing of ours in /dev/shm.
 
-Twice here; scripts/kill_ranks.sh does it as often as one likes.
+Twice here; CPUDIST_TEST_KILLS=50 repeats it as often.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
 
 import pytest
 from checks_run import JOBS, run
+from jobs import orphans
 
 from cpudist import waiting
 
+pytestmark = pytest.mark.job
+
 KILLS = int(os.environ.get("CPUDIST_TEST_KILLS", "2"))
 RANKS = {name: int(name.split(", ")[1].split()[0]) for name in JOBS}
-SHARED = Path("/dev/shm")
-
-
-def orphans() -> set[str]:
-    """Files in /dev/shm that no process has mapped or open.
-
-    Without Intel MPI's: its library leaves one of a few hundred bytes behind where a rank dies while MPI starts.
-    """
-    names = {path.name for path in SHARED.iterdir() if not path.name.startswith("Intel_MPI_")}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            used = (process / "maps").read_text()
-            used += "".join(os.readlink(entry) + "\n" for entry in (process / "fd").iterdir())
-        except OSError:  # it ended meanwhile, or is not ours
-            continue
-        names -= {name for name in names if f"{SHARED}/{name}\n" in used}
-    return names
 
 
 @pytest.mark.parametrize("number", range(KILLS))

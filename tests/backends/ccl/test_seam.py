@@ -8,7 +8,16 @@ from cpudist.backends.ccl.build import SOURCES
 
 BELOW = {
     path.relative_to(SOURCES): path.read_text()
-    for pattern in ("transport.hpp", "bootstrap.cpp", "choice.*", "hierarchy.*", "oneccl/*", "shared_memory/*")
+    for pattern in (
+        "transport.hpp",
+        "rendezvous.*",
+        "traffic.*",
+        "transport_selection.*",
+        "hierarchy.*",
+        "kernels/*",
+        "oneccl/*",
+        "shared_memory/*",
+    )
     for path in SOURCES.glob(pattern)
 }
 ABOVE = {

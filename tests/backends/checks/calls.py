@@ -21,7 +21,7 @@ from cpudist.backends.calls import Call, Calls
 from cpudist.waiting import poll
 
 world = cpudist.init(sys.argv[1], timeout=60)
-backend, store = job.require().backend, job.require().meeting.store
+backend, store = job.require().backend, job.require().store
 seen: list[Calls] = []
 
 

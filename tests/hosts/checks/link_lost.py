@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from cpudist.job.leftovers import end_launcher_after
+from cpudist.job.abort import end_launcher_after
 from cpudist.waiting import poll
 
 folder = Path(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Executes the example's notebook in a Jupyter kernel, as one node's; prints what its code cells have printed.
+"""Executes the example's notebook in a Jupyter kernel of one node, and prints the output of its cells.
 
 python execute.py NUM_PROCESSES [NUM_NODES NODE_RANK MASTER_ADDR]
 """

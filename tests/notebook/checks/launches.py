@@ -1,4 +1,4 @@
-"""Starts a job as a notebook's cell does; prints what came of it."""
+"""Starts jobs as a notebook's cells do, and prints their results: `launches.py result|failures|sleep`."""
 
 from __future__ import annotations
 
@@ -28,48 +28,8 @@ class Net(torch.nn.Module):
         return self.layer(x)
 
 
-def make(scale: float):
-    weights = torch.full((4,), scale)
-
-    def work(name: str):
-        import torch.distributed as dist
-        from accelerate import Accelerator
-
-        world = cpudist.init()
-        print(f"rank {world.rank} prints")
-        print(f"rank {world.rank} warns", file=sys.stderr)
-        accelerator = Accelerator()
-        assert (accelerator.num_processes, accelerator.process_index) == (world.size, world.rank)
-        assert (world.launcher, world.backend) == ("notebook", "ccl")
-        model = accelerator.prepare(Net())
-        with accelerator.autocast():
-            kind = model.module.layer(torch.ones(1, 4)).dtype
-        total = weights * (world.rank + 1)
-        dist.all_reduce(total)
-        everyone = [None] * world.size
-        dist.all_gather_object(everyone, Net())  # pickled by reference: `__main__` has to be the notebook's
-        assert [type(one) for one in everyone] == [Net] * world.size
-        return {"name": name, "total": total, "kind": kind, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
-
-    return work
-
-
-def fails(how: str) -> str:
-    world = cpudist.init()
-    attempt = os.environ["CPUDIST_RESTART_COUNT"]
-    if how == "raise":
-        print(f"rank {world.rank} prints")
-        torch.distributed.barrier()
-    if world.rank == 1 and attempt == "0":
-        if how == "raise":
-            raise Unlucky("no such thing")
-        os.kill(os.getpid(), signal.SIGKILL)
-    torch.distributed.barrier()
-    return f"attempt {attempt}"
-
-
 class Learner(torch.nn.Module):
-    """Says what it computes in, in the place of learning much."""
+    """Records the number formats that it computes in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +45,7 @@ class Learner(torch.nn.Module):
 examples = [{"x": torch.randn(4), "labels": torch.tensor(one % 2)} for one in range(16)]
 
 
-def trains(folder: str) -> dict[str, object]:
+def train(folder: str) -> dict[str, object]:
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
@@ -103,9 +63,52 @@ def trains(folder: str) -> dict[str, object]:
     }
 
 
+def make(scale: float):
+    weights = torch.full((4,), scale)
+
+    def work(name: str, folder: str):
+        import torch.distributed as dist
+        from accelerate import Accelerator
+
+        world = cpudist.init()
+        print(f"rank {world.rank} prints")
+        print(f"rank {world.rank} warns", file=sys.stderr)
+        accelerator = Accelerator()
+        assert (accelerator.num_processes, accelerator.process_index) == (world.size, world.rank)
+        assert (world.launcher, world.backend) == ("notebook", "ccl")
+        model = accelerator.prepare(Net())
+        with accelerator.autocast():
+            kind = model.module.layer(torch.ones(1, 4)).dtype
+        total = weights * (world.rank + 1)
+        dist.all_reduce(total)
+        everyone = [None] * world.size
+        dist.all_gather_object(everyone, Net())  # pickled by reference: `__main__` has to be the notebook's
+        assert [type(one) for one in everyone] == [Net] * world.size
+        made = {"name": name, "total": total, "kind": kind, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
+        return {**made, "trained": train(folder)}
+
+    return work
+
+
+def fails(how: str) -> str:
+    world = cpudist.init()
+    attempt = os.environ["CPUDIST_RESTART_COUNT"]
+    if how == "raise":
+        print(f"rank {world.rank} prints")
+    elif world.rank == 0:
+        print("run", os.environ["CPUDIST_RUN_ID"], flush=True)
+    torch.distributed.barrier()
+    if world.rank == 1 and attempt == "0":
+        if how == "raise":
+            raise Unlucky("no such thing")
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.barrier()
+    return f"attempt {attempt}"
+
+
 def sleeps() -> None:
     world = cpudist.init()
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)  # also what ranks have started is to go
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)  # must be killed with the rank
     torch.distributed.barrier()
     if world.rank == 0:
         print("asleep", flush=True)
@@ -114,34 +117,28 @@ def sleeps() -> None:
 
 def main(what: str) -> None:
     if what == "result":
-        # What would be left to children that are forked: threads, and a process group of one.
-        torch.ones(500, 500) @ torch.ones(500, 500)
-        found = cpudist.notebook_launcher(make(3.0), ("x",), mixed_precision="bf16", backend="ccl")
-        assert isinstance(found["net"], Net)
-        print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
-        return
-    if what == "trainer":
-        # An MPI, a group and a gradient of the notebook's own are nothing to the ranks.
+        # The notebook's own threads, MPI, process group and gradient do not exist in the ranks.
         from mpi4py import MPI
 
         assert MPI.Is_initialized()
+        torch.ones(500, 500) @ torch.ones(500, 500)
         torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
         Learner()(examples[0]["x"][None], examples[0]["labels"][None])["loss"].backward()
         with tempfile.TemporaryDirectory() as folder:
-            found = cpudist.notebook_launcher(trains, (folder,), backend="ccl", mixed_precision="bf16")
-        print(found)
+            found = cpudist.notebook_launcher(make(3.0), ("x", folder), mixed_precision="bf16", backend="ccl")
+        assert isinstance(found["net"], Net)
+        print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
+        print(found["trained"])
         torch.distributed.destroy_process_group()
-        return
-    if what == "sleep":
-        cpudist.notebook_launcher(sleeps)
-    if what == "raise":
+    if what == "failures":
         try:
-            cpudist.notebook_launcher(fails, [what], log_line_prefix_template="[${role_name}${rank}]: ")
+            cpudist.notebook_launcher(fails, ["raise"], log_line_prefix_template="[${role_name}${rank}]: ")
         except Unlucky:
             print("\ncaught it")
             traceback.print_exc(file=sys.stdout)
-    if what == "kill":
-        print(cpudist.notebook_launcher(fails, [what], max_restarts=1))
+        print(cpudist.notebook_launcher(fails, ["kill"], max_restarts=1))
+    if what == "sleep":
+        cpudist.notebook_launcher(sleeps)
 
 
 if __name__ == "__main__":

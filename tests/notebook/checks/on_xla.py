@@ -1,4 +1,4 @@
-"""Starts a job on PyTorch/XLA as a notebook's cell does: `on_xla.py PROCESSES`; prints what its ranks have found."""
+"""Starts a job on PyTorch/XLA as a notebook's cell does: `on_xla.py PROCESSES`; prints what rank 0 returns."""
 
 from __future__ import annotations
 

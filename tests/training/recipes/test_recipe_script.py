@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from cpudist.checkpoints.ranks import Ranks
 from cpudist.errors import UserError
-from cpudist.huggingface.checkpoint_files import run_of
-from cpudist.training.recipes import resuming, script
+from cpudist.training.recipes import models
 from cpudist.training.recipes.clm import DataArguments, next_token_losses
 from cpudist.training.recipes.language_modeling import ModelArguments
-from cpudist.training.recipes.script import IGNORED, ExactTrainer, mean_loss, parse, start
+from cpudist.training.recipes.models import IGNORED, ExactTrainer, mean_loss
+from cpudist.training.recipes.script import begin, parse
+
+pytestmark = pytest.mark.versions
 
 
 @pytest.fixture
@@ -26,28 +30,20 @@ def arguments(tmp_path: Path) -> TrainingArguments:
     return TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to=[], do_train=True)
 
 
+def _parse(words: list[str]) -> tuple[Any, ...]:
+    return parse("clm", "", words, ModelArguments, DataArguments)
+
+
 def test_options_from_the_command_line_and_from_files(tmp_path: Path) -> None:
-    types = (ModelArguments, DataArguments, TrainingArguments)
-    words = [
-        "--train_file",
-        "a",
-        "b",
-        "--block-size",
-        "32",
-        "--output_dir",
-        "o",
-        "--use_cpu",
-        "--max_steps",
-        "3",
-    ]
-    _, data, training = parse("clm", "", types, words)
+    words = ["--train_file", "a", "b", "--block-size", "32", "--output_dir", "o", "--use_cpu", "--max_steps", "3"]
+    _, data, training = _parse(words)
     assert (data.train_file, data.block_size, training.max_steps) == (["a", "b"], 32, 3)
 
     path = tmp_path / "options.yaml"
     path.write_text("train_file: [a, b]\nblock_size: 32\noutput_dir: o\nuse_cpu: true\nmax_steps: 3\n")
-    assert parse("clm", "", types, [str(path)])[1] == data
+    assert _parse([str(path)])[1] == data
     path.write_text("train_file: a\noutput_dir: o\nuse_cpu: true\n")
-    assert parse("clm", "", types, [str(path)])[1].train_file == ["a"]
+    assert _parse([str(path)])[1].train_file == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -63,28 +59,26 @@ def test_options_from_the_command_line_and_from_files(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_user_errors(words: list[str], part: str) -> None:
     with pytest.raises(UserError, match=part):
-        parse("clm", "", (ModelArguments, DataArguments, TrainingArguments), words)
+        _parse(words)
 
 
 def test_checkpoints_are_resumed_from_or_left_alone(arguments: TrainingArguments) -> None:
     options = DataArguments(train_file=["text.txt"])
-    assert start(options, arguments) is None
+    assert begin(options, arguments) is None
     checkpoint = Path(arguments.output_dir) / "checkpoint-5"
     checkpoint.mkdir(parents=True)
-    assert start(options, arguments) is None, "what has no state was not saved to its end"
+    assert begin(options, arguments) is None, "what has no state was not saved to its end"
     (checkpoint / "trainer_state.json").touch()
     with pytest.raises(UserError, match="--resume_from_checkpoint last"):
-        start(options, arguments)
+        begin(options, arguments)
     arguments.resume_from_checkpoint = "last"
-    run = run_of(Path(arguments.output_dir))
-    assert start(options, arguments) == str(checkpoint)
-    assert run_of(Path(arguments.output_dir)) not in (None, run), "a start is a run of its own"
+    assert begin(options, arguments) == str(checkpoint)
     arguments.resume_from_checkpoint = "elsewhere"
     with pytest.raises(UserError, match="no checkpoint elsewhere"):
-        start(options, arguments)
+        begin(options, arguments)
     arguments.do_train = False
     with pytest.raises(UserError, match="--do_train"):
-        start(options, arguments)
+        begin(options, arguments)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +87,9 @@ def test_checkpoints_are_resumed_from_or_left_alone(arguments: TrainingArguments
 def test_hosts_without_a_checkpoint_in_common_are_a_user_error(
     arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, seen: list[set[int]], part: str
 ) -> None:
-    monkeypatch.setattr(resuming, "_everyones", lambda value: seen)
+    monkeypatch.setattr(Ranks, "all_gather", lambda self, value: seen)
     with pytest.raises(UserError, match=part):
-        start(DataArguments(train_file=["text.txt"]), arguments)
+        begin(DataArguments(train_file=["text.txt"]), arguments)
 
 
 def test_evaluation_loss_does_not_depend_on_batches(tmp_path: Path) -> None:
@@ -143,7 +137,7 @@ def test_the_loss_and_its_gradient_are_the_same_where_shapes_are_fixed(
         labels[0, 1:] = IGNORED
     losses, gradients = [], []
     for fixed in (False, True):
-        monkeypatch.setattr(script, "needs_fixed_shapes", lambda fixed=fixed: fixed)
+        monkeypatch.setattr(models, "needs_fixed_shapes", lambda fixed=fixed: fixed)
         losses.append(mean_loss(SequenceClassifierOutput(logits=logits), labels, label_smoothing=0.1))
         gradients += torch.autograd.grad(losses[-1], logits)
     torch.testing.assert_close(*losses)

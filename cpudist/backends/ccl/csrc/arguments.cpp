@@ -9,7 +9,7 @@ namespace cpudist {
 void check_tensor(const char* name, const at::Tensor& tensor) {
   check_type(tensor.device().is_cpu(), name, " takes CPU tensors, got one on ", tensor.device());
   check_type(tensor.layout() == at::kStrided, name, " takes dense tensors, got a ", tensor.layout(),
-             " one; there are no sparse collectives");
+             " one; only all_reduce takes sparse tensors");
 }
 
 const at::Tensor& only(const char* name, const Tensors& tensors) {
@@ -26,6 +26,8 @@ void check_list(const char* name, const Tensors& tensors, size_t size, const at:
                tensor.scalar_type(), " and ", like.scalar_type());
   }
 }
+
+void check_tag(const char* name, int tag) { check_value(tag >= 0, name, ": a tag cannot be negative, got ", tag); }
 
 void check_root(const char* name, int64_t root, int size) {
   check_value(root >= 0 && root < size, name, ": there is no rank ", root, " in a group of ", size);

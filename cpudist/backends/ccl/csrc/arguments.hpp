@@ -1,5 +1,5 @@
-// What callers of a collective may get wrong, checked before anything is sent. `name` is the collective's, for the message:
-// a ValueError, or a TypeError where it is the kind or the element type of a tensor.
+// Checks of a collective's arguments, done before anything is sent. They throw ValueError, or TypeError for the kind or
+// the element type of a tensor. `name` is the collective's, for the message.
 #pragma once
 
 #include <vector>
@@ -10,26 +10,29 @@ namespace cpudist {
 
 using Tensors = std::vector<at::Tensor>;
 
-// A dense tensor on the CPU.
+// Checks that it is a dense tensor on the CPU.
 void check_tensor(const char* name, const at::Tensor& tensor);
 
-// A list of one tensor: that tensor.
+// Checks that the list has one tensor and returns it.
 const at::Tensor& only(const char* name, const Tensors& tensors);
 
-// One tensor per rank of the group, all of the type of `like`.
+// Checks that the list has one tensor per rank of the group, all of the type of `like`.
 void check_list(const char* name, const Tensors& tensors, size_t size, const at::Tensor& like);
+
+// A tag is not negative: negative ones are the backend's own.
+void check_tag(const char* name, int tag);
 
 void check_root(const char* name, int64_t root, int size);
 
-// A rank's own tensor, and the one in the list that stands for it.
+// Checks a rank's own tensor against its place in the list.
 void check_same_size(const char* name, const at::Tensor& own, const at::Tensor& counterpart);
 
 void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs);
 
-// A tensor that holds one equal share per rank, as those shares.
+// Splits a tensor into one equal share per rank.
 Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& share, int size);
 
-// The rows that a tensor exchanges with each rank in all_to_all_single; no split sizes: equal shares.
+// Splits the rows of a tensor of all_to_all_single by rank; without split sizes into equal shares.
 Tensors split_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size);
 
 }  // namespace cpudist

@@ -12,13 +12,13 @@ namespace {
 
 struct Core {
   Clock::duration yield{};            // how long this thread was away when it yielded last
-  Clock::time_point crowded_until{};  // somebody computes there
+  Clock::time_point crowded_until{};  // another thread computes on it
 };
 
 thread_local Core core;
 
-// An eighth of the time that it has waited for already. The kernel adds its timer slack, 50 us unless it is told
-// otherwise: a nap after 75 us takes about 60.
+// Sleeps for an eighth of the time that it has waited already. The kernel adds its timer slack, 50 us by default, so a
+// sleep after 75 us takes about 60.
 void nap(Clock::duration waited) {
   const auto time = std::clamp<Clock::duration>(waited / 8, std::chrono::microseconds(1), Milliseconds(1));
   const timespec length{0, std::chrono::nanoseconds(time).count()};
@@ -31,7 +31,8 @@ void Backoff::pause(Clock::time_point now) {
   using std::chrono::microseconds;
   const bool crowded = now < core.crowded_until;
   const auto waited = now - moved_;
-  // Who wakes from a nap is late for the next call: the others spin for longer than that, or all would nap in turn.
+  // A thread that wakes from a sleep is late for the next call. The others spin for longer than that; otherwise all
+  // would sleep in turn.
   const auto spin = microseconds(crowded ? 75 : core.yield > microseconds(2) ? 0 : 5);
   if (waited < spin) return;
   if (crowded || waited > Milliseconds(100)) return nap(waited);

@@ -1,8 +1,9 @@
-// How a thread waits between two polls: spinning for some microseconds, then letting others have the core, then napping.
+// How a thread waits between two polls: it spins for some microseconds, then yields the core, then sleeps.
 //
-// Letting others have the core is right where they do the same, as ranks do that wait for each other. Who computes takes
-// a whole time slice, milliseconds, for each yield. So a thread that has come back that late twice naps from then on: a
-// sleeper gets its core back when it wakes up. Now and then it yields once to find out whether that is still so.
+// Yielding is fast where the other threads yield too, as ranks do that wait for each other. A thread that computes
+// takes a whole time slice, milliseconds, for each yield. So a thread that has come back that late twice sleeps from
+// then on: it gets its core back when it wakes up. From time to time it yields once to find out whether that is still
+// so.
 #pragma once
 
 #include "transport.hpp"
@@ -11,7 +12,7 @@ namespace cpudist {
 
 class Backoff {
  public:
-  // Something has moved.
+  // Called when something has moved.
   void reset(Clock::time_point now) { moved_ = now; }
 
   void pause(Clock::time_point now);

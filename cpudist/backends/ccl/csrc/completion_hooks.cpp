@@ -2,13 +2,8 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <iostream>
-#include <iterator>
 #include <utility>
-
-#include "engine.hpp"
-#include "errors.hpp"
 
 namespace cpudist {
 
@@ -19,8 +14,9 @@ void CompletionHooks::start() {
   pthread_setname_np(thread_.native_handle(), "cpudist-hooks");
 }
 
-void CompletionHooks::tell(const AsyncWork& work) {
-  using ItsClock = decltype(c10d::WorkInfo::timeFinished)::clock;  // the system's up to torch 2.8
+void CompletionHooks::enqueue(const AsyncWork& work) {
+  using ItsClock = decltype(c10d::WorkInfo::timeFinished)::clock;  // the system clock up to
+                                                                   // torch 2.8
   const auto duration = Clock::now() - work.started();
   const auto now = ItsClock::now();
   auto info =
@@ -29,14 +25,14 @@ void CompletionHooks::tell(const AsyncWork& work) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) return;
     queue_.push_back({work.call(), std::move(info)});
-    ++told_;
+    ++queued_;
   }
   changed_.notify_all();
 }
 
 bool CompletionHooks::wait(Milliseconds limit) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, limit, [this, told = told_] { return heard_ >= told; });
+  return changed_.wait_for(lock, limit, [this, queued = queued_] { return called_ >= queued; });
 }
 
 void CompletionHooks::close(Milliseconds limit) {
@@ -47,7 +43,9 @@ void CompletionHooks::close(Milliseconds limit) {
   changed_.notify_all();
   lock.unlock();
   if (idle) return thread_.join();
-  std::cerr << "cpudist: warning: a completion hook does not return; ending without it\n" << std::flush;
+  std::cerr << "cpudist: warning: a completion hook does not return; ending "
+               "without it\n"
+            << std::flush;
   thread_.detach();
 }
 
@@ -57,46 +55,28 @@ void CompletionHooks::run() {
     changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
     if (closed_) return;
     {
-      const auto told = std::move(queue_.front());
+      const auto completion = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      hear(told);
+      call_hook(completion);
     }
     lock.lock();
-    ++heard_;
+    ++called_;
     changed_.notify_all();
   }
 }
 
-// A hook only looks on: its errors are not those of the work.
-void CompletionHooks::hear(const Told& told) {
+// An error of a hook does not fail the work.
+void CompletionHooks::call_hook(const Completion& completion) {
   try {
-    (*told.call.group->hook)(told.info);
+    (*completion.call.group->hook)(completion.info);
   } catch (const std::exception& error) {
     if (std::exchange(warned_, true)) return;
     const std::string text = error.what();  // of several lines, where Python raised it
-    std::cerr << "cpudist: warning: the completion hook of " + told.call.describe() +
+    std::cerr << "cpudist: warning: the completion hook of " + completion.call.describe() +
                      " failed: " + text.substr(0, text.find('\n')) + " (later failures are not reported)\n"
               << std::flush;
   }
-}
-
-void Engine::set_hook(CallGroup& group, std::shared_ptr<const CompletionHooks::Hook> hook) {
-  hooks_.start();
-  Lock lock(mutex_);
-  group.hook = std::move(hook);
-}
-
-void Engine::wait_for_all(const CallGroup& group, Milliseconds timeout) {
-  std::vector<AsyncWorkPtr> works;
-  {
-    Lock lock(mutex_);
-    std::copy_if(in_flight_.begin(), in_flight_.end(), std::back_inserter(works),
-                 [&](const AsyncWorkPtr& work) { return work->call().group.get() == &group; });
-  }
-  for (const auto& work : works) work->wait();
-  if (hooks_.wait(timeout)) return;
-  throw backend_error("a completion hook has not returned for " + std::to_string(timeout.count() / 1000) + " s");
 }
 
 }  // namespace cpudist

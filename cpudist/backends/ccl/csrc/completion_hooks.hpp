@@ -1,8 +1,8 @@
-// PyTorch's completion hooks: functions of the user's that are told of each work once it is complete.
+// PyTorch's completion hooks: functions of the user that are called with each completed work.
 //
-// They run one at a time, in the order in which works were completed, in a thread of their own: a hook in Python takes
-// the GIL and may take long, and neither the engine nor whoever waits for a work is to wait for it. (In the main thread
-// a hook would also swallow KeyboardInterrupt, for torch turns all that it raises into a plain error.)
+// They run one at a time, in the order in which works complete, in a thread of their own: a hook in Python takes the
+// GIL and may take long, so neither the engine nor a thread that waits for a work may wait for it. (In the main thread
+// a hook would also swallow KeyboardInterrupt, because torch turns whatever it raises into a plain error.)
 #pragma once
 
 #include <condition_variable>
@@ -17,37 +17,35 @@ namespace cpudist {
 
 class CompletionHooks {
  public:
-  using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
-
-  // Starts the thread. Calling it again changes nothing.
+  // Starts the thread. Later calls have no effect.
   void start();
 
-  // Calls the hook of the work's group with the work, soon. The engine calls this with its lock held.
-  void tell(const AsyncWork& work);
+  // Queues a call of the hook of the work's group. The engine calls this with its lock held.
+  void enqueue(const AsyncWork& work);
 
-  // Waits until all that has been told so far has been heard; false: not within `limit`.
+  // Waits until all calls queued so far have returned; returns whether that was within `limit`.
   bool wait(Milliseconds limit);
 
-  // Ends the thread, at interpreter exit; waits at most `limit` for hooks that are still to run.
+  // Ends the thread at interpreter exit, after waiting at most `limit` for the queued calls.
   void close(Milliseconds limit);
 
  private:
-  struct Told {
-    Call call;  // whose group has the hook
+  struct Completion {
+    Call call;  // its group has the hook
     std::shared_ptr<c10d::WorkInfo> info;
   };
 
   void run();
-  void hear(const Told& told);
+  void call_hook(const Completion& completion);
 
-  std::mutex mutex_;  // guards all below; no hook is called with it
+  std::mutex mutex_;  // guards all members below; not held while a hook runs
   std::condition_variable changed_;
-  std::deque<Told> queue_;
-  uint64_t told_ = 0;
-  uint64_t heard_ = 0;
+  std::deque<Completion> queue_;
+  uint64_t queued_ = 0;
+  uint64_t called_ = 0;
   bool closed_ = false;
   std::thread thread_;
-  bool warned_ = false;  // the thread's own
+  bool warned_ = false;  // used by the thread only
 };
 
 }  // namespace cpudist

@@ -36,7 +36,7 @@ DataType arithmetic_type(at::ScalarType type) {
   }
 }
 
-// On booleans a sum is "any" and a product is "all", as torch's own operators have it.
+// On booleans a sum is "any" and a product is "all", as in torch's operators.
 static Reduction logical(c10d::ReduceOp::RedOpType operation) {
   switch (operation) {
     case c10d::ReduceOp::SUM:
@@ -45,23 +45,43 @@ static Reduction logical(c10d::ReduceOp::RedOpType operation) {
     case c10d::ReduceOp::PRODUCT:
     case c10d::ReduceOp::MIN:
     case c10d::ReduceOp::BAND: return Reduction::kMin;
-    default: value_error("booleans have no average or XOR here; use SUM, PRODUCT, MIN or MAX");
+    case c10d::ReduceOp::BXOR: return Reduction::kBitXor;
+    default:
+      value_error(
+          "booleans have no average; use SUM, PRODUCT, MIN, MAX, BAND, "
+          "BOR or BXOR");
   }
 }
 
-static Reduction arithmetic(c10d::ReduceOp::RedOpType operation) {
+static Reduction bitwise(c10d::ReduceOp::RedOpType operation, at::ScalarType type) {
+  check_value(at::isIntegralType(type, /*includeBool=*/false), "bitwise reductions take integers and booleans, got ",
+              type);
+  switch (operation) {
+    case c10d::ReduceOp::BAND: return Reduction::kBitAnd;
+    case c10d::ReduceOp::BOR: return Reduction::kBitOr;
+    default: return Reduction::kBitXor;
+  }
+}
+
+static Reduction arithmetic(c10d::ReduceOp::RedOpType operation, at::ScalarType type) {
   switch (operation) {
     case c10d::ReduceOp::SUM: return Reduction::kSum;
     case c10d::ReduceOp::AVG: return Reduction::kAverage;
     case c10d::ReduceOp::PRODUCT: return Reduction::kProduct;
     case c10d::ReduceOp::MIN: return Reduction::kMin;
     case c10d::ReduceOp::MAX: return Reduction::kMax;
-    default: value_error("there is no bitwise or pre-multiplied reduction; use SUM, AVG, PRODUCT, MIN or MAX");
+    case c10d::ReduceOp::BAND:
+    case c10d::ReduceOp::BOR:
+    case c10d::ReduceOp::BXOR: return bitwise(operation, type);
+    default:
+      value_error(
+          "there is no pre-multiplied reduction; use SUM, AVG, PRODUCT, "
+          "MIN, MAX, BAND, BOR or BXOR");
   }
 }
 
 Reduction reduction(const c10d::ReduceOp& operation, at::ScalarType type) {
-  return type == at::kBool ? logical(operation.op_) : arithmetic(operation.op_);
+  return type == at::kBool ? logical(operation.op_) : arithmetic(operation.op_, type);
 }
 
 }  // namespace cpudist

@@ -1,4 +1,4 @@
-// torch's element types and reductions in the transports' terms.
+// Conversion of torch's element types and reductions to those of transports.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,16 +8,16 @@
 
 namespace cpudist {
 
-// For moving data any type of the same width does.
+// The integer type of the same width, for calls that only move data.
 DataType carrier(const at::Tensor& tensor);
 
-// Elements of carrier() in the tensor: a complex128 travels as two int64.
+// Elements of type carrier() in the tensor; a complex128 is two int64.
 size_t carrier_count(const at::Tensor& tensor);
 
-// Throws TypeError for what cannot be reduced.
+// Throws TypeError for types that cannot be reduced.
 DataType arithmetic_type(at::ScalarType type);
 
-// Throws ValueError for a reduction that does not exist (for this type).
+// Throws ValueError for a reduction that does not exist for this type.
 Reduction reduction(const c10d::ReduceOp& operation, at::ScalarType type);
 
 }  // namespace cpudist

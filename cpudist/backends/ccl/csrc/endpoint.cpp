@@ -8,7 +8,7 @@ Endpoint::Endpoint(TransportPtr transport, int rank, int size)
     : transport_(std::move(transport)), mailbox_(std::make_unique<Mailbox>(*transport_, rank, size)) {}
 
 Endpoint::~Endpoint() {
-  // A message header may still be awaited, and after a failure anything may still be under way.
+  // A receive of a message header may be posted still, and after a failure any call may be in flight.
   const bool freed = Engine::get().exclusively_if_usable([this] {
     if (aborted_ || mailbox_->listening()) return false;
     mailbox_.reset();

@@ -1,4 +1,4 @@
-// What all works of one group share: its transport, and the messages between two ranks.
+// What all works of one group share: its transport, and its mailbox of messages between two ranks.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,10 @@ namespace cpudist {
 class Endpoint {
  public:
   Endpoint(TransportPtr transport, int rank, int size);
-  // Keeps everything for ever where a peer may still write to it.
+  // Does not free the transport where a peer may still write to its memory.
   ~Endpoint();
 
-  // From here on no work starts, and everything is kept for ever: freeing a transport may need the peers.
+  // Refuses further works and never frees the transport, because freeing it may need the peers.
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 

@@ -1,23 +1,19 @@
 #include "engine.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "backoff.hpp"
 #include "endpoint.hpp"
 #include "errors.hpp"
+#include "kernels/floating_point.hpp"
 
 namespace cpudist {
 
 namespace {
-
-constexpr Milliseconds kNap{10};
-// While somebody has a future instead of waiting: little of a core that computes, and in this time a link of 1 Gbit/s
-// takes 60 KB, which the kernel's buffers hold.
-constexpr std::chrono::microseconds kShortNap{500};
 
 std::string seconds(Clock::duration time) {
   char text[32];
@@ -25,7 +21,7 @@ std::string seconds(Clock::duration time) {
   return text;
 }
 
-// Never destroyed: threads and buffers may outlive the static objects.
+// Never destroyed, because threads and buffers may outlive the static objects.
 std::atomic<Engine*> instance{nullptr};
 
 }  // namespace
@@ -40,11 +36,13 @@ Engine& Engine::get() {
   return *instance.load(std::memory_order_relaxed);
 }
 
-// The child has none of the threads, and the connections are its parent's: it gets an engine that refuses everything.
-// The parent's stays where it is, with its mutex in whatever state it was.
+// The child has no threads, and the connections belong to its parent, so it gets an engine that refuses all calls. The
+// parent's engine stays in memory, because its mutex may be locked.
 void Engine::after_fork_in_child() {
   auto* const engine = new Engine;
-  engine->reason_ = "this process was forked from a rank of the job; start it with a spawn method instead";
+  engine->reason_ =
+      "this process was forked from a rank of the job; start it "
+      "with a spawn method instead";
   engine->out_of_use_ = true;
   instance = engine;
 }
@@ -54,6 +52,7 @@ void Engine::check_usable() const {
 }
 
 void Engine::submit(const AsyncWorkPtr& work, bool background) {
+  const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
   check_usable();
@@ -65,8 +64,9 @@ void Engine::submit(const AsyncWorkPtr& work, bool background) {
   announce(lock, finished);
 }
 
-// Moves every work on; true when something has moved.
+// Advances every work; returns whether something has moved.
 bool Engine::progress(Finished& finished) {
+  const kernels::DefaultFloatingPoint floating_point;
   bool moved = false;
   for (auto it = in_flight_.begin(); it != in_flight_.end();) {
     try {
@@ -77,7 +77,7 @@ bool Engine::progress(Finished& finished) {
         continue;
       }
     } catch (const std::exception& error) {
-      // The transport is in an unknown state on this rank only: nothing after it can be trusted to match the peers.
+      // The transport is in an unknown state on this rank only, so later calls may not match those of the peers.
       abandon_all((*it)->call().describe() + " failed: " + error.what(), finished);
       return true;
     }
@@ -93,11 +93,12 @@ void Engine::complete(AsyncWork& work) {
   group.completed(work.call());
   const bool success = !work.failure_;
   if (group.hook && success && work.retrieveOpType() != c10d::OpType::UNKNOWN) [[unlikely]]
-    hooks_.tell(work);
-  work.end();  // last: who sees the work done, without the lock, may then wait for all that hooks have been told
+    hooks_.enqueue(work);
+  work.end();  // last: a thread that finds the work done, without the lock, may
+               // wait for the hooks called so far
 }
 
-// Tells who waits for these works. A future's callbacks may wait for other works, so somebody else polls meanwhile.
+// Completes the futures of these works. Their callbacks may wait for other works, so another thread polls meanwhile.
 void Engine::announce(Lock& lock, Finished& finished) {
   if (finished.empty()) return;
   if (any_future(finished)) call_thread();
@@ -109,17 +110,19 @@ void Engine::announce(Lock& lock, Finished& finished) {
 
 void Engine::wait(AsyncWork& work, Milliseconds timeout) {
   if (work.done()) return;
-  // The clock starts here and not with the work: a caller that computed for long in between is not a late peer.
+  // The clock starts here and not with the work, because the caller may have computed for long in between.
+  const WithoutGil without_gil;
   const auto begin = Clock::now();
   const auto limit = timeout == kNoTimeout ? work.call().timeout : timeout;
   Backoff backoff;
   Finished finished;
   Lock lock(mutex_);
   ++waiting_;
+  work.deadline_ = std::max(work.deadline_, begin + limit);
   while (!work.done() && usable()) {
     const bool moved = progress(finished);
     const auto now = Clock::now();
-    if (!work.done() && now - begin > limit) expire(work, now - begin, finished);
+    if (!work.done() && now - begin > limit) expire(work, begin, finished);
     if (!finished.empty()) {
       --waiting_;
       announce(lock, finished);
@@ -138,20 +141,33 @@ void Engine::wait(AsyncWork& work, Milliseconds timeout) {
 }
 
 void Engine::poll() {
+  const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
   progress(finished);
   announce(lock, finished);
 }
 
+void Engine::poll(AsyncWork& work) {
+  const WithoutGil without_gil;
+  Finished finished;
+  Lock lock(mutex_);
+  progress(finished);
+  if (!work.done() && work.overdue(Clock::now()) && usable()) expire(work, work.started(), finished);
+  announce(lock, finished);
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(AsyncWork& work) {
+  const WithoutGil without_gil;
   if (!polls() && !work.call().group->across_machines) wait(work, kNoTimeout);
   Lock lock(mutex_);
   if (work.future_) return work.future_;
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   if (!work.done()) {
-    work.future_ = future;  // completed by whoever ends the work
+    work.future_ = future;  // completed by the thread that ends the work
     call_thread();
+    hurry_ = true;
+    wake_.notify_all();
   } else {
     lock.unlock();
     work.complete(*future);
@@ -159,9 +175,10 @@ c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(AsyncWork& work) {
   return future;
 }
 
-void Engine::expire(AsyncWork& work, Clock::duration waited, Finished& finished) {
-  abandon_all(work.call().describe() + " timed out after " + seconds(waited) +
-                  ": a peer is late, gone or called something else; end the job and look at the other ranks' output",
+void Engine::expire(AsyncWork& work, Clock::time_point since, Finished& finished) {
+  abandon_all(work.call().describe() + " timed out after " + seconds(Clock::now() - since) +
+                  ": a peer is late, gone or called something else; end the "
+                  "job and look at the other ranks' output",
               finished);
 }
 
@@ -178,6 +195,7 @@ void Engine::abandon_all(const std::string& reason, Finished& finished) {
 }
 
 void Engine::drain(Milliseconds limit) {
+  const WithoutGil without_gil;
   const auto begin = Clock::now();
   Backoff backoff;
   Finished finished;
@@ -197,7 +215,8 @@ void Engine::drain(Milliseconds limit) {
   }
 }
 
-void Engine::abort(const CallGroup& group) {
+void Engine::abort(const GroupState& group) {
+  const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
   const auto oldest = std::find_if(in_flight_.begin(), in_flight_.end(),
@@ -208,6 +227,7 @@ void Engine::abort(const CallGroup& group) {
 
 void Engine::close() {
   constexpr Milliseconds kHooksLimit{5000};
+  const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
   if (usable()) abandon_all("the process is ending", finished);
@@ -218,79 +238,61 @@ void Engine::close() {
   hooks_.close(kHooksLimit);
 }
 
-void Engine::start_thread(bool polls) {
-  Lock lock(mutex_);
-  if (started_ || !usable()) return;
-  started_ = true;
-  polls_ = polls;
-  add_thread();  // now, so that whoever pins this process finds it
-}
-
-// Sees to it that one of the engine's threads polls where nobody else does. Called with the lock held.
-void Engine::call_thread() {
-  if (!started_ || !usable() || !needs_thread()) return;
-  if (idle_threads_ > 0) {
-    wake_.notify_one();
-  } else {
-    add_thread();
-  }
-}
-
-// Whoever pins this process moves the first thread to a core of its own; the others belong there too, and not where the
-// thread runs that happens to need one more.
-void Engine::add_thread() {
-  ++idle_threads_;
-  threads_.emplace_back(&Engine::run, this);
-  const auto added = threads_.back().native_handle(), first = threads_.front().native_handle();
-  pthread_setname_np(added, "cpudist-ccl");
-  cpu_set_t cpus;
-  if (added != first && pthread_getaffinity_np(first, sizeof cpus, &cpus) == 0) {
-    pthread_setaffinity_np(added, sizeof cpus, &cpus);
-  }
-}
-
-// One of the engine's threads: asleep until it is needed, then polling until something is complete.
-void Engine::run() {
-  Finished finished;
-  Lock lock(mutex_);
-  while (true) {
-    wake_.wait(lock, [this] { return !usable() || needs_thread(); });
-    if (!usable()) return;
-    --idle_threads_;
-    thread_polls_ = true;
-    poll_until_finished(lock, finished);
-    thread_polls_ = false;
-    announce(lock, finished);
-    ++idle_threads_;
-  }
-}
-
-void Engine::poll_until_finished(Lock& lock, Finished& finished) {
-  Backoff backoff;
-  bool moved = false;
-  while (usable() && !in_flight_.empty() && waiting_ == 0 && finished.empty()) {
-    const auto now = Clock::now();
-    if (moved) backoff.reset(now);
-    if (polls() || moved) {
-      lock.unlock();
-      backoff.pause(now);
-      lock.lock();
-    } else {
-      wake_.wait_for(lock, any_future(in_flight_) ? kShortNap : kNap, [this] { return !usable(); });
-    }
-    if (!usable() || waiting_ > 0) return;
-    moved = progress(finished);
-    expire_late(finished);
-  }
-}
-
-// Who holds a future waits for that, and not in wait(), which has the limit.
-void Engine::expire_late(Finished& finished) {
+// Works that no thread waits for in wait(), which checks the deadline itself.
+void Engine::expire_overdue(Finished& finished) {
   const auto now = Clock::now();
   for (const auto& work : in_flight_) {
-    const bool late = work->future_ && now - work->started() > work->call().timeout;
-    if (late) return expire(*work, now - work->started(), finished);
+    // A message may be posted for long, such as the receive of a server that has other work meanwhile.
+    const bool awaited = work->future_ || !work->call().peer;
+    if (awaited && work->overdue(now)) return expire(*work, work->started(), finished);
   }
+}
+
+void Engine::set_hook(GroupState& group, std::shared_ptr<const CompletionHook> hook) {
+  const WithoutGil without_gil;
+  hooks_.start();
+  Lock lock(mutex_);
+  group.hook = std::move(hook);
+}
+
+void Engine::wait_for_all(const GroupState& group, Milliseconds timeout) {
+  const WithoutGil without_gil;
+  std::vector<AsyncWorkPtr> works;
+  {
+    Lock lock(mutex_);
+    std::copy_if(in_flight_.begin(), in_flight_.end(), std::back_inserter(works),
+                 [&](const AsyncWorkPtr& work) { return work->call().group.get() == &group; });
+  }
+  for (const auto& work : works) work->wait();
+  if (hooks_.wait(timeout)) return;
+  throw backend_error("a completion hook has not returned for " + std::to_string(timeout.count() / 1000) + " s");
+}
+
+void Engine::add(const std::shared_ptr<GroupState>& group) {
+  const WithoutGil without_gil;
+  const Lock lock(mutex_);
+  std::erase_if(groups_, [](const auto& other) { return other.expired(); });
+  groups_.push_back(group);
+}
+
+std::optional<Snapshot> Engine::snapshot(Milliseconds limit) {
+  const WithoutGil without_gil;
+  const auto begin = Clock::now();
+  Lock lock(mutex_, std::try_to_lock);
+  while (!lock) {
+    if (Clock::now() - begin > limit) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    static_cast<void>(lock.try_lock());
+  }
+  const auto now = Clock::now();
+  Snapshot result;
+  for (const auto* works : {&abandoned_, &in_flight_}) {
+    for (const auto& work : *works) result.pending.emplace_back(*work, now);
+  }
+  for (const auto& group : groups_) {
+    if (const auto alive = group.lock()) result.groups.push_back(*alive);
+  }
+  return result;
 }
 
 }  // namespace cpudist

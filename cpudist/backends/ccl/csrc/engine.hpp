@@ -1,10 +1,11 @@
-// The progress engine: the process's one way into its transports.
+// The progress engine: all calls of a process into its transports go through it.
 //
-// Transports have no threads: messages move only while somebody polls. The engine keeps the works under way and lets
-// one thread at a time move all of them on: whoever waits, whoever asks whether something is complete, and a thread of
-// its own. Where a rank has a core to spare, that thread polls all the time. Elsewhere it would steal the core that
-// computes, so it naps, and polls only what nobody else has moved meanwhile: enough for peers that wait for this rank
-// while it loads data, saves a file or waits for something else; and for a network, where the kernel sends meanwhile.
+// Transports have no threads: messages move only while a thread polls. The engine keeps the works in flight and lets
+// one thread at a time advance all of them: a thread that waits for a work, one that asks whether a work is complete,
+// and a thread of the engine. Where a rank has a core to spare, the engine's thread polls all the time. Elsewhere it
+// would take the core from the computing threads, so it sleeps between polls, and polls only while no other thread
+// does. That is enough for peers that wait while this rank loads data or saves a file, and for a network, where the
+// kernel sends.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +14,10 @@
 #include <mutex>
 #include <thread>
 
-#include "calls.hpp"
 #include "completion_hooks.hpp"
+#include "fair_mutex.hpp"
+#include "gil.hpp"
+#include "snapshot.hpp"
 
 namespace cpudist {
 
@@ -22,107 +25,115 @@ class Engine {
  public:
   static Engine& get();
 
-  // Starts the thread. `polls`: this rank has a core to spare for it. Calling it again changes nothing.
+  // Starts the thread. `polls`: this rank has a core to spare for it. Later calls have no effect.
   void start_thread(bool polls);
   bool polls() const { return polls_.load(std::memory_order_relaxed); }
 
-  // Starts a work. `background`: nobody is about to wait for it. Throws what the work's start() throws, and
+  // Starts a work. `background`: the caller does not wait for it at once. Throws what the work's start() throws, and
   // DistBackendError when communication is out of use.
   void submit(const AsyncWorkPtr& work, bool background);
 
-  // Moves everything on until the work is done. kNoTimeout: the limit that the work carries.
+  // Advances all works until this one is done. kNoTimeout: the work's own timeout.
   void wait(AsyncWork& work, Milliseconds timeout);
 
-  // Moves everything on by one step.
+  // Advances all works by one step.
   void poll();
 
-  // A future that completes with the work. Its own wait() moves nothing, so inside a machine, without a polling thread,
-  // this waits for the work first; across machines the thread that naps is enough.
+  // Advances all works by one step, and fails this one if it is not done at its deadline.
+  void poll(AsyncWork& work);
+
+  // Returns a future that completes with the work. A future's own wait() does not poll, so inside a machine, without a
+  // polling thread, this waits for the work first; across machines the engine's sleeping thread is enough.
   c10::intrusive_ptr<c10::ivalue::Future> future_of(AsyncWork& work);
 
-  // Runs a call that blocks inside a transport (creating one, freeing one) with nobody else in any.
+  // Runs a function that blocks inside a transport (creating or freeing one) while no other thread uses transports.
   template <typename Function>
   auto exclusively(Function&& function) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const WithoutGil without_gil;
+    const Lock lock(mutex_);
     check_usable();
     return function();
   }
 
-  // The same for a function that returns whether it has done its work; false where transports are out of use.
+  // The same for a function that returns whether it did its work. Returns false where transports are out of use.
   template <typename Function>
   bool exclusively_if_usable(Function&& function) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const WithoutGil without_gil;
+    const Lock lock(mutex_);
     return usable() && function();
   }
 
-  // Finishes what nobody has waited for, as peers may. Gives up after `limit`, for a message may never be asked for;
-  // kNoTimeout: the limit that each work carries.
+  // Completes the works in flight, because peers may wait for them. Gives up after `limit`, because a peer may never
+  // receive a message; kNoTimeout: each work's own timeout.
   void drain(Milliseconds limit);
 
-  // From now on `hook` is told of each work of the group that completes without an error.
-  void set_hook(CallGroup& group, std::shared_ptr<const CompletionHooks::Hook> hook);
+  // Calls `hook` from now on with each work of the group that completes without an error.
+  void set_hook(GroupState& group, std::shared_ptr<const CompletionHook> hook);
 
-  // Waits for the works of the group that are under way, and until its hook has been told of all.
-  void wait_for_all(const CallGroup& group, Milliseconds timeout);
+  // Waits for the group's works in flight, and until its hook has been called with all of them.
+  void wait_for_all(const GroupState& group, Milliseconds timeout);
 
-  // Gives up what is under way in the group. A transport cannot take back what it has begun, so if there is anything,
-  // communication is out of use in this process.
-  void abort(const CallGroup& group);
+  // Fails the group's works in flight. A transport cannot cancel a call, so if there are any, communication is out of
+  // use in this process afterwards.
+  void abort(const GroupState& group);
 
-  // From here on no call enters a transport and nothing that it may still touch is released (at interpreter exit).
+  // Called at interpreter exit: no call enters a transport afterwards, and no buffer in use is released.
   void close();
 
-  // False after a timeout, an error inside a transport, close() or fork(): transports are then left alone, not freed.
+  // False after a timeout, an error inside a transport, close() or fork(). Transports are not used or freed then.
   bool usable() const { return !out_of_use_.load(std::memory_order_acquire); }
 
-  // A group whose calls are to be known; forgotten when it goes.
-  void add(const std::shared_ptr<CallGroup>& group);
+  // Adds a group to the snapshots until it is destroyed.
+  void add(const std::shared_ptr<GroupState>& group);
 
-  // What this rank is doing. Empty when a call blocks inside a transport for longer than `limit`: a group is being made.
-  std::optional<Calls> calls(Milliseconds limit);
+  // Returns what this rank is communicating, or nothing when a call blocks inside a transport for longer than `limit`,
+  // such as the creation of a group.
+  std::optional<Snapshot> snapshot(Milliseconds limit);
 
-  // Seconds that threads of this process have been blocked in wait().
+  // Returns for how many seconds threads of this process have been blocked in wait().
   double blocked_seconds() const { return static_cast<double>(blocked_ns_.load()) * 1e-9; }
 
  private:
+  using Lock = std::unique_lock<FairMutex>;
   using Finished = std::vector<AsyncWorkPtr>;
-  using Lock = std::unique_lock<std::mutex>;
 
   static void after_fork_in_child();
   void check_usable() const;
   bool progress(Finished& finished);
   void complete(AsyncWork& work);
   void announce(Lock& lock, Finished& finished);
-  void expire(AsyncWork& work, Clock::duration waited, Finished& finished);
-  void expire_late(Finished& finished);
+  void expire(AsyncWork& work, Clock::time_point since, Finished& finished);
+  void expire_overdue(Finished& finished);
   void abandon_all(const std::string& reason, Finished& finished);
   void call_thread();
   void add_thread();
   void run();
   void poll_until_finished(Lock& lock, Finished& finished);
-  // Whether somebody has a future of one of these works.
+  // Whether one of these works has a future.
   template <typename Works>
   static bool any_future(const Works& works) {
     return std::any_of(works.begin(), works.end(), [](const auto& work) { return work->future_.defined(); });
   }
   bool needs_thread() const { return !in_flight_.empty() && waiting_ == 0 && !thread_polls_; }
 
-  std::mutex mutex_;  // guards the transports and all below
+  FairMutex mutex_;  // guards the transports and all members below
   std::list<AsyncWorkPtr> in_flight_;
-  std::list<AsyncWorkPtr> abandoned_;  // transports may still write to their buffers: never freed
-  std::vector<std::weak_ptr<CallGroup>> groups_;
+  std::list<AsyncWorkPtr> abandoned_;  // never freed, because transports may
+                                       // still write to their buffers
+  std::vector<std::weak_ptr<GroupState>> groups_;
   CompletionHooks hooks_;
   std::string reason_;
   std::atomic<bool> out_of_use_{false};
   std::atomic<int64_t> blocked_ns_{0};
-  int waiting_ = 0;  // threads in wait(), which poll: the engine's own need not
+  int waiting_ = 0;  // threads in wait(), which poll, so that the engine's thread need not
 
-  // The engine's threads. One of them polls; more than one exist while callbacks of futures block the others.
+  // The engine's threads. One of them polls; there are more while callbacks of futures block the others.
   std::atomic<bool> polls_{false};
   bool started_ = false;
   bool thread_polls_ = false;
   int idle_threads_ = 0;
-  std::condition_variable wake_;
+  bool hurry_ = false;  // a work has a future that it had not when the thread fell asleep
+  std::condition_variable_any wake_;
   std::list<std::thread> threads_;
 };
 

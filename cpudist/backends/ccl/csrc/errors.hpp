@@ -1,4 +1,4 @@
-// Errors as Python sees them. torch's own macros would add C++ stack frames to the message.
+// Errors that become Python exceptions. torch's own macros would add C++ stack frames to the message.
 #pragma once
 
 #include <sstream>

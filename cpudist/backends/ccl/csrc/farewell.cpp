@@ -15,20 +15,21 @@ void FarewellWork::start() {
   for (size_t r = 0; r < size; ++r) rows.push_back(&flags_[r * size]);
   auto* own = static_cast<char*>(rows[call().rank]);
   for (int source = 0; source < call().size; ++source) own[source] = endpoint_->mailbox().listens_to(source);
-  exchange_ = endpoint_->transport().allgather(own, std::move(rows), std::vector<size_t>(size, size), DataType::kUint8);
+  all_gather_ =
+      endpoint_->transport().allgather(own, std::move(rows), std::vector<size_t>(size, size), DataType::kUint8);
 }
 
 Progress FarewellWork::advance() {
   auto& mailbox = endpoint_->mailbox();
-  if (exchange_) {
-    const auto progress = exchange_->test();
+  if (all_gather_) {
+    const auto progress = all_gather_->test();
     if (progress != Progress::kComplete) return progress;
-    exchange_.reset();
+    all_gather_.reset();
     for (int r = 0; r < call().size; ++r) {
       if (flags_[r * call().size + call().rank]) listeners_.push_back(r);
     }
   }
-  // After what is still to be sent to them.
+  // The farewell follows the messages that are still to be sent to them.
   std::erase_if(listeners_, [&](int listener) {
     if (!mailbox.senders(listener).empty()) return false;
     farewells_.push_back(endpoint_->transport().send(&header_, sizeof header_, listener));

@@ -1,4 +1,4 @@
-// The last work of a group: no receive stays posted that no message will answer.
+// The last work of a group: completes the receives that were posted for messages that do not come.
 #pragma once
 
 #include "endpoint.hpp"
@@ -6,9 +6,9 @@
 
 namespace cpudist {
 
-// Receives from any source listen to every rank, and still do when one of them has answered. A transport that is
-// receiving cannot be freed, and without that MPI takes a rank that ends for one that has crashed. So each rank tells
-// all others whom it listens to, and those send it an empty message.
+// A receive from any source posts a receive to every rank, and all but one stay posted after a message has come. A
+// transport with posted receives cannot be freed, and MPI reports a rank that ends without freeing it as crashed. So
+// each rank tells all others to which ranks it listens, and those send it an empty message.
 class FarewellWork final : public AsyncWork {
  public:
   FarewellWork(Call call, std::shared_ptr<Endpoint> endpoint);
@@ -16,9 +16,10 @@ class FarewellWork final : public AsyncWork {
   Progress advance() override;
 
  private:
-  std::vector<char> flags_;  // of all ranks: flags_[r * size + s] is whether rank r listens to rank s
-  RequestPtr exchange_;
-  std::vector<int> listeners_;  // who waits for this rank's farewell
+  std::vector<char> flags_;  // of all ranks: flags_[r * size + s] is whether
+                             // rank r listens to rank s
+  RequestPtr all_gather_;
+  std::vector<int> listeners_;  // ranks that wait for this rank's farewell
   Header header_;
   std::vector<RequestPtr> farewells_;
 };

@@ -1,4 +1,5 @@
-// Python's lock: whoever waits for the engine's must not hold it, because the engine's holder may want it.
+// Releasing Python's lock (GIL). A thread that waits for the engine's lock must not hold it, because the thread that
+// holds the engine's lock may need it.
 #pragma once
 
 #include <optional>
@@ -7,7 +8,7 @@
 
 namespace cpudist {
 
-// Gives the GIL up where this thread holds it, as it does in some calls that torch makes and not in others.
+// Releases the GIL for its lifetime if this thread holds it. torch holds it in some calls and not in others.
 class WithoutGil {
  public:
   WithoutGil() {

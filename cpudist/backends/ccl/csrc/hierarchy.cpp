@@ -18,17 +18,19 @@ Placement::Placement(const std::vector<int>& nodes, int rank)
   even = std::all_of(sizes.begin(), sizes.end(), [&](const auto& entry) { return entry.second == local_size; });
 }
 
-// Piece by piece, so that one piece goes across while another is added up.
+// Works piece by piece, so that one piece crosses the network while another is reduced.
 //
-// Each transport has to see the same order of calls on all its ranks, though pieces become ready at different times on
-// different ranks. So the order is fixed beforehand: inside, the reduce_scatters of the first kAhead pieces, then by
-// turns the allgather of a piece and the reduce_scatter kAhead pieces later; across, piece by piece.
+// Each transport must see the same order of calls on all its ranks, although pieces become ready at different times on
+// different ranks. So the order is fixed: inside, the reduce_scatters of the first kAhead pieces, then in turn the
+// allgather of a piece and the reduce_scatter of the piece kAhead later; across, piece by piece.
 class Hierarchy::Allreduce final : public Request {
  public:
-  Allreduce(Hierarchy& hierarchy, const void* input, void* output, size_t count, DataType type, Reduction reduction)
+  Allreduce(Hierarchy& hierarchy, const void* input, void* output, float* residual, size_t count, DataType type,
+            Reduction reduction)
       : hierarchy_(hierarchy),
         input_(static_cast<const char*>(input)),
         output_(static_cast<char*>(output)),
+        residual_(residual),
         count_(count),
         type_(type),
         reduction_(reduction),
@@ -57,7 +59,7 @@ class Hierarchy::Allreduce final : public Request {
     Stage stage = Stage::kReduceScatter;
   };
 
-  // Makes the next calls in the order inside, as far as it has come; true when it made any.
+  // Makes the calls inside the machine that are next in the order and possible; returns whether it made any.
   bool call_inside() {
     bool moved = false;
     for (; gathered_ < pieces_.size(); moved = true) {
@@ -89,7 +91,7 @@ class Hierarchy::Allreduce final : public Request {
     return true;
   }
 
-  // The elements of a piece that one rank of the node reduces.
+  // The elements of a piece that one rank of the machine reduces. The offset is in bytes.
   struct Share {
     size_t offset;
     size_t count;
@@ -116,11 +118,18 @@ class Hierarchy::Allreduce final : public Request {
                                                             std::move(counts), type_, reduction_);
   }
 
-  // An average of the nodes' averages is the average of all, since they have equally many ranks.
+  // The average of the machines' averages is the average of all, because machines have equally many ranks.
   void allreduce_across(size_t i) {
-    auto* data = output_ + own_share(i).offset;
+    const auto own = own_share(i);
+    auto* data = output_ + own.offset;
     pieces_[i].stage = Stage::kAcross;
-    pieces_[i].request = hierarchy_.across_->allreduce(data, data, own_share(i).count, type_, reduction_);
+    if (residual_ != nullptr) {
+      auto* values = reinterpret_cast<float*>(data);
+      auto* residual = residual_ + own.offset / sizeof(float);
+      pieces_[i].request = hierarchy_.across_->allreduce_with_residual(values, residual, own.count, reduction_);
+      return;
+    }
+    pieces_[i].request = hierarchy_.across_->allreduce(data, data, own.count, type_, reduction_);
   }
 
   void allgather(size_t i) {
@@ -138,25 +147,36 @@ class Hierarchy::Allreduce final : public Request {
   Hierarchy& hierarchy_;
   const char* input_;
   char* output_;
+  float* residual_;  // may be null
   const size_t count_;
   const DataType type_;
   const Reduction reduction_;
   const size_t most_;  // elements of a piece
   std::vector<Piece> pieces_;
-  size_t first_ = 0;     // pieces before it are done
+  size_t first_ = 0;     // the pieces before this one are done
   size_t reduced_ = 0;   // pieces whose reduce_scatter has been called
   size_t across_ = 0;    // pieces whose allreduce across has been called
   size_t gathered_ = 0;  // pieces whose allgather has been called
 };
 
-Hierarchy::Hierarchy(TransportPtr inside, TransportPtr across, const Placement& placement)
-    : inside_(std::move(inside)),
+Hierarchy::Hierarchy(TransportPtr flat, TransportPtr inside, TransportPtr across, const Placement& placement)
+    : CountedTransport(std::move(flat), oneccl_traffic),
+      inside_(std::move(inside)),
       across_(std::move(across)),
       local_rank_(placement.local_rank),
       local_size_(static_cast<size_t>(placement.local_size)) {}
 
 RequestPtr Hierarchy::allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) {
-  return std::make_unique<Allreduce>(*this, input, output, count, type, reduction);
+  if (is_integer(type) && reduction == Reduction::kAverage) {
+    return CountedTransport::allreduce(input, output, count, type, reduction);
+  }
+  hierarchy_traffic.count(count * size_of(type));
+  return std::make_unique<Allreduce>(*this, input, output, nullptr, count, type, reduction);
+}
+
+RequestPtr Hierarchy::allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) {
+  hierarchy_traffic.count(count * sizeof(float));
+  return std::make_unique<Allreduce>(*this, data, data, residual, count, DataType::kFloat32, reduction);
 }
 
 }  // namespace cpudist

@@ -1,32 +1,35 @@
-// Two transports as one: inside each node one, across the nodes another. A node is a machine, or a NUMA node of one.
+// A transport for ranks on several machines: shared memory inside each machine and oneCCL across them.
 #pragma once
 
 #include <deque>
 
-#include "transport.hpp"
+#include "traffic.hpp"
 
 namespace cpudist {
 
-// Where a rank is among those of its group. Ranks of one node are numbered in it by their order in the group.
+// Where a rank is among those of its group. The ranks of a machine are numbered by their order in the group.
 struct Placement {
-  Placement(const std::vector<int>& nodes, int rank);  // nodes[r]: the node of rank r, by any number
+  Placement(const std::vector<int>& nodes,
+            int rank);  // nodes[r]: the machine of rank r, by any number
 
-  int node;  // this rank's node, counted from 0
+  int node;  // this rank's machine, counted from 0
   int node_count;
-  int local_rank;  // this rank's number in its node
-  int local_size;  // ranks in its node
-  bool even;       // every node has as many ranks as any other
+  int local_rank;  // this rank's number on its machine
+  int local_size;  // ranks on its machine
+  bool even;       // every machine has equally many ranks
 };
 
-// An allreduce that sends across nodes only what has been added up inside each: the ranks of a node reduce_scatter,
-// each sums its share with those of the same number in the other nodes, then they allgather.
-class Hierarchy {
+// Sends across machines only what has been reduced inside each: the ranks of a machine reduce_scatter, each reduces its
+// share with the ranks of the same number on the other machines, then they allgather. Only allreduce is done so; all
+// other calls, and averages of integers, which would be rounded twice, go through `flat`.
+class Hierarchy final : public CountedTransport {
  public:
-  // `inside` connects the ranks of this node, `across` those of the same number in every node. Nodes have equally many
-  // ranks.
-  Hierarchy(TransportPtr inside, TransportPtr across, const Placement& placement);
+  // `flat` connects all ranks, `inside` the ranks of this machine, `across` those of the same number on every machine.
+  // Machines have equally many ranks.
+  Hierarchy(TransportPtr flat, TransportPtr inside, TransportPtr across, const Placement& placement);
 
-  RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction);
+  RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override;
+  RequestPtr allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) override;
 
  private:
   class Allreduce;
@@ -35,7 +38,7 @@ class Hierarchy {
   TransportPtr across_;
   int local_rank_;
   size_t local_size_;
-  std::deque<const Request*> order_;  // requests that have calls to make yet, oldest first
+  std::deque<const Request*> order_;  // requests that still have calls to make, oldest first
 };
 
 }  // namespace cpudist

@@ -34,9 +34,10 @@ Progress SendWork::advance() {
   }
   queue.pop_front();
   request_.reset();
-  buffer_.reset();
   return Progress::kComplete;
 }
+
+void SendWork::release() { buffer_.reset(); }
 
 RecvWork::RecvWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int source, int tag)
     : AsyncWork(std::move(call), std::move(endpoint),
@@ -71,6 +72,9 @@ void RecvWork::finish() {
   } catch (...) {
     failure_ = std::current_exception();
   }
+}
+
+void RecvWork::release() {
   tensor_.reset();
   buffer_.reset();
   caller_.reset();
@@ -118,7 +122,7 @@ bool Mailbox::progress() {
   return moved;
 }
 
-// Takes one peer's channel as far as it goes without waiting; true when something has moved.
+// Advances one peer's channel without waiting; returns whether something has moved.
 bool Mailbox::read(int source) {
   auto& channel = channels_[source];
   using State = Channel::State;
@@ -150,8 +154,8 @@ bool Mailbox::read(int source) {
   }
 }
 
-// Finds a place for the message whose header has come: its receiver's buffer, or one of its own when somebody waits for
-// a message behind it. Otherwise it stays with its sender.
+// Starts to read the message whose header has come: into its receiver's buffer, or into a new one if a receiver waits
+// for a later message. Otherwise the message stays with its sender.
 void Mailbox::place(int source) {
   auto& channel = channels_[source];
   const auto bytes = channel.header.bytes;
@@ -179,7 +183,7 @@ void Mailbox::deliver(int source) {
     receiver->arrived_ = true;
   } else {
     channel.unclaimed.push_back({channel.header, std::move(channel.body)});
-    // Whoever asked for it while it was being read stands in line already.
+    // A receive that asked for it while it was being read is in the queue already.
     if (auto* late = claim(source, channel.header.tag)) post(*late);
   }
   channel.receiver = nullptr;
@@ -187,7 +191,7 @@ void Mailbox::deliver(int source) {
   channel.state = Channel::State::kIdle;
 }
 
-// The first in line for a message, taken out of the line.
+// Removes the first receiver of a message from the queue and returns it; nullptr if there is none.
 RecvWork* Mailbox::claim(int source, int64_t tag) {
   const auto found = std::find_if(waiting_.begin(), waiting_.end(),
                                   [&](const RecvWork* receiver) { return receiver->accepts(source, tag); });

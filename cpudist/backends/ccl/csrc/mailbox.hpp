@@ -1,8 +1,8 @@
 // Point-to-point messages with tags, over a transport's send and recv, which have none.
 //
-// Each message goes as a header (tag, size) and, when it is not empty, its bytes. Messages between two ranks keep their
-// order, so a receiver reads header after header from a peer and puts aside what nobody has asked for yet. That also
-// gives "any source", and an error instead of a buffer overrun where sizes differ.
+// Each message is sent as a header (tag, size) and, unless it is empty, its bytes. Messages between two ranks keep
+// their order, so a receiver reads header after header from a peer and stores messages that no receive has asked for
+// yet. That also allows receives from any source, and gives an error instead of a buffer overrun where sizes differ.
 #pragma once
 
 #include <deque>
@@ -21,7 +21,7 @@ namespace cpudist {
 class Endpoint;
 
 constexpr int kAnySource = -1;
-constexpr int64_t kFarewellTag = -1;  // of the last message to a peer that listens in vain
+constexpr int64_t kFarewellTag = -1;  // of the last message to a peer that still listens
 
 struct Header {
   int64_t tag;
@@ -33,6 +33,7 @@ class SendWork final : public AsyncWork {
   SendWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int destination, int tag);
   void start() override;
   Progress advance() override;
+  void release() override;
 
  private:
   at::Tensor buffer_;
@@ -47,6 +48,7 @@ class RecvWork final : public AsyncWork {
   RecvWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tensor& tensor, int source, int tag);
   void start() override;
   Progress advance() override;
+  void release() override;
   int sourceRank() const override { return source_; }
 
  private:
@@ -58,7 +60,7 @@ class RecvWork final : public AsyncWork {
   void finish();
 
   at::Tensor tensor_;
-  at::Tensor buffer_;  // tensor_ itself where that is contiguous
+  at::Tensor buffer_;  // tensor_ itself if it is contiguous
   std::optional<at::ThreadLocalState> caller_;
   int source_;  // kAnySource until a message has matched
   int tag_;
@@ -69,16 +71,16 @@ class Mailbox {
  public:
   Mailbox(Transport& transport, int rank, int size);
 
-  // Those who send to a peer, oldest first; one message at a time, so that they arrive in this order.
+  // The sends to a peer, oldest first. One message is in flight at a time, so that they arrive in this order.
   std::deque<const SendWork*>& senders(int destination) { return senders_[destination]; }
 
-  // Gives the receiver a message that came earlier, or lets it wait for one.
+  // Gives the receiver a message that came earlier, or puts it in the queue.
   void post(RecvWork& receiver);
 
-  // Reads what has come, as far as somebody waits for it; true when something has moved.
+  // Reads the messages that receivers wait for; returns whether something has moved.
   bool progress();
 
-  // Whether the transport still holds memory of this mailbox, for a message from this source or any.
+  // Whether a receive from this source, or from any, is posted with the transport.
   bool listens_to(int source) const { return channels_[source].request != nullptr; }
   bool listening() const;
 
@@ -88,13 +90,13 @@ class Mailbox {
     std::unique_ptr<char[]> bytes;
   };
 
-  // What comes from one peer: the message being read, and those read before anybody asked for them.
+  // The messages from one peer: the one being read, and those read before a receive asked for them.
   struct Channel {
     enum class State { kIdle, kHeader, kHeld, kBody, kClosed } state = State::kIdle;
     Header header{};
     RequestPtr request;
-    std::unique_ptr<char[]> body;  // of a message that has no receiver, or the wrong one
-    RecvWork* receiver = nullptr;  // whose the message is; nullptr: nobody's yet
+    std::unique_ptr<char[]> body;  // of a message without a receiver, or with one of another size
+    RecvWork* receiver = nullptr;  // of the message being read; nullptr: none yet
     std::list<Message> unclaimed;
   };
 

@@ -1,17 +1,17 @@
-// The extension module `cpudist_ccl`: what Python needs of the backend.
+// The extension module `cpudist_ccl`, the interface of the backend to Python.
 #include <torch/csrc/python_headers.h>
 
 #include <torch/csrc/utils/pybind.h>
 
 #include <iostream>
 
-#include "choice.hpp"
 #include "engine.hpp"
 #include "errors.hpp"
-#include "oneccl/baseline.hpp"
-#include "oneccl/provider.hpp"
+#include "oneccl/communicator.hpp"
 #include "process_group.hpp"
 #include "store.hpp"
+#include "traffic.hpp"
+#include "transport_selection.hpp"
 
 namespace py = pybind11;
 
@@ -23,48 +23,62 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 Milliseconds milliseconds(double seconds) { return Milliseconds(static_cast<int64_t>(seconds * 1000)); }
 
-// `store` belongs to this group alone; all ranks of the group call this, or none can. nodes[r]: the machine of rank r.
-// numa_nodes: as in transport.hpp.
+cpudist::Wire wire_of(const std::string& name) {
+  if (name == "int8") return cpudist::Wire::kInt8;
+  return name == "bf16" ? cpudist::Wire::kBFloat16 : cpudist::Wire::kFloat32;
+}
+
+// Creates a process group; all its ranks call this. `store` belongs to this group alone. nodes[r]: the machine of rank
+// r. `wire`: how its allreduces of float32 cross the network, "float32", "bf16" or "int8".
 c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, const std::vector<int>& nodes,
-                                               const std::vector<int>& numa_nodes, double timeout_seconds,
-                                               const std::string& name, bool shared_memory) {
+                                               double timeout_seconds, const std::string& name, bool shared_memory,
+                                               const std::string& wire) {
   cpudist::C10dStore group_store(store);
   const int size = static_cast<int>(nodes.size());
   const auto timeout = milliseconds(timeout_seconds);
   std::string warning;
-  const cpudist::Group group{rank, size, nodes, timeout, &group_store, numa_nodes};
+  const cpudist::Group group{rank, size, nodes, timeout, &group_store, wire_of(wire)};
   auto transport = Engine::get().exclusively([&] { return cpudist::make_transport(group, shared_memory, warning); });
   if (rank == 0 && !warning.empty()) {
     std::cerr << "cpudist: warning: " + warning + "\n" << std::flush;
   }
   return c10::make_intrusive<cpudist::ProcessGroupCcl>(std::move(transport), rank, size, timeout,
-                                                       cpudist::CallGroup{name, !group.on_one_node()});
+                                                       cpudist::GroupState{name, !group.on_one_node()});
 }
 
-// torch hands groups back as their base class, which takes no timeout before torch 2.9.
-void set_timeout(const c10::intrusive_ptr<c10d::Backend>& group, double seconds) {
+// Sets the timeout of a ccl group, or of torch's wrapper around one (TORCH_DISTRIBUTED_DEBUG=DETAIL). Before torch 2.9
+// the base class has no setTimeout, and wrappers are refused.
+template <typename Backend>
+void set_timeout(const c10::intrusive_ptr<Backend>& group, double seconds) {
+  if constexpr (requires { group->setTimeout(milliseconds(seconds)); }) {
+    group->setTimeout(milliseconds(seconds));
+  } else {
+    auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
+    cpudist::check_type(ours, "not a process group of cpudist's ccl backend");
+    ours->setTimeout(milliseconds(seconds));
+  }
+}
+
+// Averages a tensor over a ccl group, which keeps in `residual` what its wire loses; returns the work.
+c10::intrusive_ptr<c10d::Work> allreduce_with_residual(const c10::intrusive_ptr<c10d::Backend>& group,
+                                                       const at::Tensor& tensor, const at::Tensor& residual) {
   auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
   cpudist::check_type(ours, "not a process group of cpudist's ccl backend");
-  ours->setTimeout(milliseconds(seconds));
+  return ours->allreduce_with_residual(tensor, residual, c10d::ReduceOp::AVG);
 }
 
-std::vector<double> allreduce_baseline(const StorePtr& store, int rank, int size, size_t bytes, bool bfloat16,
-                                       size_t buffers, size_t repeats, size_t piece_bytes) {
-  cpudist::C10dStore group_store(store);
-  const cpudist::Group group{rank, size, std::vector<int>(size), std::chrono::minutes(5), &group_store};
-  return Engine::get().exclusively(
-      [&] { return cpudist::oneccl::allreduce_baseline(group, {bytes, bfloat16, buffers, repeats, piece_bytes}); });
-}
+// Returns the bytes of the allreduces that crossed the network in another format, and their bytes in that format.
+py::tuple converted() { return py::make_tuple(cpudist::converted.before.load(), cpudist::converted.after.load()); }
 
-// Transport -> (calls, bytes).
+// Returns {transport: (calls, bytes)}.
 py::dict traffic() {
   py::dict result;
   for (const auto& used : cpudist::traffic()) result[py::str(used.transport)] = py::make_tuple(used.calls, used.bytes);
   return result;
 }
 
-py::dict to_python(const cpudist::CallUnderWay& under_way) {
-  const auto& [call, bytes, like, seconds] = under_way;
+py::dict to_python(const cpudist::PendingCall& pending) {
+  const auto& [call, bytes, like, seconds] = pending;
   py::dict result;
   result["name"] = call.name;
   result["group"] = call.group->name;
@@ -82,22 +96,23 @@ py::dict to_python(const cpudist::CallUnderWay& under_way) {
   return result;
 }
 
-// (calls under way, oldest first; group -> name and number of its last completed collective); None: not known now.
+// Returns (calls in flight, oldest first; group -> name and number of its last completed collective), or None while a
+// call blocks inside a transport.
 py::object calls() {
   constexpr Milliseconds kLimit{200};
-  std::optional<cpudist::Calls> found;
+  std::optional<cpudist::Snapshot> found;
   {
     const py::gil_scoped_release unlocked;
-    found = Engine::get().calls(kLimit);
+    found = Engine::get().snapshot(kLimit);
   }
   if (!found) return py::none();
-  py::list under_way;
-  for (const auto& call : found->under_way) under_way.append(to_python(call));
+  py::list pending;
+  for (const auto& call : found->pending) pending.append(to_python(call));
   py::dict last;
   for (const auto& group : found->groups) {
     if (group.last_name) last[py::str(group.name)] = py::make_tuple(group.last_name, group.last_sequence);
   }
-  return py::make_tuple(under_way, last);
+  return py::make_tuple(pending, last);
 }
 
 }  // namespace
@@ -105,9 +120,12 @@ py::object calls() {
 PYBIND11_MODULE(cpudist_ccl, module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   module.def("start", &cpudist::oneccl::start, Unlocked());
-  module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"), py::arg("numa_nodes"),
-             py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), Unlocked());
-  module.def("set_timeout", &set_timeout, py::arg("group"), py::arg("seconds"));
+  module.def("create_group", &create_group, py::arg("store"), py::arg("rank"), py::arg("nodes"),
+             py::arg("timeout_seconds"), py::arg("name"), py::arg("shared_memory"), py::arg("wire"), Unlocked());
+  module.def("allreduce_with_residual", &allreduce_with_residual, py::arg("group"), py::arg("tensor"),
+             py::arg("residual"), Unlocked());
+  module.def("converted", &converted);
+  module.def("set_timeout", &set_timeout<c10d::Backend>, py::arg("group"), py::arg("seconds"));
   module.def("start_thread", [](bool polls) { Engine::get().start_thread(polls); }, py::arg("polls"), Unlocked());
   module.def("polls", [] { return Engine::get().polls(); });
   module.def("usable", [] { return Engine::get().usable(); });
@@ -119,9 +137,5 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("blocked_seconds", [] { return Engine::get().blocked_seconds(); });
   module.def("traffic", &traffic);
   module.def("calls", &calls);
-  module.def("providers", &cpudist::oneccl::opened_providers);
-  module.def("allreduce_baseline", &allreduce_baseline, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("bytes"), py::arg("bfloat16"), py::arg("buffers"), py::arg("repeats"), py::arg("piece_bytes"),
-             Unlocked());
   module.def("library_version", &cpudist::oneccl::library_version);
 }

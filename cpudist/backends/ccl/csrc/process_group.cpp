@@ -1,31 +1,33 @@
 #include "process_group.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 
 #include "engine.hpp"
 #include "errors.hpp"
 #include "farewell.hpp"
-#include "gil.hpp"
 #include "schedules.hpp"
 
 namespace cpudist {
 
 using c10d::OpType;
 
-ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, CallGroup group)
+ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, GroupState group)
     : Backend(rank, size),
       endpoint_(std::make_shared<Endpoint>(std::move(transport), rank, size)),
-      group_(std::make_shared<CallGroup>(std::move(group))),
+      group_(std::make_shared<GroupState>(std::move(group))),
       timeout_(timeout) {
   Engine::get().add(group_);
 }
 
 Call ProcessGroupCcl::next_call(const char* name, Milliseconds timeout, std::optional<int> peer) {
   check_value(endpoint_ != nullptr, name, ": the group has been destroyed");
-  return {
-      name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, timeout == c10d::kUnsetTimeout ? timeout_ : timeout};
+  constexpr Milliseconds kLongest = std::chrono::hours(24 * 365 * 50);  // more nanoseconds would overflow
+  const auto limit = std::min(timeout == c10d::kUnsetTimeout ? timeout_ : timeout, kLongest);
+  return {name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, limit};
 }
 
 WorkPtr ProcessGroupCcl::run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,
@@ -48,19 +50,54 @@ WorkPtr ProcessGroupCcl::broadcast(Tensors& tensors, const c10d::BroadcastOption
 
 WorkPtr ProcessGroupCcl::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Kind kind{"all_reduce", OpType::ALLREDUCE, "ccl:all_reduce"};
+  if (tensors.size() == 1 && tensors.front().layout() == at::kSparse) return allreduce_sparse(tensors, options);
   const auto& tensor = only(kind.name, tensors);
   Schedule schedule;
   schedules::allreduce(schedule, tensor, options.reduceOp);
   return run(kind, std::move(schedule), tensors, tensors, options.timeout, options.asyncOp);
 }
 
+// Ranks have different numbers of elements, so they exchange those numbers first, and this waits for that.
+WorkPtr ProcessGroupCcl::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const Kind kind{"all_reduce", OpType::ALLREDUCE, "ccl:all_reduce"};
+  auto& tensor = tensors.front();
+  check_type(tensor.device().is_cpu(), kind.name, " takes CPU tensors, got one on ", tensor.device());
+  check_value(options.reduceOp == c10d::ReduceOp::SUM, kind.name, ": a sparse tensor can only be summed");
+  check_type(tensor.scalar_type() != at::kBool, kind.name, ": a sparse tensor of booleans cannot be summed");
+  const at::NoGradGuard no_grad;
+  const auto input = tensor.coalesce();
+  const auto layout = schedules::sparse_layout(input, size_);
+  Schedule exchange;
+  schedules::allgather(exchange, layout.unbind(), layout[rank_], rank_);
+  run(kind, std::move(exchange), {}, {layout}, options.timeout,
+      /*background=*/false)
+      ->wait();
+  Schedule schedule;
+  schedules::sum_sparse(schedule, tensor, input, layout, rank_);
+  return run(kind, std::move(schedule), tensors, tensors, options.timeout, options.asyncOp);
+}
+
+WorkPtr ProcessGroupCcl::allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual,
+                                                 const c10d::ReduceOp& op) {
+  const Kind kind{"all_reduce", OpType::ALLREDUCE, "ccl:all_reduce"};
+  for (const auto& one : {tensor, residual}) {
+    check_tensor(kind.name, one);
+    check_type(one.scalar_type() == at::kFloat && one.is_contiguous(), kind.name,
+               " with a residual takes contiguous float32 tensors");
+  }
+  check_same_size(kind.name, tensor, residual);
+  check_value(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG, kind.name,
+              " with a residual is a sum or an average");
+  Schedule schedule;
+  schedules::allreduce_with_residual(schedule, tensor, residual, op);
+  return run(kind, std::move(schedule), {tensor}, {tensor}, c10d::kUnsetTimeout, /*background=*/true);
+}
+
 WorkPtr ProcessGroupCcl::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   const Kind kind{"all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, "ccl:all_reduce_coalesced"};
   Schedule schedule;
-  for (const auto& tensor : tensors) {
-    check_tensor(kind.name, tensor);
-    schedules::allreduce(schedule, tensor, options.reduceOp);
-  }
+  for (const auto& tensor : tensors) check_tensor(kind.name, tensor);
+  schedules::allreduce_all(schedule, tensors, options.reduceOp);
   return run(kind, std::move(schedule), tensors, tensors, options.timeout, options.asyncOp);
 }
 
@@ -81,7 +118,7 @@ WorkPtr ProcessGroupCcl::allgather(std::vector<Tensors>& outputs, Tensors& input
   check_list(kind.name, outputs.front(), size_, input);
   check_same_size(kind.name, input, outputs.front()[rank_]);
   Schedule schedule;
-  schedules::allgather(schedule, outputs.front(), input, rank_);
+  schedules::allgather(schedule, outputs.front(), input, rank_, schedules::Sizes::kGiven);
   return run(kind, std::move(schedule), inputs, outputs.front(), options.timeout, options.asyncOp);
 }
 
@@ -92,7 +129,7 @@ WorkPtr ProcessGroupCcl::_allgather_base(at::Tensor& output, at::Tensor& input, 
   return run(kind, std::move(schedule), {input}, {output}, options.timeout, options.asyncOp);
 }
 
-// outputs[rank][i] receives that rank's inputs[i].
+// outputs[r][i] receives rank r's inputs[i].
 WorkPtr ProcessGroupCcl::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                              const c10d::AllgatherOptions& options) {
   const Kind kind{"all_gather_coalesced", OpType::ALLGATHER_COALESCED, "ccl:all_gather_coalesced"};
@@ -110,7 +147,7 @@ WorkPtr ProcessGroupCcl::allgather_coalesced(std::vector<Tensors>& outputs, Tens
     check_tensor(kind.name, inputs[i]);
     check_list(kind.name, by_rank, size_, inputs[i]);
     check_same_size(kind.name, inputs[i], by_rank[rank_]);
-    schedules::allgather(schedule, by_rank, inputs[i], rank_);
+    schedules::allgather(schedule, by_rank, inputs[i], rank_, schedules::Sizes::kGiven);
     all_outputs.insert(all_outputs.end(), by_rank.begin(), by_rank.end());
   }
   return run(kind, std::move(schedule), inputs, std::move(all_outputs), options.timeout, options.asyncOp);
@@ -180,7 +217,7 @@ WorkPtr ProcessGroupCcl::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
   check_list(kind.name, inputs.front(), size_, output);
   check_same_size(kind.name, output, inputs.front()[rank_]);
   Schedule schedule;
-  schedules::reduce_scatter(schedule, output, inputs.front(), options.reduceOp, rank_);
+  schedules::reduce_scatter(schedule, output, inputs.front(), options.reduceOp, rank_, schedules::Sizes::kGiven);
   return run(kind, std::move(schedule), inputs.front(), outputs, options.timeout, options.asyncOp);
 }
 
@@ -229,6 +266,7 @@ WorkPtr ProcessGroupCcl::send(Tensors& tensors, int destination, int tag) {
   const auto& tensor = only("send", tensors);
   check_root("send", destination, size_);
   check_value(destination != rank_, "send: rank ", rank_, " cannot send to itself");
+  check_tag("send", tag);
   auto work =
       c10::make_intrusive<SendWork>(next_call("send", timeout_, destination), endpoint_, tensor, destination, tag);
   Engine::get().submit(work, /*background=*/true);
@@ -245,8 +283,10 @@ WorkPtr ProcessGroupCcl::recvAnysource(Tensors& tensors, int tag) { return recei
 
 WorkPtr ProcessGroupCcl::receive(Tensors& tensors, int source, int tag) {
   const auto& tensor = only("recv", tensors);
+  check_tag("recv", tag);
   check_value(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-              "recv: cannot write to an expanded tensor: several of its elements share memory; clone() it first");
+              "recv: cannot write to an expanded tensor: several of its "
+              "elements share memory; clone() it first");
   auto work = c10::make_intrusive<RecvWork>(next_call("recv", timeout_, source), endpoint_, tensor, source, tag);
   Engine::get().submit(work, /*background=*/true);
   return work;
@@ -259,18 +299,19 @@ WorkPtr ProcessGroupCcl::barrier(const c10d::BarrierOptions& options) {
   return run(kind, std::move(schedule), {}, {}, options.timeout, options.asyncOp);
 }
 
-void ProcessGroupCcl::registerOnCompletionHook(CompletionHooks::Hook&& hook) {
+void ProcessGroupCcl::registerOnCompletionHook(CompletionHook&& hook) {
   if (onCompletionHook_) throw backend_error("this group has a completion hook already");
-  const auto shared = std::make_shared<const CompletionHooks::Hook>(std::move(hook));  // copying it would need the GIL
+  const auto shared =
+      std::make_shared<const CompletionHook>(std::move(hook));  // shared, because a copy would need the GIL
   onCompletionHook_ = [shared](std::shared_ptr<c10d::WorkInfo> info) { (*shared)(std::move(info)); };
-  const WithoutGil without_gil;
   Engine::get().set_hook(*group_, shared);
 }
 
-void ProcessGroupCcl::waitForPendingWorks() {
-  const WithoutGil without_gil;
-  Engine::get().wait_for_all(*group_, timeout_);
+c10d::ErrorType ProcessGroupCcl::getError() {
+  return Engine::get().usable() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
+
+void ProcessGroupCcl::waitForPendingWorks() { Engine::get().wait_for_all(*group_, timeout_); }
 
 void ProcessGroupCcl::shutdown() {
   constexpr Milliseconds kLimit{5000};
@@ -282,7 +323,6 @@ void ProcessGroupCcl::shutdown() {
 }
 
 void ProcessGroupCcl::abort() {
-  const WithoutGil without_gil;
   if (!endpoint_) return;
   endpoint_->abort();
   Engine::get().abort(*group_);

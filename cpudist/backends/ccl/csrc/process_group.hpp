@@ -1,5 +1,4 @@
-// torch.distributed's backend "ccl": c10d's collectives on dense CPU tensors as schedules of a transport's
-// calls.
+// The c10d backend "ccl": collectives on dense CPU tensors, as schedules of a transport's calls.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -13,15 +12,21 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class ProcessGroupCcl final : public c10d::Backend {
  public:
-  ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, CallGroup group);
+  ProcessGroupCcl(TransportPtr transport, int rank, int size, Milliseconds timeout, GroupState group);
 
   const std::string getBackendName() const override { return "ccl"; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  void setTimeout(Milliseconds timeout) { timeout_ = timeout; }  // overrides from torch 2.9 on
+  void setTimeout(Milliseconds timeout) { timeout_ = timeout; }  // a virtual function from torch 2.9 on, as the next
+  c10::intrusive_ptr<Options> getBackendOptions() { return c10::make_intrusive<Options>("ccl", timeout_); }
+  c10d::ErrorType getError() override;
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override { return at::empty({size}, options); }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  // All-reduces one tensor with error feedback: `residual`, which is like the tensor, keeps what the wire's format loses.
+  WorkPtr allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual, const c10d::ReduceOp& op);
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
@@ -31,7 +36,7 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
-  // dist.gather_single; overrides from torch 2.14 on
+  // dist.gather_single; a virtual function from torch 2.14 on
   WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options);
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -48,20 +53,20 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  // The hook is told of each collective and message that this rank completes without an error: its kind, its number (0
-  // for messages), when it was called and when it was complete. Engine, CompletionHooks: in which thread.
-  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  // Throws what the works under way throw.
+  // The hook is called with each collective and message that this rank completes without an error: its kind, its number
+  // (0 for messages), when it was called and when it was complete. completion_hooks.hpp says in which thread.
+  void registerOnCompletionHook(CompletionHook&& hook) override;
+  // Throws what the works in flight throw.
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override {}  // times are always known
 
-  // Begins to take the group down, on all its ranks; Engine::drain() finishes that.
+  // Begins to shut the group down, on all its ranks; Engine::drain() completes that.
   void shutdown() override;
-  // Ends the group on this rank alone, and what is under way with an error. Waits for nobody.
+  // Ends the group on this rank alone and fails its works in flight. Does not wait for other ranks.
   void abort() override;
 
  private:
-  // What every collective has besides its schedule.
+  // What identifies a collective, besides its schedule.
   struct Kind {
     const char* name;
     c10d::OpType type;
@@ -72,9 +77,10 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr run(const Kind& kind, Schedule schedule, Tensors inputs, Tensors outputs, Milliseconds timeout,
               bool background);
   WorkPtr receive(Tensors& tensors, int source, int tag);
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
 
   std::shared_ptr<Endpoint> endpoint_;
-  std::shared_ptr<CallGroup> group_;
+  std::shared_ptr<GroupState> group_;
   Milliseconds timeout_;
   std::atomic<uint64_t> sequence_{0};
 };

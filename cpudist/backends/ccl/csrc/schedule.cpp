@@ -43,9 +43,12 @@ void CollectiveWork::finish() {
       for (const auto& action : schedule_.finish) action();
     }
   } catch (...) {
-    failure_ = std::current_exception();  // the ranks have exchanged everything: the transport is as good as before
+    failure_ = std::current_exception();  // of this work alone: the transport
+                                          // has completed its calls
   }
-  // The caller may keep the handle for long.
+}
+
+void CollectiveWork::release() {
   schedule_ = {};
   requests_.clear();
   caller_.reset();

@@ -1,4 +1,4 @@
-// A collective as a schedule: the calls of the transport that it consists of, and what is to be done with the results.
+// A collective as a schedule: the transport calls that it consists of, and the actions on their results.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,9 @@ namespace cpudist {
 
 struct Schedule {
   std::vector<std::function<RequestPtr(Transport&)>> calls;
-  std::vector<std::function<void()>> finish;  // take results to where the caller wants them
-  std::vector<at::Tensor> buffers;            // what the transport reads and writes; kept until all is done
+  std::vector<std::function<void()>> finish;  // copy results to the caller's tensors
+  std::vector<at::Tensor> buffers;            // what the transport reads and writes; kept
+                                              // until all calls are complete
 };
 
 class CollectiveWork final : public AsyncWork {
@@ -23,14 +24,15 @@ class CollectiveWork final : public AsyncWork {
                  std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, Schedule schedule);
   void start() override;
   Progress advance() override;
+  void release() override;
 
  private:
   void finish();
 
   Schedule schedule_;
-  // The caller's modes (inference_mode, no_grad), for the results may be copied in another thread.
+  // The caller's modes (inference_mode, no_grad), because another thread may copy the results.
   std::optional<at::ThreadLocalState> caller_;
-  std::vector<RequestPtr> requests_;  // under way, oldest first
+  std::vector<RequestPtr> requests_;  // in flight, oldest first
 };
 
 }  // namespace cpudist

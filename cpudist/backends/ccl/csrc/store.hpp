@@ -1,9 +1,9 @@
-// A c10d store as transports see it.
+// A c10d store in the form that transports use.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "transport.hpp"
+#include "rendezvous.hpp"
 
 namespace cpudist {
 
@@ -11,7 +11,7 @@ class C10dStore final : public KeyValueStore {
  public:
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  // A store drops empty values, so each begins with a mark.
+  // c10d stores drop empty values, so each value begins with a mark.
   void set(const std::string& key, const std::string& value) override {
     const auto marked = "=" + value;
     store_->set(key, std::vector<uint8_t>(marked.begin(), marked.end()));

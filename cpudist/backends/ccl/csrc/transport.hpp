@@ -1,12 +1,13 @@
-// The seam between c10d and what carries the bytes.
+// The interface between c10d and what carries the bytes.
 //
-// Above it (process group, schedules, mailbox, engine) nobody knows what carries a message. Below it (oneccl/,
-// shared_memory/, hierarchy) nobody knows torch: pointers, counts and the enumerations here are all there is.
+// Code above it (process group, schedules, mailbox, engine) does not depend on any transport. Code below it (oneccl/,
+// shared_memory/, kernels/, hierarchy) does not depend on torch: it sees pointers, counts and the enumerations here.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -18,8 +19,8 @@ namespace cpudist {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// Element types, integers first. Types that are only moved (bool, complex, 8-bit floats) travel as integers of the same
-// width.
+// Element types, integers first. Types that are only moved (bool, complex, 8-bit floats) are sent as integers of the
+// same width.
 enum class DataType : uint8_t {
   kInt8,
   kUint8,
@@ -49,62 +50,95 @@ constexpr size_t size_of(DataType type) {
 
 constexpr bool is_integer(DataType type) { return type < DataType::kFloat16; }
 
-// kAverage is the sum divided by the number of ranks: integers are divided towards zero, and a float16 average of
-// representable values does not overflow on the way.
-enum class Reduction : uint8_t { kSum, kProduct, kMin, kMax, kAverage };
+// kAverage is the sum divided by the number of ranks. Integers are divided towards zero. A float16 average of
+// representable values does not overflow in between. Bitwise reductions are for integers only.
+enum class Reduction : uint8_t { kSum, kProduct, kMin, kMax, kAverage, kBitAnd, kBitOr, kBitXor };
 
-// The transport failed, here or at a peer. It cannot be used again: ranks may disagree about what has been carried.
+constexpr bool is_bitwise(Reduction reduction) { return reduction >= Reduction::kBitAnd; }
+
+// The format in which float32 sums and averages cross a network. What is lost depends only on the values, so all ranks
+// get the same bits.
+enum class Wire : uint8_t { kFloat32, kBFloat16, kInt8 };
+
+// The transport failed, here or at a peer. It cannot be used again, because ranks may disagree about what was carried.
 struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The message of a TransportError where a rank sends another number of bytes than its peer expects.
+inline std::string alltoall_mismatch(size_t from, size_t sent, size_t to, size_t expected) {
+  return "all_to_all: rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes to rank " +
+         std::to_string(to) + ", which expects " + std::to_string(expected);
+}
+
+// The same where a rank's share of an allgather or reduce_scatter has `given` elements, and another rank expects others.
+inline std::string count_mismatch(const char* name, size_t of, size_t given, size_t rank, size_t expected) {
+  return std::string(name) + ": the share of rank " + std::to_string(of) + " has " + std::to_string(given) +
+         " elements, but rank " + std::to_string(rank) + " expects " + std::to_string(expected);
+}
+
+// The same on ranks that have been given the same counts, and most likely another one where they have not.
+inline uint64_t hash_of(const std::vector<size_t>& counts) {
+  uint64_t hash = 0;
+  for (const size_t count : counts) hash = (hash ^ count) * 0x9e3779b97f4a7c15 + 1;
+  return hash;
+}
+
 enum class Progress : uint8_t {
-  kWaiting,   // nothing has moved since the last time: the caller may back off
-  kMoved,     // something has moved: ask again soon
-  kComplete,  // the results are in place and the buffers are the caller's again
+  kWaiting,   // nothing has moved since the last call: the caller may back off
+  kMoved,     // something has moved: call again soon
+  kComplete,  // the results are in place and the transport no longer uses the
+              // buffers
 };
 
-// A call under way.
+// A call in flight.
 //
-// It is destroyed after it is complete, or never: when the caller gives up waiting, the transport and peers may still
-// use its buffers, so requests, buffers and transport are then all kept until the process ends.
+// It is destroyed after it is complete, or never. When the caller gives up waiting, the transport and peers may still
+// use its buffers, so requests, buffers and transport are then kept until the process ends.
 class Request {
  public:
   virtual ~Request() = default;
 
-  // Moves on as far as it goes without waiting, for microseconds rather than milliseconds at a time; it must not sleep.
+  // Advances the call without waiting, for microseconds rather than milliseconds at a time; it must not sleep.
   // Not called again once it has returned kComplete. Throws TransportError.
   virtual Progress test() = 0;
 };
 
 using RequestPtr = std::unique_ptr<Request>;
 
-// What carries the messages of one group of ranks.
+// Carries the messages of one group of ranks.
 //
-// Threads: one at a time calls into all transports of a process and their requests (the engine holds a lock).
-// Order: all ranks of the group make the same collective calls in the same order. Any number may be under way at once;
+// Threads: one thread at a time calls into all transports of a process and their requests (the engine holds a lock).
+// Order: all ranks of the group make the same collective calls in the same order. Any number may be in flight at once;
 // they are tested oldest first, but may complete in another order. A transport matches the ranks' calls by their order
 // and may hold a later one back until an earlier one is done.
-// Arguments have been checked: ranks agree on types, roots and counts, a count may be 0, a group may have one rank.
-// Buffers stay valid until the request is complete. Output and input are disjoint or exactly the same memory where a
-// call says "in place". No alignment beyond the element's own may be assumed, nor the same alignment on all ranks.
+// Arguments have been checked: ranks agree on types, roots and counts. A count may be 0. A group may have one rank.
+// Buffers stay valid until the request is complete. Output and input are disjoint, or exactly the same memory where a
+// call says "in place". They are aligned to the element only, and not in the same way on all ranks.
 // A call throws std::invalid_argument, before anything has been sent, for what the transport cannot do.
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  // As the run record names it: "oneccl", "shared_memory".
+  // Its name in the run record: "oneccl", "shared_memory".
   virtual const char* name() const = 0;
 
   virtual RequestPtr barrier() = 0;
 
-  // The root's data goes to every rank.
+  // Sends the root's data to every rank.
   virtual RequestPtr broadcast(void* data, size_t count, DataType type, int root) = 0;
 
   // In place: input == output.
   virtual RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) = 0;
 
-  // `output` is used on the root alone and may be null elsewhere. In place: input == output.
+  // An allreduce of float32 in place, a sum or an average. Where the transport sends it in a format that loses a part of
+  // each value, it adds `residual`, which holds what earlier calls have lost on this rank, and then puts there what this
+  // call has lost. Elsewhere `residual` stays as it is.
+  virtual RequestPtr allreduce_with_residual(float* data, float* /*residual*/, size_t count, Reduction reduction) {
+    return allreduce(data, data, count, DataType::kFloat32, reduction);
+  }
+
+  // `output` is used on the root only and may be null elsewhere. In place: input == output.
   virtual RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
                             int root) = 0;
 
@@ -113,53 +147,31 @@ class Transport {
   virtual RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
                                DataType type) = 0;
 
-  // inputs[r], of counts[r] elements, is what this rank adds to rank r's output; counts are the same on all ranks.
+  // inputs[r], of counts[r] elements, is this rank's contribution to rank r's output; counts are the same on all ranks.
   // In place: output == inputs[rank].
   virtual RequestPtr reduce_scatter(std::vector<const void*> inputs, void* output, std::vector<size_t> counts,
                                     DataType type, Reduction reduction) = 0;
 
-  // inputs[r] goes to rank r and outputs[r] comes from it; counts[r] there are this rank's own and differ from rank to
-  // rank, but what one sends is what the other expects. Gather and scatter too, with counts of 0.
+  // inputs[r] goes to rank r and outputs[r] comes from it. Counts are this rank's own: rank a's input_counts[b] is rank
+  // b's output_counts[a]. Gather and scatter use it too, with counts of 0.
   virtual RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts,
                               std::vector<void*> outputs, std::vector<size_t> output_counts, DataType type) = 0;
 
-  // Bytes to or from one peer. The caller has at most one send under way to a peer and one receive from it, and both
-  // sides agree on the size. No order with collectives. The mailbox makes tags and any-source of these two.
+  // Makes `call`, an allgather or reduce_scatter whose counts every rank has been given by its own caller. Where ranks
+  // have different counts, all of them fail with a TransportError. This is for transports that do not notice it anyway.
+  virtual RequestPtr with_agreed_counts(const char* name, const std::vector<size_t>& counts,
+                                        const std::function<RequestPtr()>& call) {
+    static_cast<void>(name);
+    static_cast<void>(counts);
+    return call();
+  }
+
+  // Bytes to or from one peer. The caller has at most one send in flight to a peer and one receive from it, and both
+  // sides agree on the size. They are not ordered with collectives. The mailbox builds tags and any-source on them.
   virtual RequestPtr send(const void* data, size_t bytes, int destination) = 0;
   virtual RequestPtr recv(void* data, size_t bytes, int source) = 0;
 };
 
 using TransportPtr = std::unique_ptr<Transport>;
-
-// Where the ranks of a group meet before they have a transport: keys and values that all of them see.
-class KeyValueStore {
- public:
-  virtual ~KeyValueStore() = default;
-  virtual void set(const std::string& key, const std::string& value) = 0;
-  // Empty while nobody has set the key; does not wait.
-  virtual std::optional<std::string> get(const std::string& key) = 0;
-};
-
-// A group whose transport is being made. All ranks have the same of it but `rank`.
-struct Group {
-  int rank;
-  int size;
-  std::vector<int> nodes;  // nodes[r]: the machine of rank r, by number; ranks with the same number can share memory
-  Milliseconds timeout;    // for the ranks to meet
-  KeyValueStore* store;    // this group's own; used while the transport is made, never afterwards
-  // numa_nodes[r]: the NUMA node of its machine that rank r is in. Empty where one is in several, or it is not known.
-  std::vector<int> numa_nodes = {};
-
-  bool on_one_node() const {
-    for (const int node : nodes) {
-      if (node != nodes.front()) return false;
-    }
-    return true;
-  }
-};
-
-// Publishes this rank's value and returns every rank's, by rank. A key serves once per store.
-// Throws TransportError, which names the missing ranks, after the group's timeout.
-std::vector<std::string> exchange(const Group& group, const std::string& key, const std::string& value);
 
 }  // namespace cpudist

@@ -1,20 +1,8 @@
 #include "work.hpp"
 
 #include "engine.hpp"
-#include "gil.hpp"
 
 namespace cpudist {
-
-std::string Call::describe() const {
-  std::string text = name;
-  if (!peer) {
-    text += " #" + std::to_string(sequence);
-  } else if (*peer >= 0) {
-    text += (text == "send" ? " to rank " : " from rank ") + std::to_string(*peer);
-  }
-  if (!group->name.empty()) text += " of group '" + group->name + "'";
-  return text + " on rank " + std::to_string(rank) + " of " + std::to_string(size);
-}
 
 AsyncWork::AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
                      std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs)
@@ -22,6 +10,7 @@ AsyncWork::AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType
       endpoint_(std::move(endpoint)),
       call_(std::move(call)),
       started_(Clock::now()),
+      deadline_(started_ + call_.timeout),
       outputs_(std::move(outputs)) {}
 
 void AsyncWork::end(std::exception_ptr error) {
@@ -30,6 +19,7 @@ void AsyncWork::end(std::exception_ptr error) {
 }
 
 void AsyncWork::announce() {
+  if (completed_) release();
   endpoint_.reset();
   if (recordFunctionEndCallback_) {
     recordFunctionEndCallback_();
@@ -53,10 +43,7 @@ bool AsyncWork::wait(Milliseconds timeout) {
 }
 
 bool AsyncWork::isCompleted() {
-  if (!done()) {
-    const WithoutGil without_gil;
-    Engine::get().poll();
-  }
+  if (!done()) Engine::get().poll(*this);
   return done();
 }
 
@@ -64,9 +51,6 @@ bool AsyncWork::isSuccess() const { return done() && !error_; }
 
 std::exception_ptr AsyncWork::exception() const { return done() ? error_ : nullptr; }
 
-c10::intrusive_ptr<c10::ivalue::Future> AsyncWork::getFuture() {
-  const WithoutGil without_gil;
-  return Engine::get().future_of(*this);
-}
+c10::intrusive_ptr<c10::ivalue::Future> AsyncWork::getFuture() { return Engine::get().future_of(*this); }
 
 }  // namespace cpudist

@@ -17,7 +17,7 @@ from cpudist.waiting import poll
 def waiting() -> None:
     """Rank 0 gives up, from another thread, what it waits for; the others do not come before it has."""
     world = cpudist.init("ccl", timeout=300)
-    backend, store, group = job.require().backend, job.require().meeting.store, dist.group.WORLD
+    backend, store, group = job.require().backend, job.require().store, dist.group.WORLD
     dist.all_reduce(torch.ones(3))
     if world.rank != 0:
         store.get("aborted")

@@ -51,9 +51,9 @@ def shared(case: tuple | None) -> tuple | None:
     """Rank 0's case, on every rank; None is the end of a property."""
     key = f"case/{next(_case_number)}"
     if world.rank == 0:
-        job.require().meeting.store.set(key, pickle.dumps(case))
+        job.require().store.set(key, pickle.dumps(case))
         return case
-    return pickle.loads(job.require().meeting.store.get(key))
+    return pickle.loads(job.require().store.get(key))
 
 
 def property_test(test: Callable[..., None], *strategies: st.SearchStrategy) -> Callable[[], None]:
@@ -361,13 +361,18 @@ def check_wrong_size_of_message() -> None:
 
 
 def check_coalesced() -> None:
-    tensors = [torch.full((n,), float(world.rank + n)) for n in (1, 5, 0, 7)]
+    lengths = (1, 5, 0, 7, 30_000, 9, 9)  # one is too long to be packed with the others
+    tensors = [torch.full((n,), float(world.rank + n)) for n in lengths]
+    strided = torch.full((4, 2), float(world.rank))[:, 0]
+    integers = torch.full((3,), world.rank)
     with dist._coalescing_manager():
-        for tensor in tensors:
+        for tensor in [*tensors, strided, integers]:
             dist.all_reduce(tensor)
     total = sum(range(world.size))
-    for n, tensor in zip((1, 5, 0, 7), tensors, strict=True):
+    for n, tensor in zip(lengths, tensors, strict=True):
         same(tensor, torch.full((n,), float(total + n * world.size)))
+    same(strided, torch.full((4,), float(total)))
+    same(integers, torch.full((3,), total))
 
 
 def check_many_at_once() -> None:
@@ -405,7 +410,7 @@ def refuses(call: Callable[[], object], words: str) -> None:
 def check_refusals() -> None:
     refuses(lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR), "bitwise")
     refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.bool), dist.ReduceOp.AVG), "no average")
-    refuses(lambda: dist.all_reduce(torch.zeros(2).to_sparse()), "dense")
+    refuses(lambda: dist.all_reduce(torch.zeros(2).to_sparse(), dist.ReduceOp.MAX), "only be summed")
     refuses(lambda: dist.all_reduce(torch.zeros(1).expand(3)), "share memory")
     refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)), "cannot reduce")
     refuses(

@@ -11,16 +11,20 @@ import torch
 import torch.distributed as dist
 
 import cpudist
+from cpudist import job
 
 
 def main(fault: str) -> None:
-    world = cpudist.init("ccl", timeout=3)
+    world = cpudist.init("ccl", timeout=60)
     tensor = torch.ones(1000)
     dist.all_reduce(tensor)
+    if fault in ("late", "caught"):
+        job.require().set_timeout(3)
     if world.rank == 1:
         if fault == "raises":
             raise ValueError("rank 1 has had enough")
         if fault == "killed":
+            print("rank 1 kills itself", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
     try:

@@ -1,15 +1,13 @@
 // What the collectives take, without torch: bench RANKS [REPEATS]. Rank r runs on processor r, while there are enough.
 //
-// The contenders take turns in one run, because the machine changes from minute to minute: an allreduce in float32 and
-// in bfloat16, from 4 ranks on also in two levels (as if each half of the ranks filled a NUMA node), and memcpy of the
-// same bytes in each process. Buffers change between calls. Median microseconds.
-// Compiled with hierarchy.cpp, bootstrap.cpp and shared_memory/unity.cpp of csrc.
+// The candidates take turns in one run, because the machine's speed changes from minute to minute. The last one copies
+// the same bytes in each process. Buffers change between calls. Prints medians in microseconds.
+// Compiled with rendezvous.cpp and shared_memory/unity.cpp of csrc.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 
-#include "hierarchy.hpp"
 #include "ranks.hpp"
 
 using namespace cpudist;
@@ -22,7 +20,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-struct Contender {
+struct Candidate {
   const char* name;
   std::function<void(std::byte* data, std::byte* other, size_t bytes)> call;
 };
@@ -36,7 +34,7 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
   const auto transport = meet(folder, rank, ranks);
   const auto run = [](RequestPtr request) { complete(*request); };
   const auto share = [&](size_t bytes) { return bytes / sizeof(float) / static_cast<size_t>(ranks); };
-  std::vector<Contender> contenders = {
+  std::vector<Candidate> candidates = {
       {"allreduce fp32",
        [&](std::byte* data, std::byte*, size_t bytes) {
          run(transport->allreduce(data, data, bytes / 4, DataType::kFloat32, Reduction::kSum));
@@ -68,24 +66,9 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
       {"memcpy", [](std::byte* data, std::byte* other, size_t bytes) { std::memcpy(other, data, bytes); }},
   };
 
-  std::unique_ptr<Hierarchy> two_levels;
-  if (ranks >= 4 && ranks % 2 == 0) {
-    const int half = ranks / 2;
-    std::vector<int> nodes;
-    for (int peer = 0; peer < ranks; ++peer) nodes.push_back(peer / half);
-    const Placement place(nodes, rank);
-    two_levels = std::make_unique<Hierarchy>(
-        meet(folder / ("inside " + std::to_string(place.node)), place.local_rank, half),
-        meet(folder / ("across " + std::to_string(place.local_rank)), place.node, 2), place);
-    contenders.insert(contenders.begin() + 1,
-                      {"in two levels", [&](std::byte* data, std::byte*, size_t bytes) {
-                         run(two_levels->allreduce(data, data, bytes / 4, DataType::kFloat32, Reduction::kSum));
-                       }});
-  }
-
   if (rank == 0) {
     std::printf("%10s", "bytes");
-    for (const auto& contender : contenders) std::printf(" %14s", contender.name);
+    for (const auto& candidate : candidates) std::printf(" %14s", candidate.name);
     std::printf("   (us, %d ranks)\n", ranks);
   }
   for (const size_t bytes :
@@ -95,14 +78,14 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
     std::vector<std::vector<std::byte>> buffers(kBuffers + 1, std::vector<std::byte>(bytes));
     const int calls = bytes > (1 << 20) ? 1 : static_cast<int>(std::min<size_t>(1000, (4 << 20) / bytes));
     const int rounds = std::max(3, repeats / (1 + static_cast<int>(bytes >> 22)));
-    std::vector<std::vector<double>> times(contenders.size());
+    std::vector<std::vector<double>> times(candidates.size());
     size_t next = 0;
     for (int round = 0; round < rounds; ++round) {
-      for (size_t which = 0; which < contenders.size(); ++which) {
+      for (size_t which = 0; which < candidates.size(); ++which) {
         complete(*transport->barrier());
         const auto begin = Clock::now();
         for (int call = 0; call < calls; ++call) {
-          contenders[which].call(buffers[next++ % kBuffers].data(), buffers[kBuffers].data(), bytes);
+          candidates[which].call(buffers[next++ % kBuffers].data(), buffers[kBuffers].data(), bytes);
         }
         times[which].push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / calls);
       }
@@ -120,9 +103,7 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
 int main(int count, char** arguments) {
   const int ranks = count > 1 ? std::atoi(arguments[1]) : 2;
   const int repeats = count > 2 ? std::atoi(arguments[2]) : 40;
-  char folder[] = "/tmp/shared-memory-XXXXXX";
-  if (mkdtemp(folder) == nullptr) return 1;
-  const int failed = run_ranks(ranks, false, [&](int rank) { bench(folder, rank, ranks, repeats); });
-  std::filesystem::remove_all(folder);
-  return failed;
+  return in_a_folder([&](const auto& folder) {
+    return run_ranks(ranks, false, [&](int rank) { bench(folder, rank, ranks, repeats); });
+  });
 }

@@ -30,7 +30,8 @@ Segment Segment::open(const std::string& address) {
 }
 
 void Segment::allocate(size_t, size_t) {}
-void Segment::close_descriptor() {}
+void Segment::lock(size_t) {}
+bool Segment::locked(size_t) const { return true; }
 void Segment::prefault() {}
 
 Segment::Segment(Segment&& other) noexcept

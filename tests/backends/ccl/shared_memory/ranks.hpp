@@ -27,6 +27,17 @@ inline void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
+// Calls `body` with a new folder, which is removed afterwards. Returns what it returns, an exit status.
+template <typename Body>
+int in_a_folder(Body body) {
+  const std::filesystem::path temporary = std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp";
+  std::string folder = temporary / "shared-memory-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) return 1;
+  const int status = body(std::filesystem::path(folder));
+  std::filesystem::remove_all(folder);
+  return status;
+}
+
 // A store whose values are files in a folder. One per group.
 class FolderStore : public KeyValueStore {
  public:

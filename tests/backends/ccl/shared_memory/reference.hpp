@@ -42,7 +42,8 @@ inline uint16_t encode(DataType type, float value) {
   const double magnitude = std::fabs(value);
   uint16_t low = 0;
   uint16_t high = infinity;
-  const auto number = [&](uint16_t bits) {  // what infinity stands for in rounding: the next number, were there one
+  const auto number = [&](uint16_t bits) {  // what infinity stands for in rounding: the next
+                                            // number, were there one
     if (bits == infinity) return type == DataType::kFloat16 ? 65536.0 : std::ldexp(1.0, 128);
     return decode_half(type, bits);
   };
@@ -62,6 +63,13 @@ Number apply(Reduction reduction, Number a, Number b) {
     case Reduction::kProduct: return static_cast<Number>(a * b);
     case Reduction::kMin: return a != a || a < b ? a : b;
     case Reduction::kMax: return a != a || a > b ? a : b;
+    case Reduction::kBitAnd:
+    case Reduction::kBitOr:
+    case Reduction::kBitXor:
+      if constexpr (std::is_integral_v<Number>) {
+        return reduction == Reduction::kBitAnd ? a & b : reduction == Reduction::kBitOr ? a | b : a ^ b;
+      }
+      return a;
     default: return static_cast<Number>(a + b);
   }
 }
@@ -78,6 +86,7 @@ Number reduced(Reduction reduction, const std::vector<Number>& values) {
 template <typename Number>
 void reduce_integers(Reduction reduction, const std::vector<const std::byte*>& sources, std::byte* to) {
   using Unsigned = std::make_unsigned_t<Number>;
+  using Wide = std::conditional_t<std::is_signed_v<Number>, int64_t, uint64_t>;
   auto total = read<Number>(sources[0]);
   for (size_t i = 1; i < sources.size(); ++i) {
     const auto value = read<Number>(sources[i]);
@@ -86,7 +95,7 @@ void reduce_integers(Reduction reduction, const std::vector<const std::byte*>& s
                      : static_cast<Number>(
                            apply<uint64_t>(reduction, static_cast<Unsigned>(total), static_cast<Unsigned>(value)));
   }
-  if (reduction == Reduction::kAverage) total = static_cast<Number>(total / static_cast<Number>(sources.size()));
+  if (reduction == Reduction::kAverage) total = static_cast<Number>(total / static_cast<Wide>(sources.size()));
   std::memcpy(to, &total, sizeof total);
 }
 
@@ -116,12 +125,10 @@ inline void reduce_one(DataType type, Reduction reduction, const std::vector<con
   }
 }
 
-inline bool is_float(DataType type) { return type >= DataType::kFloat16; }
-
 // The same bits, or NaNs both.
 inline bool same(DataType type, const std::vector<std::byte>& found, const std::vector<std::byte>& expected) {
   if (found == expected) return true;
-  if (!is_float(type) || found.size() != expected.size()) return false;
+  if (is_integer(type) || found.size() != expected.size()) return false;
   for (size_t at = 0; at < found.size(); at += size_of(type)) {
     if (std::memcmp(&found[at], &expected[at], size_of(type)) == 0) continue;
     if (!std::isnan(decode(type, &found[at])) || !std::isnan(decode(type, &expected[at]))) return false;

@@ -1,13 +1,28 @@
-// What goes wrong, one scenario per run: scenarios NAME. Exit status 0 when all went as it must.
+// What goes wrong, one scenario per run: scenarios NAME. Exit status 0 when all
+// went as it must.
 //
-//   late          a rank comes after the others' limit: nothing crashes, and the call can still be completed
-//   disagreement  ranks make different calls: an error that says which
-//   no_memory     one rank cannot allocate: all ranks are told the same, and none has a transport
-//   no_segment    rank 0 cannot make shared memory: likewise
-//   stranger      the memory that rank 0 means cannot be opened elsewhere: likewise
-//   crowd         256 ranks can share memory; where there is one more, each is told so without waiting for the others
-//   fork          a child has nothing of its parent's groups, and its end does not disturb them
-//   endless FOLDER RANK RANKS   makes groups and calls until it is killed, or ends with 3 when a peer has gone
+// late: a rank comes after the others' limit: nothing crashes, and the call can still be completed.
+//
+// disagreement: ranks make different calls: an error that says which.
+//
+// counts: ranks disagree about the counts of an alltoall, an allgather or a reduce_scatter: all get one error.
+//
+// gone: a rank is killed while the others wait for it: all get one error within 5 seconds.
+//
+// left: a rank has left the group and the others still exchange messages: no error.
+//
+// no_memory: one rank cannot allocate: all ranks are told the same, and none has a transport.
+//
+// no_segment: rank 0 cannot make shared memory: likewise.
+//
+// stranger: the memory that rank 0 means cannot be opened elsewhere: likewise.
+//
+// crowd: 256 ranks can share memory; where there is one more, each is told so without waiting for the others.
+//
+// fork: a child has nothing of its parent's groups, and its end does not disturb them.
+//
+// endless FOLDER RANK RANKS: makes groups and calls until it is killed, or ends with 3 when a peer has gone.
+#include <csignal>
 #include <fstream>
 #include <memory>
 
@@ -63,6 +78,87 @@ void disagreement(const std::string& folder, int rank) {
   throw std::runtime_error("ranks that disagree have not noticed");
 }
 
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const TransportError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Waits until all three ranks have written their text, and requires that they are the same.
+void require_same(const std::string& folder, const std::string& name, int rank, int ranks, const std::string& text) {
+  std::ofstream(folder + "/" + name + std::to_string(rank) + ".part") << text;
+  std::filesystem::rename(folder + "/" + name + std::to_string(rank) + ".part",
+                          folder + "/" + name + std::to_string(rank));
+  for (int peer = 0; peer < ranks; ++peer) {
+    const auto path = folder + "/" + name + std::to_string(peer);
+    const auto limit = Clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(path)) {
+      require(Clock::now() < limit, "rank " + std::to_string(peer) + " has written nothing");
+      sched_yield();
+    }
+    std::string theirs;
+    std::getline(std::ifstream(path), theirs);
+    require(theirs == text, "rank " + std::to_string(peer) + ": " + theirs + "; here: " + text);
+  }
+}
+
+void counts(const std::string& folder, int rank) {
+  std::vector<float> in(30, static_cast<float>(rank)), out(30);
+  const auto expect = [&](const char* name, const std::string& words, auto call) {
+    const auto transport = meet(folder + "/" + name, rank, 3);
+    const auto text = error_of([&] {
+      complete(*call(*transport));
+      complete(*transport->barrier());
+    });
+    require(text.find(words) != std::string::npos, "another error: " + text);
+    require_same(folder, name, rank, 3, text);
+  };
+  expect("alltoall", "rank 0 sends 4 bytes to rank 1, which expects 20", [&](Transport& transport) {
+    std::vector<size_t> sent{1, 1, 1}, received{1, 1, 1};
+    if (rank == 1) received[0] = 5;
+    return transport.alltoall({&in[0], &in[1], &in[2]}, sent, {&out[0], &out[10], &out[20]}, received,
+                              DataType::kFloat32);
+  });
+  expect("allgather", " of 1 float32", [&](Transport& transport) {
+    return transport.allgather(&in[0], {&out[0], &out[10], &out[20]},
+                               rank == 0 ? std::vector<size_t>{3, 1, 2} : std::vector<size_t>{1, 3, 2},
+                               DataType::kFloat32);
+  });
+  expect("reduce_scatter", " of 3 float32", [&](Transport& transport) {
+    return transport.reduce_scatter({&in[0], &in[10], &in[20]}, &out[0],
+                                    rank == 0 ? std::vector<size_t>{3, 1, 2} : std::vector<size_t>{1, 3, 2},
+                                    DataType::kFloat32, Reduction::kSum);
+  });
+}
+
+void gone(const std::string& folder, int rank) {
+  const auto transport = meet(folder, rank, 3);
+  std::vector<float> values(300'000, 1);
+  complete(*sum(*transport, values));
+  if (rank == 1) raise(SIGKILL);
+  const auto begin = Clock::now();
+  const auto text = error_of([&] { complete(*sum(*transport, values), Milliseconds(30'000)); });
+  require(text == "rank 1 has ended or has left the group", "another error: " + text);
+  require(Clock::now() - begin < std::chrono::seconds(5), "it took too long");
+  const auto message =
+      error_of([&] { complete(*transport->recv(values.data(), 1000, 2 - rank), Milliseconds(30'000)); });
+  require(message == text, "a message fails otherwise: " + message);
+}
+
+void left(const std::string& folder, int rank) {
+  auto transport = meet(folder, rank, 3);
+  std::vector<float> values(300'000, 1);
+  complete(*sum(*transport, values));
+  if (rank == 1) return transport.reset();
+  if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
+  const auto request =
+      rank == 0 ? transport->recv(values.data(), 1'000'000, 2) : transport->send(values.data(), 1'000'000, 0);
+  require(complete(*request, Milliseconds(30'000)), "the message does not arrive");
+}
+
 void refused(const std::string& folder, int rank, const char* reason) {
   FolderStore store(folder);
   const Group group{rank, 3, {0, 0, 0}, Milliseconds(60'000), &store};
@@ -94,9 +190,11 @@ void no_segment(const std::string& folder, int rank) {
 void stranger(const std::string& folder, int rank) {
   if (rank == 0) {
     const auto other = shared_memory::Segment::create(1 << 20);
-    std::ofstream(folder + "/shared_memory_address_0.part") << other.address() << "1";
+    const auto address = other.address() + "1";
+    const auto packed = std::to_string(address.size()) + " " + address + "0 0 ";
+    std::ofstream(folder + "/shared_memory_address_all.part") << packed;
     // Rank 0 will put its own in the same place; the others have to be faster, so it starts when they have read it.
-    std::filesystem::rename(folder + "/shared_memory_address_0.part", folder + "/shared_memory_address_0");
+    std::filesystem::rename(folder + "/shared_memory_address_all.part", folder + "/shared_memory_address_all");
     const auto limit = Clock::now() + std::chrono::seconds(60);
     while (!std::filesystem::exists(folder + "/shared_memory_failure_1") ||
            !std::filesystem::exists(folder + "/shared_memory_failure_2")) {
@@ -145,7 +243,8 @@ int endless(const std::string& folder, int rank, int ranks) {
       }
     }
   } catch (const std::runtime_error&) {
-    return 3;  // a peer has not come to make the next group, or has gone before the others had its memory
+    return 3;  // a peer has not come to make the next group, or has gone before
+               // the others had its memory
   }
 }
 
@@ -154,18 +253,19 @@ int endless(const std::string& folder, int rank, int ranks) {
 int main(int count, char** arguments) {
   const std::string name = count > 1 ? arguments[1] : "";
   if (name == "endless" && count == 5) return endless(arguments[2], std::atoi(arguments[3]), std::atoi(arguments[4]));
-  const std::filesystem::path temporary = std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp";
-  std::string folder = temporary / "shared-memory-XXXXXX";
-  if (mkdtemp(folder.data()) == nullptr) return 1;
-  const auto run = [&](int ranks, auto body) { return run_ranks(ranks, false, [&](int rank) { body(folder, rank); }); };
-  int failed = 2;
-  if (name == "late") failed = run(2, late);
-  if (name == "disagreement") failed = run(2, disagreement);
-  if (name == "no_memory") failed = run(3, no_memory);
-  if (name == "no_segment") failed = run(3, no_segment);
-  if (name == "stranger") failed = run(3, stranger);
-  if (name == "crowd") failed = run(256, crowd);
-  if (name == "fork") failed = run(2, fork_a_child);
-  std::filesystem::remove_all(folder);
-  return failed;
+  const auto run = [](int ranks, auto body) {
+    return in_a_folder(
+        [&](const auto& folder) { return run_ranks(ranks, false, [&](int rank) { body(folder, rank); }); });
+  };
+  if (name == "late") return run(2, late);
+  if (name == "disagreement") return run(2, disagreement);
+  if (name == "counts") return run(3, counts);
+  if (name == "gone") return run(3, gone) != 1;
+  if (name == "left") return run(3, left);
+  if (name == "no_memory") return run(3, no_memory);
+  if (name == "no_segment") return run(3, no_segment);
+  if (name == "stranger") return run(3, stranger);
+  if (name == "crowd") return run(256, crowd);
+  if (name == "fork") return run(2, fork_a_child);
+  return 2;
 }

@@ -26,7 +26,7 @@ std::vector<std::byte> contribution(uint64_t call, int rank, int part, size_t co
   const bool tame = call % 2 == 0;
   for (size_t at = 0; at < bytes.size(); at += size_of(type)) {
     uint64_t bits = random();
-    if (tame && is_float(type)) {
+    if (tame && !is_integer(type)) {
       const float value = static_cast<float>(static_cast<int64_t>(bits)) * 0x1p-62f;
       const double wide = value;
       const uint16_t narrow = size_of(type) == 2 ? encode(type, value) : uint16_t{0};
@@ -73,7 +73,7 @@ Drawn draw(std::mt19937_64& random, uint64_t number, int ranks) {
   drawn.number = number;
   drawn.kind = static_cast<Kind>(random() % 8);
   drawn.type = static_cast<DataType>(random() % 9);
-  drawn.reduction = static_cast<Reduction>(random() % 5);
+  drawn.reduction = static_cast<Reduction>(random() % (is_integer(drawn.type) ? 8 : 5));
   drawn.root = static_cast<int>(random() % static_cast<uint64_t>(ranks));
   drawn.in_place = random() % 2 == 0;
   const bool even = random() % 2 == 0;
@@ -228,7 +228,9 @@ void finish(std::vector<std::pair<Team*, std::unique_ptr<Pending>>>& under_way) 
     for (size_t i = 0; i < pending->outputs.size(); ++i) {
       if (same(pending->drawn.type, pending->outputs[i], pending->expected[i])) continue;
       char text[200];
-      std::snprintf(text, sizeof text, "call %lu (kind %d, type %d, reduction %d, in place %d): output %zu is wrong",
+      std::snprintf(text, sizeof text,
+                    "call %lu (kind %d, type %d, reduction %d, in place %d): "
+                    "output %zu is wrong",
                     static_cast<unsigned long>(pending->drawn.number), static_cast<int>(pending->drawn.kind),
                     static_cast<int>(pending->drawn.type), static_cast<int>(pending->drawn.reduction),
                     pending->drawn.in_place, i);
@@ -274,10 +276,7 @@ int main(int count, char** arguments) {
   const int ranks = std::atoi(arguments[2]);
   const int calls = std::atoi(arguments[3]);
   const auto seed = static_cast<uint64_t>(std::atoll(arguments[4]));
-  const std::filesystem::path temporary = std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp";
-  std::string folder = temporary / "shared-memory-XXXXXX";
-  if (mkdtemp(folder.data()) == nullptr) return 1;
-  const int failed = run_ranks(ranks, threads, [&](int rank) { stress(folder, rank, ranks, calls, seed); });
-  std::filesystem::remove_all(folder);
-  return failed;
+  return in_a_folder([&](const auto& folder) {
+    return run_ranks(ranks, threads, [&](int rank) { stress(folder, rank, ranks, calls, seed); });
+  });
 }

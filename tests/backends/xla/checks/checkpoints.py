@@ -26,12 +26,11 @@ for batch in batches[:4] if what == "save" else batches[4:]:
     cpudist.step(optimizer)
 if what == "save":
     checkpoint.save(folder, model, optimizer)
+    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, f"{folder}.pt")
     for batch in batches[4:]:  # what whoever loads must do as well
         loss = torch.nn.functional.cross_entropy(model(batch.to(world.device)), batch[:, :8].argmax(1).to(world.device))
         optimizer.zero_grad()
         loss.backward()
         cpudist.step(optimizer)
-    whole = {name: value.cpu() for name, value in model.state_dict().items()}
-    torch.save(whole, f"{folder}.pt")
 print(f"loss {loss.item():.5f}")
 cpudist.shutdown()

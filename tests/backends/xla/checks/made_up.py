@@ -14,8 +14,7 @@ from torch_xla.distributed import parallel_loader, spmd
 
 import cpudist
 from cpudist import job
-from cpudist.backends.xla import backend, devices, several
-from cpudist.backends.xla.spmd import mesh
+from cpudist.backends.xla import devices, joining, mesh, patches
 from cpudist.errors import UserError
 
 
@@ -33,7 +32,7 @@ def as_a_tpu(slices: int, x: int, y: int) -> None:
 
 def group() -> None:
     """The runtime's own process group, as where it connects the devices."""
-    backend.joining.agree_on_host = lambda *_: None
+    joining.agree_on_host = lambda *_: None
     world = cpudist.init("xla")
     print(dist.get_backend(), type(dist.group.WORLD).__name__)
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
@@ -47,8 +46,8 @@ def group() -> None:
 
 def ranks() -> None:
     """Each of several ranks has a device, and the runtime connects them, or, left alone on CPUs, does not."""
-    backend.joining.agree_on_host = lambda *_: None
-    several.make_one_world = lambda *_: None
+    joining.agree_on_host = lambda *_: None
+    patches.make_one_world = lambda *_: None
     if sys.argv[2] == "connected":
         place = int(os.environ["RANK"]) if "RANK" in os.environ else int(os.environ["PMI_RANK"])
         runtime.process_count = runtime.global_device_count = lambda: 2

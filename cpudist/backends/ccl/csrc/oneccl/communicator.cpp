@@ -1,10 +1,13 @@
 #include "communicator.hpp"
 
+#include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -13,18 +16,18 @@ namespace cpudist::oneccl {
 
 namespace {
 
-// Calls under way at once, such as the pieces of a large tensor. Inside one machine one at a time is best, it stays in
-// the caches (96 MB: 8.7 ms one at a time, 12.5 four, 33 all). Across hosts pieces must overlap to fill the wire, but
-// some hold a copy of what they send.
-constexpr size_t kMostUnderWayOnOneNode = 1;
-constexpr size_t kMostUnderWayAcrossNodes = 8;
+// Calls in flight at once, such as the pieces of a large tensor. Inside one machine one at a time is fastest because it
+// stays in the caches (96 MB: 8.7 ms one at a time, 12.5 four, 33 all). Across hosts pieces must overlap to fill the
+// link; the number is limited because some hold a copy of what they send.
+constexpr size_t kMostInFlightOnOneNode = 1;
+constexpr size_t kMostInFlightAcrossNodes = 8;
 
-// oneCCL's rendezvous over the group's own store: no second server, no choice of network interface, one time limit.
+// oneCCL's rendezvous over the group's store, which needs no second server and no choice of network interface.
 class GroupKvs final : public ccl::kvs_interface {
  public:
   explicit GroupKvs(KeyValueStore* store) : store_(store) {}
 
-  // An empty answer means "not there yet"; oneCCL then asks again at once, which would flood the store of a large job.
+  // An empty answer means "not there yet". oneCCL then asks again at once, so this sleeps to spare the store.
   ccl::vector_class<char> get(const ccl::string_class& key) override {
     if (!store_) return {};
     const auto value = store_->get(std::string(key.c_str()));
@@ -41,14 +44,45 @@ class GroupKvs final : public ccl::kvs_interface {
 
   int get_id() override { return 0; }
 
-  // A communicator removes its keys when it goes, but the store's server may have gone before it.
+  // A communicator removes its keys when it is destroyed, but the store's server may have ended by then.
   void close() { store_ = nullptr; }
 
  private:
   KeyValueStore* store_;
 };
 
-// Ends the process when a call that cannot be interrupted outlasts its limit.
+// The communicators that no group of this process uses any more, by id. Never destroyed: at the end of the process oneCCL
+// may have ended before.
+std::map<std::string, std::unique_ptr<ccl::communicator>>& unused() {
+  static auto& communicators = *new std::map<std::string, std::unique_ptr<ccl::communicator>>;
+  return communicators;
+}
+
+std::string random_id() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number) throw std::runtime_error("getrandom has failed");
+  return std::to_string(number);
+}
+
+// Frees, in one order, the communicators that none of their ranks uses any more and all of whose ranks call this now.
+// Returns an id for a new communicator, the same on all ranks.
+std::string free_unused(const Group& group) {
+  std::string text = random_id();
+  for (const auto& [unused_id, communicator] : unused()) text += ' ' + unused_id;
+  std::string id;
+  std::map<std::string, int> ranks;  // that do not use it any more, by id
+  for (const auto& listed : all_gather(group, "communicators", text)) {
+    std::istringstream words(listed);
+    std::string proposed, other;
+    words >> proposed;
+    if (id.empty()) id = proposed;  // rank 0's
+    while (words >> other) ++ranks[other];
+  }
+  std::erase_if(unused(), [&](const auto& entry) { return ranks[entry.first] == entry.second->size(); });
+  return id;
+}
+
+// Ends the process when a call that cannot be interrupted takes longer than its limit.
 class Watchdog {
  public:
   Watchdog(const std::string& what, Milliseconds limit)
@@ -56,7 +90,8 @@ class Watchdog {
           std::unique_lock<std::mutex> lock(mutex_);
           if (finished_.wait_for(lock, limit, [this] { return over_; })) return;
           std::fprintf(stderr,
-                       "cpudist: %s did not finish within %.1f s: a peer is gone or cannot be reached; ending\n",
+                       "cpudist: %s did not finish within %.1f s: a peer is "
+                       "gone or cannot be reached; ending\n",
                        what.c_str(), static_cast<double>(limit.count()) / 1000);
           std::fflush(nullptr);
           _exit(1);
@@ -80,8 +115,8 @@ class Watchdog {
 
 }  // namespace
 
-// Without oneCCL's line for each setting that is not at its default: it writes those to standard output, and before it
-// has read CCL_LOG_LEVEL.
+// Suppresses oneCCL's line for each setting that is not at its default. It writes them to standard output before it has
+// read CCL_LOG_LEVEL.
 void start() {
   std::stringstream output;
   auto* const screen = std::cout.rdbuf(output.rdbuf());
@@ -100,13 +135,16 @@ void start() {
 std::string library_version() { return ccl::get_library_version().full; }
 
 Communicator::Communicator(const Group& group)
-    : most_under_way_(group.on_one_node() ? kMostUnderWayOnOneNode : kMostUnderWayAcrossNodes) {
+    : most_in_flight_(group.on_one_node() ? kMostInFlightOnOneNode : kMostInFlightAcrossNodes) {
   Watchdog watchdog("creating a oneCCL communicator of " + std::to_string(group.size) + " ranks (rank " +
                         std::to_string(group.rank) + ")",
                     group.timeout);
+  id_ = free_unused(group);
   const auto kvs = std::make_shared<GroupKvs>(group.store);
   raw_ = std::make_unique<ccl::communicator>(ccl::create_communicator(group.size, group.rank, kvs));
   kvs->close();
 }
+
+Communicator::~Communicator() { unused().emplace(std::move(id_), std::move(raw_)); }
 
 }  // namespace cpudist::oneccl

@@ -1,7 +1,8 @@
-// Requests made of oneCCL calls.
+// Requests that consist of oneCCL calls.
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "communicator.hpp"
 
@@ -11,7 +12,24 @@ using Scratch = std::unique_ptr<char[]>;
 
 inline Scratch allocate(size_t bytes) { return std::make_unique_for_overwrite<char[]>(bytes); }
 
-// A call of oneCCL under way, and memory that only it needs.
+// The start of these parts if they are contiguous in memory.
+template <typename Pointer>
+std::optional<Pointer> flat(const std::vector<Pointer>& parts, const std::vector<size_t>& counts, size_t width) {
+  Pointer begin = nullptr;
+  const char* next = nullptr;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (counts[i] == 0) continue;
+    if (!begin) {
+      begin = parts[i];
+    } else if (parts[i] != next) {
+      return std::nullopt;
+    }
+    next = static_cast<const char*>(parts[i]) + counts[i] * width;
+  }
+  return begin;
+}
+
+// A oneCCL call in flight, and the memory that only it needs.
 struct Issued {
   Issued(ccl::event call, Scratch memory = {}) : event(std::move(call)), scratch(std::move(memory)) {}
 
@@ -19,12 +37,13 @@ struct Issued {
   Scratch scratch;
 };
 
-// A large message is 4 to 5 times slower as one call than in pieces (docs/performance.md).
+// A large message is 4 to 5 times slower in one call than in pieces of this size.
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
-// A collective as one or more calls of oneCCL, piece by piece.
+// A collective as one or more oneCCL calls, piece by piece.
 //
-// Issue(offset, length) starts the call for that part of the elements, Finish(offset, length) treats its results.
+// Issue(offset, length) starts the call for that part of the elements, Finish(offset, length) post-processes its
+// results.
 template <typename Issue, typename Finish>
 class Pieces final : public Request {
  public:
@@ -52,10 +71,10 @@ class Pieces final : public Request {
 
   void issue_next() {
     calls_.push_back(issue_(issued_, length(issued_)));
-    // Started here and now. oneCCL's queue changes its order when a call completes, and calls that it hands on to MPI
-    // as they are meet their counterparts by the order in which they were started.
+    // Starts the call at once. oneCCL reorders its queue when a call completes, and MPI matches the calls that oneCCL
+    // passes on by the order in which they were started.
     if (communicator_.overlaps()) calls_.back().event.test();
-    ++communicator_.under_way;
+    ++communicator_.in_flight;
     issued_ += length(issued_);
     if (issued_ == count_) communicator_.order.pop_front();
   }
@@ -64,7 +83,7 @@ class Pieces final : public Request {
     finish_(completed_, length(completed_));
     completed_ += length(completed_);
     calls_[first_++].scratch.reset();
-    --communicator_.under_way;
+    --communicator_.in_flight;
   }
 
   Communicator& communicator_;
@@ -75,15 +94,15 @@ class Pieces final : public Request {
   Issue issue_;
   Finish finish_;
   std::vector<Issued> calls_;
-  size_t first_ = 0;  // of those under way
+  size_t first_ = 0;  // the oldest in flight
 };
 
-// A message in calls of a size that MPI can count in 32 bits, each when the one before is complete: oneCCL does not
-// keep the order of what is under way together.
+// A message as calls of a size that MPI can count in 32 bits. Each starts when the one before is complete, because
+// oneCCL does not keep the order of sends that are in flight together.
 template <typename Issue>
-class Message final : public Request {
+class PointToPoint final : public Request {
  public:
-  Message(size_t bytes, Issue issue) : bytes_(bytes), issue_(std::move(issue)) {}
+  PointToPoint(size_t bytes, Issue issue) : bytes_(bytes), issue_(std::move(issue)) {}
 
   Progress test() override {
     constexpr size_t kLargestPiece = size_t{1} << 30;

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <utility>
 
-#include "divide.hpp"
-#include "pieces.hpp"
+#include "../kernels/reduce.hpp"
+#include "agreement.hpp"
+#include "alltoall.hpp"
+#include "exchange.hpp"
 
 namespace cpudist::oneccl {
 
@@ -34,11 +37,12 @@ ccl::reduction to_ccl(Reduction reduction) {
     case Reduction::kProduct: return ccl::reduction::prod;
     case Reduction::kMin: return ccl::reduction::min;
     case Reduction::kMax: return ccl::reduction::max;
+    default: break;  // oneCCL has no bitwise reductions
   }
   throw std::invalid_argument("unknown reduction");
 }
 
-// How an average is made of a sum. float16 ends at 65504, so its values are divided before they are added.
+// When the divisions of an average are done. float16 ends at 65504, so its values are divided before they are added.
 struct Average {
   Average(Reduction reduction, DataType type)
       : before(reduction == Reduction::kAverage && type == DataType::kFloat16),
@@ -48,39 +52,20 @@ struct Average {
   bool after;
 };
 
-// Where these parts begin if they lie behind each other in memory.
-template <typename Pointer>
-std::optional<Pointer> flat(const std::vector<Pointer>& parts, const std::vector<size_t>& counts, size_t width) {
-  Pointer begin = nullptr;
-  const char* next = nullptr;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (counts[i] == 0) continue;
-    if (!begin) {
-      begin = parts[i];
-    } else if (parts[i] != next) {
-      return std::nullopt;
-    }
-    next = static_cast<const char*>(parts[i]) + counts[i] * width;
-  }
-  return begin;
-}
-
-size_t total(const std::vector<size_t>& counts) {
-  size_t sum = 0;
-  for (const size_t count : counts) sum += count;
-  return sum;
-}
-
 class OneCcl final : public Transport {
-  // What remains of an average when the sum is there.
+  // The division of an average that is done after the sum.
   auto divided(bool wanted, void* output, DataType type) const {
     return [=, this](size_t offset, size_t length) {
-      if (wanted) divide(at(output, offset, type), at(output, offset, type), length, type, size());
+      if (wanted) kernels::divide(at(output, offset, type), at(output, offset, type), length, type, size());
     };
   }
 
  public:
-  explicit OneCcl(const Group& group) : communicator_(group) {}
+  explicit OneCcl(const Group& group) : wire_(group.wire), communicator_(group) {
+    if (wire_ == Wire::kFloat32) return;
+    PrefixStore store(group.store, "sums");
+    sums_.emplace(Group{group.rank, group.size, group.nodes, group.timeout, &store});
+  }
 
   const char* name() const override { return "oneccl"; }
 
@@ -95,22 +80,34 @@ class OneCcl final : public Transport {
   }
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
+    if (is_bitwise(reduction)) return gather_and_reduce(input, output, count, type, reduction);
+    if (converts(count, type, reduction)) {
+      return exchange(static_cast<const float*>(input), static_cast<float*>(output), nullptr, count, reduction);
+    }
     const Average average(reduction, type);
     return pieces(
         count, size_of(type),
         [=, this](size_t offset, size_t length) {
           const auto* from = at(input, offset, type);
           auto* to = at(output, offset, type);
-          if (average.before) divide(std::exchange(from, to), to, length, type, size());
+          if (average.before) kernels::divide(std::exchange(from, to), to, length, type, size());
           return ccl::allreduce(from, to, length, to_ccl(type), to_ccl(reduction), raw());
         },
         divided(average.after, output, type));
   }
 
+  RequestPtr allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) override {
+    if (!converts(count, DataType::kFloat32, reduction)) {
+      return allreduce(data, data, count, DataType::kFloat32, reduction);
+    }
+    return exchange(data, data, residual, count, reduction);
+  }
+
   RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
                     int root) override {
-    const Average average(reduction, type);
     const bool receives = rank() == root;
+    if (is_bitwise(reduction)) return gather_and_reduce(input, receives ? output : nullptr, count, type, reduction);
+    const Average average(reduction, type);
     return pieces(
         count, size_of(type),
         [=, this](size_t offset, size_t length) {
@@ -120,7 +117,7 @@ class OneCcl final : public Transport {
           if (!receives) scratch = allocate(length * size_of(type));
           void* to = receives ? at(output, offset, type) : scratch.get();
           if (average.before) {
-            divide(from, to, length, type, size());
+            kernels::divide(from, to, length, type, size());
             from = static_cast<const char*>(to);
           }
           return Issued(ccl::reduce(from, to, length, to_ccl(type), to_ccl(reduction), root, raw()),
@@ -148,16 +145,24 @@ class OneCcl final : public Transport {
   RequestPtr reduce_scatter(std::vector<const void*> inputs, void* output, std::vector<size_t> counts, DataType type,
                             Reduction reduction) override {
     const bool even = std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
-    return even ? even_reduce_scatter(std::move(inputs), output, counts.front(), type, reduction)
-                : uneven_reduce_scatter(inputs, output, counts, type, reduction);
+    return even && !is_bitwise(reduction)
+               ? even_reduce_scatter(std::move(inputs), output, counts.front(), type, reduction)
+               : uneven_reduce_scatter(inputs, output, counts, type, reduction);
   }
 
   RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts, std::vector<void*> outputs,
                       std::vector<size_t> output_counts, DataType type) override;
 
+  RequestPtr with_agreed_counts(const char* name, const std::vector<size_t>& counts,
+                                const std::function<RequestPtr()>& call) override {
+    auto agreement = std::make_unique<Agreement>(communicator_, name, counts);
+    agreement->then(call());
+    return agreement;
+  }
+
   RequestPtr send(const void* data, size_t bytes, int destination) override {
     return message(bytes, [=, this](size_t offset, size_t length) {
-      // oneCCL's send takes a pointer to what it only reads.
+      // oneCCL's send takes a non-const pointer, but only reads.
       auto* from = const_cast<char*>(static_cast<const char*>(data)) + offset;
       return ccl::send(from, length, ccl::datatype::int8, destination, raw());
     });
@@ -181,6 +186,17 @@ class OneCcl final : public Transport {
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
 
+  // Whether an allreduce crosses the network in the group's format.
+  bool converts(size_t count, DataType type, Reduction reduction) const {
+    const bool adds = reduction == Reduction::kSum || reduction == Reduction::kAverage;
+    return sums_ && type == DataType::kFloat32 && adds && count * size_of(type) >= kShortestExchange;
+  }
+
+  RequestPtr exchange(const float* input, float* output, float* residual, size_t count, Reduction reduction) {
+    return std::make_unique<Exchange>(communicator_, *sums_, buffers_, input, output, residual, count, wire_,
+                                      reduction == Reduction::kAverage);
+  }
+
   static constexpr auto kNothing = [](size_t, size_t) {};
 
   template <typename Issue, typename Finish = decltype(kNothing)>
@@ -191,18 +207,46 @@ class OneCcl final : public Transport {
 
   template <typename Issue>
   static RequestPtr message(size_t bytes, Issue issue) {
-    return std::make_unique<Message<Issue>>(bytes, std::move(issue));
+    return std::make_unique<PointToPoint<Issue>>(bytes, std::move(issue));
   }
 
+  RequestPtr gather_and_reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction);
   RequestPtr even_reduce_scatter(std::vector<const void*> inputs, void* output, size_t count, DataType type,
                                  Reduction reduction);
   RequestPtr uneven_reduce_scatter(const std::vector<const void*>& inputs, void* output,
                                    const std::vector<size_t>& counts, DataType type, Reduction reduction);
 
+  const Wire wire_;
   Communicator communicator_;
+  std::optional<Communicator> sums_;  // for Exchange
+  Buffers buffers_;
 };
 
-// A piece has its part of every rank's share, and oneCCL wants those next to each other.
+// A reduction that oneCCL does not have: gathers what all ranks hold, and reduces it here. A null `output`: only takes
+// part.
+RequestPtr OneCcl::gather_and_reduce(const void* input, void* output, size_t count, DataType type,
+                                     Reduction reduction) {
+  const auto ranks = static_cast<size_t>(size());
+  const size_t width = size_of(type);
+  const auto gathered = std::make_shared<std::map<size_t, Scratch>>();  // by offset, of the pieces
+                                                                        // in flight
+  return pieces(
+      count, width * ranks,
+      [=, this](size_t offset, size_t length) {
+        const ccl::vector_class<size_t> lengths(ranks, length);
+        auto* to = ((*gathered)[offset] = allocate(ranks * length * width)).get();
+        return ccl::allgatherv(at(input, offset, type), length, to, lengths, to_ccl(type), raw());
+      },
+      [=, this](size_t offset, size_t length) {
+        const auto pieces = std::move(gathered->extract(offset).mapped());
+        if (output == nullptr) return;
+        std::vector<const void*> sources;
+        for (size_t r = 0; r < ranks; ++r) sources.push_back(pieces.get() + r * length * width);
+        kernels::reduction(type, reduction)(at(output, offset, type), nullptr, sources.data(), size(), size(), length);
+      });
+}
+
+// A piece consists of a part of every rank's share, which oneCCL needs contiguous.
 RequestPtr OneCcl::even_reduce_scatter(std::vector<const void*> inputs, void* output, size_t count, DataType type,
                                        Reduction reduction) {
   const Average average(reduction, type);
@@ -221,7 +265,7 @@ RequestPtr OneCcl::even_reduce_scatter(std::vector<const void*> inputs, void* ou
         for (size_t r = 0; r < ranks; ++r) {
           auto* part = scratch.get() + r * length * width;
           if (average.before) {
-            divide(at(inputs[r], offset, type), part, length, type, size());
+            kernels::divide(at(inputs[r], offset, type), part, length, type, size());
           } else {
             std::memcpy(part, at(inputs[r], offset, type), length * width);
           }
@@ -232,7 +276,7 @@ RequestPtr OneCcl::even_reduce_scatter(std::vector<const void*> inputs, void* ou
       divided(average.after, output, type));
 }
 
-// oneCCL's own takes equal shares only: one reduction to each rank.
+// oneCCL's reduce_scatter takes equal shares only, so this is one reduction to each rank.
 RequestPtr OneCcl::uneven_reduce_scatter(const std::vector<const void*>& inputs, void* output,
                                          const std::vector<size_t>& counts, DataType type, Reduction reduction) {
   std::vector<RequestPtr> requests;
@@ -242,37 +286,10 @@ RequestPtr OneCcl::uneven_reduce_scatter(const std::vector<const void*>& inputs,
   return std::make_unique<Several>(std::move(requests));
 }
 
-// oneCCL's all-to-all takes flat buffers only.
 RequestPtr OneCcl::alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts,
                             std::vector<void*> outputs, std::vector<size_t> output_counts, DataType type) {
-  const size_t width = size_of(type);
-  const auto source = flat(inputs, input_counts, width);
-  const auto target = flat(outputs, output_counts, width);
-  const auto received = std::make_shared<Scratch>(target ? Scratch{} : allocate(total(output_counts) * width));
-  return pieces(
-      1, 1,
-      [=, this](size_t, size_t) {
-        Scratch packed;
-        if (!source) {
-          packed = allocate(total(input_counts) * width);
-          auto* next = packed.get();
-          for (size_t r = 0; r < inputs.size(); ++r) {
-            if (input_counts[r] > 0) std::memcpy(next, inputs[r], input_counts[r] * width);
-            next += input_counts[r] * width;
-          }
-        }
-        const void* from = source ? *source : packed.get();
-        void* to = target ? *target : received->get();
-        return Issued(ccl::alltoallv(from, input_counts, to, output_counts, to_ccl(type), raw()), std::move(packed));
-      },
-      [=](size_t, size_t) {
-        if (target) return;
-        const auto* next = received->get();
-        for (size_t r = 0; r < outputs.size(); ++r) {
-          if (output_counts[r] > 0) std::memcpy(outputs[r], next, output_counts[r] * width);
-          next += output_counts[r] * width;
-        }
-      });
+  return std::make_unique<Alltoall>(communicator_, std::move(inputs), std::move(input_counts), std::move(outputs),
+                                    std::move(output_counts), size_of(type), to_ccl(type));
 }
 
 }  // namespace

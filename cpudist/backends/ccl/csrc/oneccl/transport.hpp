@@ -1,11 +1,12 @@
 // oneCCL as a transport.
 #pragma once
 
-#include "../transport.hpp"
+#include "../rendezvous.hpp"
 
 namespace cpudist::oneccl {
 
-// All ranks of the group call this, with nothing else going on in oneCCL. Ends the process at the group's timeout.
+// Creates the transport; all ranks of the group call this, with no other oneCCL call in progress. Ends the process
+// after the group's timeout.
 TransportPtr create(const Group& group);
 
 }  // namespace cpudist::oneccl

@@ -1,12 +1,15 @@
 #include "board.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 
 namespace cpudist::shared_memory {
 
 namespace {
 
-// Pieces as large as a slot were fastest; more ranks have smaller ones, so that a group stays below kMostBytes.
+// Pieces as large as a slot were fastest. Groups of many ranks have smaller ones, so that a group stays below
+// kMostBytes.
 constexpr size_t kLargestSlot = size_t{256} << 10;
 constexpr size_t kMostBytes = size_t{60} << 20;
 
@@ -39,6 +42,7 @@ bool Board::Enter::holds() {
   const uint64_t needed = board_.step_ + kLag - kSlots;
   if (board_.all_published_ >= needed) return true;
   for (int rank = 0; rank < board_.ranks_; ++rank) {
+    lacking_ = rank;
     if (!board_.has_published(rank, needed)) return false;
   }
   board_.all_published_ = needed;
@@ -48,19 +52,48 @@ bool Board::Enter::holds() {
 bool Board::Published::holds() {
   for (; next_ < end_; ++next_) {
     if (!board_.has_published(next_, step_)) return false;
-    const Call theirs(board_.line(next_, step_).call);
-    if (theirs.bits() != board_.call_.bits()) {
-      throw TransportError("ranks disagree about what to do: rank " + std::to_string(next_) + " calls " +
-                           theirs.describe() + ", rank " + std::to_string(board_.rank_) + " calls " +
-                           board_.call_.describe());
+    if (board_.line(next_, step_).signature != board_.expected(next_).bits()) {
+      board_.find_mismatch(step_);
+      return false;
     }
   }
   return true;
 }
 
+// A rank whose own count is right, but whose hash is another one, disagrees with a third rank. One of those two reports
+// it to all.
+void Board::find_mismatch(uint64_t step) {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!has_published(rank, step)) continue;
+    const Signature theirs(line(rank, step).signature);
+    const Signature expected = this->expected(rank);
+    const bool same =
+        counts_ ? theirs.without_hash().bits() == expected.without_hash().bits() : theirs.bits() == expected.bits();
+    if (same) continue;
+    throw TransportError("ranks make different calls: rank " + std::to_string(rank) + " calls " + theirs.describe() +
+                         ", rank " + std::to_string(rank_) + (counts_ ? " expects " : " calls ") + expected.describe());
+  }
+}
+
+void Board::fail(const std::string& reason) {
+  uint32_t none = 0;
+  if (failure().state.compare_exchange_strong(none, 1)) {
+    failure().reason[reason.copy(failure().reason, sizeof failure().reason - 1)] = '\0';
+    failure().state.store(2, std::memory_order_release);
+    return;
+  }
+  // Another rank is writing its reason. That takes microseconds, unless the rank is killed meanwhile.
+  const auto limit = Clock::now() + std::chrono::seconds(1);
+  while (failure().state.load(std::memory_order_acquire) != 2 && Clock::now() < limit) sched_yield();
+}
+
+void Board::check_failed() const {
+  if (failure().state.load(std::memory_order_acquire) == 2) throw TransportError(failure().reason);
+}
+
 uint64_t Board::publish() {
   Line& own = line(rank_, step_);
-  own.call = call_.bits();
+  own.signature = signature_.bits();
   own.step.store(step_, std::memory_order_release);
   return step_++;
 }

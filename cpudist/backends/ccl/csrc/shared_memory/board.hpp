@@ -1,44 +1,45 @@
-// What lies where in a group's shared memory, and how one rank tells the others that something is ready there.
+// The layout of a group's shared memory, and how a rank announces to the others that something is ready there.
 //
 // A group's collectives are one sequence of steps, the same on every rank: step 1, 2, 3, ... over all calls. In each
 // step a rank enters, may write to its own slot, publishes the step, and then may read the slots of others. A rank has
 // kSlots slots, used in turn: step s uses slot s % kSlots.
 //
-//   publish   stores s in the slot's line, with release, after everything written to slot and line in step s.
-//   published loads it with acquire: whoever sees s sees what was written in step s, on any processor.
+//   publish   stores s in the slot's line with release, after everything that was written to slot and line in step s.
+//   published loads it with acquire, so a rank that reads s also reads what was written in step s, on any processor.
 //
-// Counters only grow and each has one writer, so a rank that is ahead or behind is never mistaken for one that is not.
+// Counters only grow and have one writer each, so a rank that is ahead or behind is always recognised as such.
 //
-// Why a slot is never overwritten while somebody still reads it: rank r publishes step s only when it has finished
+// Why a slot is never overwritten while a rank still reads it: rank r publishes step s only when it has finished
 // reading everything of step s - kLag and before (each algorithm keeps to this; most have finished reading step s - 1).
 // A rank enters step s, and may then write to slot s % kSlots, only when all ranks have published step
 // s - kSlots + kLag. Then all have finished reading step s - kSlots, which is what the slot held.
 //
-// Why nobody waits for ever: let s be the lowest step that some rank has yet to publish. All ranks have published
+// Why no rank waits for ever: let s be the lowest step that some rank has yet to publish. All ranks have published
 // s - 1. So the rank that has yet to publish s may enter it, and what it still waits to read is of s - 1 or before.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
-#include "call.hpp"
 #include "coroutine.hpp"
 #include "segment.hpp"
+#include "signature.hpp"
 
 namespace cpudist::shared_memory {
 
-constexpr size_t kLineBytes = 64;  // of a cache line: what processors pass between them
+constexpr size_t kLineBytes = 64;  // of a cache line, the unit in which processors exchange memory
 constexpr size_t kPageBytes = 4096;
 constexpr uint64_t kSlots = 8;
 constexpr uint64_t kLag = 3;
 
-// One writer. A small message travels in the line that announces it.
+// Has one writer. A small message is stored in the line that announces it.
 struct alignas(kLineBytes) Line {
   static constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);
 
   std::atomic<uint64_t> step;  // grows only
-  uint64_t call;               // which call the step is of
+  uint64_t signature;          // of the call that the step belongs to
   std::byte payload[kPayload];
 };
 static_assert(sizeof(Line) == kLineBytes && std::atomic<uint64_t>::is_always_lock_free);
@@ -61,13 +62,13 @@ struct alignas(kLineBytes) Receipt {
 constexpr size_t kBuffers = 2;      // for messages, per rank; a pair at work holds one
 constexpr size_t kBufferParts = 2;  // one is filled while the other is emptied
 
-// Of one group. With more, a slot within the bounds of memory would not have a line for each of the others.
+// Of one group. With more ranks, a slot would be too small to hold a line for each of the others.
 constexpr int kMostRanks = 256;
 
-// Sizes and places. All ranks of a group come to the same.
+// Sizes and offsets, the same on all ranks of a group.
 //
-// A page for the segment itself, then for each rank a region that it alone writes to and whose pages it allocates, so
-// that they are near its processor: its lines, letters, receipts, buffers and slots.
+// A page for the segment itself, then one region per rank. Only that rank writes to its region, and it allocates the
+// pages, so that they are near its processor. A region holds lines, letters, receipts, buffers and slots.
 struct Layout {
   explicit Layout(int ranks);
 
@@ -94,17 +95,23 @@ class Board {
   size_t slot_bytes() const { return layout_.slot_bytes; }
   size_t part_bytes() const { return layout_.part_bytes; }
 
-  // The call that the steps from here on belong to.
-  void begin(Call call) { call_ = call; }
+  // Sets the call that the following steps belong to. `counts`: of each rank's signature, where those differ; else
+  // null.
+  void begin(Signature signature, const size_t* counts) {
+    signature_ = signature;
+    counts_ = counts;
+  }
 
   // Waits until the next step may be entered.
   class Enter final : public Condition {
    public:
     explicit Enter(Board& board) : board_(board) {}
     bool holds() override;
+    int awaited_rank() override { return lacking_; }
 
    private:
     Board& board_;
+    int lacking_ = -1;
   };
 
   // Waits until these ranks have published the step, and checks that they make the same call.
@@ -113,6 +120,7 @@ class Board {
    public:
     Published(Board& board, uint64_t step, int first, int end) : board_(board), step_(step), next_(first), end_(end) {}
     bool holds() override;
+    int awaited_rank() override { return next_; }
 
    private:
     Board& board_;
@@ -125,13 +133,13 @@ class Board {
   Published published_by_all(uint64_t step) { return Published(*this, step, 0, ranks_); }
   Published published_by(int rank, uint64_t step) { return Published(*this, step, rank, rank + 1); }
 
-  // The step that entered() has waited for, until it is published.
+  // The step that was entered and is not yet published.
   uint64_t step() const { return step_; }
 
   // Publishes the step that has been entered and returns its number.
   uint64_t publish();
 
-  // Where `rank` writes what others read in this step: in the line itself if it fits there.
+  // Where `rank` writes what others read in this step: in the line itself if it fits, in the slot otherwise.
   std::byte* place(int rank, uint64_t step, size_t bytes) {
     return bytes <= Line::kPayload ? line(rank, step).payload : slot(rank, step);
   }
@@ -145,7 +153,27 @@ class Board {
     return region(rank) + layout_.buffers + (buffer * kBufferParts + part % kBufferParts) * layout_.part_bytes;
   }
 
+  // Whether the process of a rank still has the group's memory: false once it has ended or destroyed the group.
+  bool has(int rank) const { return segment_.locked(layout_.region(rank)); }
+
+  // Makes every rank's calls fail with this reason, or with that of a rank which was faster.
+  void fail(const std::string& reason);
+  // Throws TransportError if a rank has called fail().
+  void check_failed() const;
+
  private:
+  // In the segment's first page, after what Segment keeps there.
+  struct Failure {
+    static constexpr size_t kOffset = 256;
+
+    std::atomic<uint32_t> state;  // 0: none, 1: being written, 2: written
+    char reason[1024];
+  };
+
+  Failure& failure() const { return *reinterpret_cast<Failure*>(segment_.data() + Failure::kOffset); }
+  Signature expected(int rank) const { return counts_ ? signature_.with_count(counts_[rank]) : signature_; }
+  // Throws TransportError where a rank has published another call than this rank expects.
+  void find_mismatch(uint64_t step);
   std::byte* region(int rank) { return regions_ + static_cast<size_t>(rank) * layout_.region_bytes; }
   Line& line(int rank, uint64_t step) { return reinterpret_cast<Line*>(region(rank))[step % kSlots]; }
   bool has_published(int rank, uint64_t step) { return line(rank, step).step.load(std::memory_order_acquire) >= step; }
@@ -157,7 +185,8 @@ class Board {
   int ranks_;
   uint64_t step_ = 1;
   uint64_t all_published_ = 0;  // a step that all ranks are known to have published
-  Call call_{Operation::kBarrier};
+  Signature signature_{Operation::kBarrier};
+  const size_t* counts_ = nullptr;
 };
 
 }  // namespace cpudist::shared_memory

@@ -7,7 +7,8 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// Below this, everybody reads everything and adds it up: one step. Above, each rank adds up its share for all: two.
+// Up to this size every rank reads and reduces everything, in one step. Above, each rank reduces its share for all, in
+// two steps.
 constexpr size_t kOneStepBytes = size_t{16} << 10;
 constexpr int kOneStepRanks = 2;
 
@@ -15,16 +16,20 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-// What [offset, offset + most) covers of a message of `whole`.
+// How much of [offset, offset + most) lies within a message of `whole`.
 size_t part(size_t whole, size_t offset, size_t most) { return whole > offset ? std::min(whole - offset, most) : 0; }
+
+void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
+  if (sent != expected) throw TransportError(alltoall_mismatch(from, sent, to, expected));
+}
 
 size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
 
 }  // namespace
 
-// A slot that holds something for each other rank.
+// A slot that holds a part for each other rank.
 //
-//   | for rank 0 | for rank 1 | ... |   without a place for the slot's owner
+//   | for rank 0 | for rank 1 | ... |   the slot's owner has no part
 struct Shares {
   Shares(const Board& board) : ranks(board.ranks()) {
     const auto others = static_cast<size_t>(std::max(ranks - 1, 1));
@@ -39,7 +44,7 @@ struct Shares {
   size_t bytes;
 };
 
-// How a piece of an allreduce is divided: rank r adds up elements [begin(r), begin(r) + count(r)) of it.
+// How a piece of an allreduce is divided: rank r reduces its elements [begin(r), begin(r) + count(r)).
 struct Division {
   Division(size_t elements, size_t width, int ranks) : elements(elements) {
     const size_t line = kLineBytes / width;
@@ -55,7 +60,7 @@ struct Division {
 
 namespace {
 
-// Combines what place(r) says of each rank r, in the order of ranks.
+// Reduces what lies at place(r) for each rank r, in the order of ranks.
 template <typename Place>
 void combine(const Board& board, const Combination& combination, std::byte* output, std::byte* copy, size_t count,
              Place place) {
@@ -68,17 +73,17 @@ void combine(const Board& board, const Combination& combination, std::byte* outp
     sources = many.data();
   }
   for (int rank = 0; rank < board.ranks(); ++rank) sources[rank] = place(rank);
-  if (count > 0) combination.kernel(output, copy, sources, board.ranks(), count);
+  if (count > 0) combination.kernel(output, copy, sources, board.ranks(), board.ranks(), count);
 }
 
-// In one step per piece: every rank writes its own and adds up everybody's. The next piece is written before the others
-// are waited for, so that nobody waits for a rank that is only a little behind.
+// One step per piece: every rank writes its own elements and reduces those of all. A rank writes the next piece before
+// it waits for the others, so that it does not wait for a rank that is only a little behind.
 Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte* output, size_t count,
                                 Combination combination, int receiver) {
   const size_t width = combination.width;
   const size_t pieces = std::max<size_t>(pieces_of(count * width, board.slot_bytes()), 1);
   const size_t length = pieces_of(count, pieces);
-  const bool receives = receiver == kEverybody || receiver == board.rank();
+  const bool receives = receiver == kAllRanks || receiver == board.rank();
   uint64_t written = 0;
   for (size_t piece = 0; piece <= pieces; ++piece) {
     const uint64_t step = written;
@@ -99,13 +104,12 @@ Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte*
   }
 }
 
-// In two steps per piece: every rank writes what the others are to add up, and adds up its own share; then all collect
-// the shares. Three pieces are under way, so that nobody waits for a rank that is only a little behind:
+// Two steps per piece: every rank writes the shares that the others reduce, and reduces its own share; then all ranks
+// collect the shares. Three pieces are in flight, so that no rank waits for one that is only a little behind:
 //
-//   write piece k | add up piece k - 1 | collect piece k - 2
+//   write piece k | reduce piece k - 1 | collect piece k - 2
 //
-// Between publishing a sum and reading the others' of the same piece, a rank publishes two more steps: this is where
-// kLag = 3 comes from.
+// A rank publishes two more steps between publishing its share of a piece and reading the others', hence kLag = 3.
 Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte* output, size_t count,
                                  Combination combination, int receiver) {
   const size_t width = combination.width;
@@ -115,7 +119,7 @@ Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte
   const size_t pieces = pieces_of(count * width, shares.bytes * static_cast<size_t>(ranks));
   const size_t length = pieces_of(count, pieces);
   const auto division = [=](size_t piece) { return Division(part(count, piece * length, length), width, ranks); };
-  const bool receives = receiver == kEverybody || receiver == self;
+  const bool receives = receiver == kAllRanks || receiver == self;
   uint64_t written[2];  // the steps in which piece k was written and summed, at k % 2
   uint64_t summed[2];
 
@@ -225,40 +229,81 @@ Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std
   }
 }
 
-// A rank knows only its own counts, so the first step also says how long its longest message is: all ranks go on until
-// the longest of all is through.
+// What a rank writes to each other rank in the first step of an alltoall, before the data.
+struct AlltoallCounts {
+  uint64_t sent;
+  uint64_t expected;
+};
+
+// What a rank publishes to all others in that step.
+struct AlltoallSummary {
+  uint64_t longest;  // of its messages to other ranks
+  uint64_t balance;  // hashes of what it sends, less those of what it expects: of all ranks together 0 if they agree
+};
+
+static uint64_t hash_of(int from, int to, uint64_t bytes) {
+  uint64_t hash = bytes * 0x9e3779b97f4a7c15 + (static_cast<uint64_t>(from) << 32 | static_cast<uint64_t>(to));
+  hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
+  hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
+  return hash ^ hash >> 31;
+}
+
+// Never holds: for a rank that waits until another one reports a failure to all.
+class FailureOfAnother final : public Condition {
+ public:
+  bool holds() override { return false; }
+};
+
+// A rank knows only its own counts, so the ranks tell each other in the first step. Two ranks that disagree report a
+// failure to all, and no other rank completes the call. All ranks go on until the longest message of all has been sent.
 Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
                    std::vector<std::byte*> outputs, std::vector<size_t> output_bytes) {
   const int self = board.rank();
   const Shares shares(board);
-  copy_bytes(outputs[self], inputs[self], input_bytes[self]);
-  uint64_t longest = 0;
+  AlltoallSummary summary{0, 0};
   for (int rank = 0; rank < board.ranks(); ++rank) {
-    if (rank != self) longest = std::max<uint64_t>(longest, input_bytes[rank]);
+    if (rank != self) summary.longest = std::max<uint64_t>(summary.longest, input_bytes[rank]);
+    summary.balance += hash_of(self, rank, input_bytes[rank]) - hash_of(rank, self, output_bytes[rank]);
   }
+  const AlltoallSummary own = summary;
   size_t offset = 0;
-  do {
+  for (bool first = true; first || offset < summary.longest; first = false) {
+    const size_t head = first ? sizeof(AlltoallCounts) : 0;
+    const size_t most = shares.bytes - head;
     co_await board.entered();
     std::byte* const slot = board.slot(self, board.step());
     for (int rank = 0; rank < board.ranks(); ++rank) {
       if (rank == self) continue;
-      copy_bytes(shares.of(slot, self, rank), inputs[rank] + offset, part(input_bytes[rank], offset, shares.bytes));
+      std::byte* const to = shares.of(slot, self, rank);
+      const AlltoallCounts counts{input_bytes[rank], output_bytes[rank]};
+      if (first) std::memcpy(to, &counts, sizeof counts);
+      copy_bytes(to + head, inputs[rank] + offset, part(input_bytes[rank], offset, most));
     }
-    if (offset == 0) std::memcpy(board.place(self, board.step(), sizeof longest), &longest, sizeof longest);
+    if (first) std::memcpy(board.place(self, board.step(), sizeof own), &own, sizeof own);
     const uint64_t step = board.publish();
+    if (first) {
+      check_counts(self, input_bytes[self], self, output_bytes[self]);
+      copy_bytes(outputs[self], inputs[self], input_bytes[self]);
+    }
     for (int rank = 0; rank < board.ranks(); ++rank) {
       if (rank == self) continue;
       co_await board.published_by(rank, step);
-      copy_bytes(outputs[rank] + offset, shares.of(board.slot(rank, step), rank, self),
-                 part(output_bytes[rank], offset, shares.bytes));
-      if (offset == 0) {
-        uint64_t theirs;
-        std::memcpy(&theirs, board.place(rank, step, sizeof theirs), sizeof theirs);
-        longest = std::max(longest, theirs);
+      const std::byte* const from = shares.of(board.slot(rank, step), rank, self);
+      if (first) {
+        AlltoallCounts theirs;
+        std::memcpy(&theirs, from, sizeof theirs);
+        check_counts(rank, theirs.sent, self, output_bytes[rank]);
+        check_counts(self, input_bytes[rank], rank, theirs.expected);
+        AlltoallSummary of_rank;
+        std::memcpy(&of_rank, board.place(rank, step, sizeof of_rank), sizeof of_rank);
+        summary.longest = std::max(summary.longest, of_rank.longest);
+        summary.balance += of_rank.balance;
       }
+      copy_bytes(outputs[rank] + offset, from + head, part(output_bytes[rank], offset, most));
     }
-    offset += shares.bytes;
-  } while (offset < longest);
+    if (first && summary.balance != 0) co_await FailureOfAnother();
+    offset += most;
+  }
 }
 
 }  // namespace cpudist::shared_memory

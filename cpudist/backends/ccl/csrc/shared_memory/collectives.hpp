@@ -1,30 +1,30 @@
 // The collectives as sequences of steps on a board. Every rank of a group goes through the same steps in the same
 // order.
 //
-// Large messages go in pieces that fit the slots, so what one rank has written is still in a cache near by when the
-// next one reads it. Every result is computed once, or by everybody in the same order of ranks: all ranks have the same
-// bits. Arguments as in transport.hpp; bytes and element widths take the place of types where data only moves.
+// Large messages go in pieces that fit the slots, so that what one rank has written is still in a cache when the next
+// one reads it. Every result is computed once, or by every rank in the same order of ranks, so all ranks have the same
+// bits. Arguments are those of transport.hpp, with bytes in place of counts and types where data only moves.
 #pragma once
 
 #include <vector>
 
+#include "../kernels/reduce.hpp"
 #include "board.hpp"
-#include "kernels.hpp"
 
 namespace cpudist::shared_memory {
 
-// How one rank's elements are combined with the others'.
+// How the ranks' elements are reduced.
 struct Combination {
-  Reduce kernel;
+  kernels::Reduce kernel;
   size_t width;  // bytes of an element
 };
 
-constexpr int kEverybody = -1;
+constexpr int kAllRanks = -1;
 
 Coroutine barrier(Board& board);
 Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root);
 
-// The result goes to rank `receiver`, or to kEverybody.
+// The result goes to rank `receiver`, or to all ranks.
 Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, size_t count, Combination combination,
                     int receiver);
 

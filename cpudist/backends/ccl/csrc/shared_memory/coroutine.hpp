@@ -1,5 +1,5 @@
-// Algorithms that wait, written from top to bottom: a coroutine stops at each co_await until what it names has come
-// about, and whoever tests the request resumes it there.
+// Coroutines for algorithms that wait. A coroutine stops at each co_await until the condition holds; the thread that
+// tests the request resumes it there.
 #pragma once
 
 #include <coroutine>
@@ -7,10 +7,12 @@
 
 namespace cpudist::shared_memory {
 
-// What a coroutine waits for. Lives in the coroutine's frame, as the operand of co_await.
+// What a coroutine waits for: the operand of co_await, which lives in the coroutine's frame.
 class Condition {
  public:
   virtual bool holds() = 0;
+  // The rank that it waits for; -1: none in particular. Called when it does not hold.
+  virtual int awaited_rank() { return -1; }
 
  protected:
   ~Condition() = default;
@@ -21,7 +23,7 @@ class Coroutine {
   struct promise_type;
   using Handle = std::coroutine_handle<promise_type>;
 
-  // co_await condition: always stops, so that one resumption does a bounded amount of work.
+  // co_await always stops, so that one resumption does a bounded amount of work.
   struct Stop {
     Condition& condition;
     bool await_ready() const noexcept { return false; }
@@ -53,6 +55,8 @@ class Coroutine {
     return awaited == nullptr || awaited->holds();
   }
   void resume() const { handle_.resume(); }
+  // The rank that it waits for, or -1. Called when it cannot be resumed.
+  int awaited_rank() const { return handle_.promise().awaited->awaited_rank(); }
 
  private:
   explicit Coroutine(Handle handle) : handle_(handle) {}

@@ -8,18 +8,21 @@ namespace cpudist::shared_memory {
 Messages::Messages(Board& board)
     : board_(board), sent_(static_cast<size_t>(board.ranks())), received_(static_cast<size_t>(board.ranks())) {}
 
-// Waits until a counter of the peer's has come this far.
+// Holds when a counter of the peer has reached a value.
 class Reached final : public Condition {
  public:
-  Reached(const std::atomic<uint64_t>& counter, uint64_t value) : counter_(counter), value_(value) {}
+  Reached(int peer, const std::atomic<uint64_t>& counter, uint64_t value)
+      : peer_(peer), counter_(counter), value_(value) {}
   bool holds() override { return counter_.load(std::memory_order_acquire) >= value_; }
+  int awaited_rank() override { return peer_; }
 
  private:
+  int peer_;
   const std::atomic<uint64_t>& counter_;
   uint64_t value_;
 };
 
-// Waits until a buffer is free.
+// Holds when a buffer is free.
 class FreeBuffer final : public Condition {
  public:
   explicit FreeBuffer(const std::array<bool, kBuffers>& taken) : taken_(taken) {}
@@ -37,7 +40,7 @@ Coroutine Messages::send_short(const std::byte* data, size_t bytes, int destinat
   Pair& pair = sent_[destination];
   Letter& letter = board_.letter(board_.rank(), destination);
   ++pair.messages;
-  co_await Reached(board_.receipt(board_.rank(), destination).pieces, pair.pieces);
+  co_await Reached(destination, board_.receipt(board_.rank(), destination).pieces, pair.pieces);
   if (bytes > 0) std::memcpy(letter.payload, data, bytes);
   letter.pieces.store(++pair.pieces, std::memory_order_release);
 }
@@ -46,7 +49,7 @@ Coroutine Messages::send_long(const std::byte* data, size_t bytes, int destinati
   Pair& pair = sent_[destination];
   Letter& letter = board_.letter(board_.rank(), destination);
   Receipt& receipt = board_.receipt(board_.rank(), destination);
-  co_await Reached(receipt.expected, ++pair.messages);
+  co_await Reached(destination, receipt.expected, ++pair.messages);
   co_await FreeBuffer(buffer_taken_);
   const auto buffer =
       static_cast<size_t>(std::find(buffer_taken_.begin(), buffer_taken_.end(), false) - buffer_taken_.begin());
@@ -54,12 +57,12 @@ Coroutine Messages::send_long(const std::byte* data, size_t bytes, int destinati
   letter.buffer = buffer;
   for (size_t offset = 0; offset < bytes; offset += board_.part_bytes()) {
     const uint64_t piece = ++pair.pieces;
-    if (piece > kBufferParts) co_await Reached(receipt.pieces, piece - kBufferParts);
+    if (piece > kBufferParts) co_await Reached(destination, receipt.pieces, piece - kBufferParts);
     std::memcpy(board_.buffer(board_.rank(), buffer, piece), data + offset,
                 std::min(bytes - offset, board_.part_bytes()));
     letter.pieces.store(piece, std::memory_order_release);
   }
-  co_await Reached(receipt.pieces, pair.pieces);
+  co_await Reached(destination, receipt.pieces, pair.pieces);
   buffer_taken_[buffer] = false;
 }
 
@@ -73,7 +76,7 @@ Coroutine Messages::receive(std::byte* data, size_t bytes, int source) {
   size_t offset = 0;
   do {
     const uint64_t piece = pair.pieces + 1;
-    co_await Reached(letter.pieces, piece);
+    co_await Reached(source, letter.pieces, piece);
     const std::byte* const from = is_short ? letter.payload : board_.buffer(source, letter.buffer, piece);
     const size_t length = std::min(bytes - offset, is_short ? bytes : board_.part_bytes());
     if (length > 0) std::memcpy(data + offset, from, length);

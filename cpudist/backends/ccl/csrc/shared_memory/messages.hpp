@@ -1,12 +1,12 @@
 // Messages from one rank to another, on a board. Each ordered pair of ranks has a line at either end:
 //
-//   Letter   written by the sender: how many pieces it has sent so far
-//   Receipt  written by the receiver: how many it has taken, and how many messages it has begun to wait for
+//   Letter   written by the sender: how many pieces it has sent
+//   Receipt  written by the receiver: how many pieces it has taken, and for how many messages it has begun to wait
 //
-// A short message stands in the letter itself and needs no receiver to be complete. A long one goes in pieces through
-// one of the sender's buffers, which it takes only when the receiver is there: a buffer is never held by a message that
-// nobody receives, so messages to others cannot be kept waiting by it. A part of a buffer is written again when the
-// piece that it held has been taken.
+// A short message is stored in the letter itself, so sending completes without the receiver. A long one goes in pieces
+// through one of the sender's buffers. The sender takes a buffer only once the receiver waits for the message, so a
+// message that nobody receives cannot block messages to other ranks. A part of a buffer is written again when the
+// receiver has taken the piece that it held.
 #pragma once
 
 #include <array>
@@ -21,14 +21,14 @@ class Messages {
  public:
   explicit Messages(Board& board);
 
-  // At most one of each under way per peer. Both ends give the same number of bytes.
+  // At most one of each in flight per peer. Both ends give the same number of bytes.
   Coroutine send(const std::byte* data, size_t bytes, int destination);
   Coroutine receive(std::byte* data, size_t bytes, int source);
 
  private:
   struct Pair {
-    uint64_t messages = 0;  // begun, the one under way included
-    uint64_t pieces = 0;    // of all messages before the one under way
+    uint64_t messages = 0;  // begun, including the one in flight
+    uint64_t pieces = 0;    // of all messages before the one in flight
   };
 
   Coroutine send_short(const std::byte* data, size_t bytes, int destination);

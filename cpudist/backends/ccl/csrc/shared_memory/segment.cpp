@@ -18,8 +18,8 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// Stands at the start of the segment. The secret shows that what was opened is what was meant: process numbers repeat
-// in containers and over time.
+// The start of the segment. The secret identifies the segment, because process numbers repeat in containers and over
+// time.
 struct Seal {
   uint64_t secret;
 };
@@ -32,7 +32,7 @@ uint64_t random_number() {
   return number;
 }
 
-// A file in memory that cannot be executed: some machines allow no other, and kernels before 6.3 do not know the flag.
+// Creates a file in memory that cannot be executed: some machines allow no other. Kernels before 6.3 reject the flag.
 int make_file() {
   constexpr unsigned kNoExecution = 0x0008U;  // MFD_NOEXEC_SEAL
   int descriptor = memfd_create("cpudist", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecution);
@@ -52,12 +52,13 @@ Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_
     fail("mmap of shared memory");
   }
   data_ = static_cast<std::byte*>(data);
-  madvise(data, bytes, MADV_DONTFORK);  // a child process has no part in the group
+  madvise(data, bytes,
+          MADV_DONTFORK);  // a child process is not a rank of the group
 }
 
 Segment Segment::create(size_t bytes) {
   const int descriptor = make_file();
-  // The seals keep anybody from cutting it short under us, which would be SIGBUS.
+  // The seals forbid other processes to shrink the file, after which an access would raise SIGBUS.
   if (fchmod(descriptor, 0600) != 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ||
       fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;
@@ -90,7 +91,7 @@ Segment Segment::open(const std::string& address) {
   if (fstat(descriptor, &status) != 0 || status.st_size != static_cast<off_t>(bytes) ||
       (status.st_mode & 07777) != 0600) {
     close(descriptor);
-    throw std::runtime_error(path + " is not the shared memory that was meant");
+    throw std::runtime_error(path + " is not the group's shared memory");
   }
   Segment segment(descriptor, bytes);
   if (reinterpret_cast<const Seal*>(segment.data_)->secret != secret) {
@@ -105,8 +106,24 @@ void Segment::allocate(size_t offset, size_t bytes) {
   }
 }
 
-void Segment::close_descriptor() {
-  if (descriptor_ >= 0) close(std::exchange(descriptor_, -1));
+void Segment::lock(size_t offset) {
+  struct flock range{};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = static_cast<off_t>(offset);
+  range.l_len = 1;
+  if (fcntl(descriptor_, F_SETLK, &range) != 0) fail("locking shared memory");
+  locked_ = offset;
+}
+
+bool Segment::locked(size_t offset) const {
+  if (offset == locked_) return true;
+  struct flock range{};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = static_cast<off_t>(offset);
+  range.l_len = 1;
+  return fcntl(descriptor_, F_GETLK, &range) != 0 || range.l_type != F_UNLCK;
 }
 
 void Segment::prefault() {
@@ -118,10 +135,11 @@ void Segment::prefault() {
 Segment::Segment(Segment&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
       bytes_(other.bytes_),
+      locked_(other.locked_),
       data_(std::exchange(other.data_, nullptr)) {}
 
 Segment::~Segment() {
-  close_descriptor();
+  if (descriptor_ >= 0) close(descriptor_);
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 

@@ -1,7 +1,8 @@
 // Memory that the ranks of one machine share.
 //
-// It has no name: one rank makes it with memfd_create, the others open it as /proc/PID/fd/FD, and the kernel frees it
-// with the last process that maps it, however that ends. /dev/shm is not used, so a small or full one does not matter.
+// It has no name: one rank creates it with memfd_create, the others open it as /proc/PID/fd/FD. The kernel frees it
+// when the last process that maps it ends, also when that is killed. It does not need /dev/shm, which is small in
+// containers.
 #pragma once
 
 #include <cstddef>
@@ -11,24 +12,27 @@ namespace cpudist::shared_memory {
 
 class Segment {
  public:
-  // Makes a segment of `bytes` zeros. Only processes of the same user can open it. Nothing is allocated yet.
-  // This and all below throw std::system_error, or std::runtime_error, with what went wrong in one line.
+  // Creates a segment of `bytes` zeros. Only processes of the same user can open it. Its memory is not allocated yet.
+  // All functions of this class throw std::system_error or std::runtime_error, with a message of one line.
   static Segment create(size_t bytes);
 
-  // Opens the segment that another rank's address() describes.
+  // Opens the segment whose address() another rank has published.
   static Segment open(const std::string& address);
 
-  // What open() needs in another process, for as long as this one keeps the descriptor.
+  // The argument of open() in another process.
   std::string address() const;
 
-  // Takes memory for this range, near the calling thread's processor. What has been allocated cannot fail later:
-  // a range that has not would end the process with SIGBUS when the machine's memory is full.
+  // Allocates the memory of this range, near the calling thread's processor. Without it, an access raises SIGBUS when
+  // the machine's memory is full.
   void allocate(size_t offset, size_t bytes);
 
-  // Once every rank has opened it: from here on nobody else can.
-  void close_descriptor();
+  // Takes a lock on one byte, which the kernel releases when this process ends, also when it is killed, and when the
+  // segment is destroyed. A forked child does not inherit it.
+  void lock(size_t offset);
+  // Whether another process has a lock on this byte. Always true for this process's own.
+  bool locked(size_t offset) const;
 
-  // Enters every page into this process's page table now, rather than in the first calls. Only a hint.
+  // Enters every page into this process's page table now, so that the first calls are not slower. Errors are ignored.
   void prefault();
 
   std::byte* data() const { return data_; }
@@ -42,6 +46,7 @@ class Segment {
 
   int descriptor_;
   size_t bytes_;
+  size_t locked_ = 0;  // the byte that this process has locked; 0 is never locked
   std::byte* data_;
 };
 

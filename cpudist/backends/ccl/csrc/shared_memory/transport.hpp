@@ -1,14 +1,15 @@
-// Collectives and messages between the ranks of one machine through memory that they share.
+// A transport between the ranks of one machine through memory that they share.
 #pragma once
 
 #include <string>
 
-#include "../transport.hpp"
+#include "../rendezvous.hpp"
 
 namespace cpudist::shared_memory {
 
-// Collective over the group, whose ranks must all be on one machine. Either all ranks get a transport, or none does and
-// `why` says in one line why not, the same on all ranks. Throws TransportError when a rank does not come.
+// Creates the transport; all ranks of the group call this and must be on one machine. Either all ranks get a transport,
+// or all get null and the reason in `why`, in one line and the same on all ranks. Throws TransportError after the
+// group's timeout.
 TransportPtr create(const Group& group, std::string& why);
 
 }  // namespace cpudist::shared_memory

@@ -1,0 +1,79 @@
+"""Start the job of a plain script whose TrainingArguments say ``ddp_backend="ccl"``.
+
+Guides for Intel's backend let mpirun, srun or torchrun start ``python3 run_qa.py … --ddp_backend ccl --use_ipex``.
+torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). It only waits until the
+script imports TrainingArguments. Where a launcher has started the process, they then take the documented flags, and the
+first that ask for ccl call `cpudist.init`. Arguments without any of these flags change nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from cpudist.on_import import after_import
+
+if TYPE_CHECKING:
+    from cpudist.launchers import Launcher
+
+
+def register() -> None:
+    """Prepare TrainingArguments once the script imports them."""
+    after_import("transformers.training_args", _prepare)
+
+
+def _prepare(module: ModuleType) -> None:
+    # Imported here: this module is loaded by every `import torch`.
+    from cpudist import launchers
+    from cpudist.launchers.single import Single
+
+    launcher = launchers.detect()
+    if isinstance(launcher, Single):
+        return
+    from cpudist import job
+
+    cls: Any = getattr(module, "TrainingArguments", None)
+    # A running job has its own patches; an unknown version of transformers is reported when a job starts.
+    if job.current() is None and "ddp_backend" in getattr(cls, "__dataclass_fields__", ()):
+        _start_when_asked(cls, launcher)
+
+
+def _start_when_asked(cls: Any, launcher: Launcher) -> None:
+    """Change TrainingArguments for the life of this process: the first that ask for ccl start the job."""
+    from cpudist import api, job
+    from cpudist.changes import Changes
+    from cpudist.console import end_now
+    from cpudist.errors import USER_ERROR, UserError
+    from cpudist.huggingface.training_arguments import add_fields
+
+    added = add_fields(cls, ["ccl"], Changes())
+    original = cls.__post_init__
+    timeout = cls.__dataclass_fields__["ddp_timeout"]
+    default = timeout.default
+
+    @functools.wraps(original)
+    def post_init(self: Any) -> None:
+        if job.current() is not None:
+            original(self)
+        elif self.ddp_backend == "ccl":
+            try:
+                api.init("ccl")
+            except UserError as error:
+                job.fail(error, rank=launcher.rank)
+            # The same object, not only the same number: nobody has set it, and the job has its own default.
+            if self.ddp_timeout is default:
+                self.ddp_timeout = timeout.default
+            cls.__post_init__(self)  # now the job's
+        elif given := [name for name in added if getattr(self, name)]:
+            # Without a job the ranks cannot agree on which reports; all of them have the same arguments.
+            end_now(USER_ERROR, _refusal(given) if launcher.is_main_process else "")
+        else:
+            original(self)
+
+    cls.__post_init__ = post_init
+
+
+def _refusal(names: list[str]) -> str:
+    options = " and ".join(f"--{name}" for name in names)
+    return f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"

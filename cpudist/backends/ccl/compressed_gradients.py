@@ -1,0 +1,70 @@
+"""DDP's communication hook for gradients that cross the network as bfloat16 or in blocks of int8.
+
+The conversion is the process group's (csrc/oneccl/exchange.hpp). The hook has a group of its own, so the numbers of
+other calls stay as they are.
+"""
+
+# No annotations as text here: DDP compares those of its hook with types.
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cpudist.backends.ccl import extension
+from cpudist.backends.ccl.group import WireOptions
+
+# DDP makes its buckets anew after its first step; a residual belongs to one bucket's parameters.
+_FIRST_STEP_WITH_RESIDUALS = 2
+
+
+class CompressedGradients:
+    """State of the hook `average`: the group, and what int8 has lost of each bucket (error feedback).
+
+    All ranks of `group` make it together.
+
+    Args:
+        group: the process group of DDP.
+        wire: "bf16" or "int8".
+    """
+
+    def __init__(self, group: dist.ProcessGroup, wire: str) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        self.group = dist.new_group(
+            ranks,
+            backend="ccl",
+            pg_options=WireOptions(wire),
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            group_desc="compressed gradients",
+        )
+        self._feeds_back = wire == "int8"
+        self._step = 0
+        self._residuals: dict[int, torch.Tensor] = {}
+
+    def start(self, bucket: dist.GradBucket) -> tuple[Any, torch.Tensor]:
+        """Start averaging a bucket; return the work, and the tensor that will hold the result."""
+        step = self._step
+        self._step += bucket.is_last()
+        if not self._feeds_back or step < _FIRST_STEP_WITH_RESIDUALS:
+            tensor = bucket.buffer()
+            return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=self.group, async_op=True), tensor
+        tensor = bucket.buffer().float()  # the buffer itself if it is of float32
+        residual = self._residuals.get(bucket.index())
+        if residual is None or residual.numel() != tensor.numel():
+            residual = self._residuals[bucket.index()] = torch.zeros_like(tensor)
+        backend = self.group._get_backend(tensor.device)
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        return extension.load().allreduce_with_residual(backend, tensor, residual), tensor
+
+
+def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over the ranks; a communication hook of DDP."""
+    work, tensor = state.start(bucket)
+
+    def done(future: torch.futures.Future[Any]) -> torch.Tensor:
+        future.value()  # raises what the call has raised
+        buffer = bucket.buffer()
+        return buffer if tensor is buffer else buffer.copy_(tensor)
+
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
+    return future

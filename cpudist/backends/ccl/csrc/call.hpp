@@ -1,0 +1,46 @@
+// The identity of a c10d call, for error messages and snapshots.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "transport.hpp"
+
+namespace cpudist {
+
+struct Call;
+
+using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+
+// What the calls of one process group share.
+struct GroupState {
+  std::string name;
+  bool across_machines = false;
+  // The collective that completed last, and its number. The engine's lock guards these and the hook.
+  const char* last_name = nullptr;
+  uint64_t last_sequence = 0;
+  // Called with each completed work. Shared, because it may still run while the group is destroyed.
+  std::shared_ptr<const CompletionHook> hook;
+
+  void completed(const Call& call);
+};
+
+struct Call {
+  const char* name;         // c10d's name of the operation, "all_reduce"
+  uint64_t sequence;        // number among the group's collectives, the same on all
+                            // ranks; 0 for send and recv
+  std::optional<int> peer;  // of send and recv: the other rank of the group,
+                            // negative for any source
+  int rank;
+  int size;
+  std::shared_ptr<GroupState> group;
+  Milliseconds timeout;
+
+  std::string describe() const;
+};
+
+}  // namespace cpudist

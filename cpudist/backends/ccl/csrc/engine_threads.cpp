@@ -1,0 +1,88 @@
+// The engine's own threads.
+#include "engine.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include "backoff.hpp"
+
+namespace cpudist {
+
+namespace {
+
+constexpr Milliseconds kNap{10};
+// While a work has a future: takes little of a core that computes, and in this time a link of 1 Gbit/s sends 60 KB,
+// which the kernel's buffers hold.
+constexpr std::chrono::microseconds kShortNap{500};
+
+}  // namespace
+
+void Engine::start_thread(bool polls) {
+  const WithoutGil without_gil;
+  Lock lock(mutex_);
+  if (started_ || !usable()) return;
+  started_ = true;
+  polls_ = polls;
+  add_thread();  // now, so that the code that pins this process finds it
+}
+
+// Wakes or adds a thread if works are in flight and no thread polls. Called with the lock held.
+void Engine::call_thread() {
+  if (!started_ || !usable() || !needs_thread()) return;
+  if (idle_threads_ > 0) {
+    wake_.notify_one();
+  } else {
+    add_thread();
+  }
+}
+
+// The code that pins this process moves the first thread to a core of its own. Later threads follow it there; otherwise
+// they would inherit the affinity of the thread that adds them.
+void Engine::add_thread() {
+  ++idle_threads_;
+  threads_.emplace_back(&Engine::run, this);
+  const auto added = threads_.back().native_handle(), first = threads_.front().native_handle();
+  pthread_setname_np(added, "cpudist-ccl");
+  cpu_set_t cpus;
+  if (added != first && pthread_getaffinity_np(first, sizeof cpus, &cpus) == 0) {
+    pthread_setaffinity_np(added, sizeof cpus, &cpus);
+  }
+}
+
+// The body of the engine's threads: sleeps until it is needed, then polls until a work is complete.
+void Engine::run() {
+  Finished finished;
+  Lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return !usable() || needs_thread(); });
+    if (!usable()) return;
+    --idle_threads_;
+    thread_polls_ = true;
+    poll_until_finished(lock, finished);
+    thread_polls_ = false;
+    announce(lock, finished);
+    ++idle_threads_;
+  }
+}
+
+void Engine::poll_until_finished(Lock& lock, Finished& finished) {
+  Backoff backoff;
+  bool moved = false;
+  while (usable() && !in_flight_.empty() && waiting_ == 0 && finished.empty()) {
+    const auto now = Clock::now();
+    if (moved) backoff.reset(now);
+    if (polls() || moved) {
+      lock.unlock();
+      backoff.pause(now);
+      lock.lock();
+    } else {
+      hurry_ = false;
+      wake_.wait_for(lock, any_future(in_flight_) ? kShortNap : kNap, [this] { return !usable() || hurry_; });
+    }
+    if (!usable() || waiting_ > 0) return;
+    moved = progress(finished);
+    expire_overdue(finished);
+  }
+}
+
+}  // namespace cpudist

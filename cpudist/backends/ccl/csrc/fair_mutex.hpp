@@ -1,0 +1,34 @@
+// A mutex that threads get in the order in which they ask for it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace cpudist {
+
+// std::mutex lets a thread that unlocks and locks again in a loop, as a thread that polls does, shut out all others.
+class FairMutex {
+ public:
+  void lock() {
+    const uint32_t ticket = next_.fetch_add(1);
+    for (uint32_t serving; (serving = serving_.load()) != ticket;) serving_.wait(serving);
+  }
+
+  bool try_lock() {
+    uint32_t ticket = serving_.load(std::memory_order_acquire);
+    return next_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_acquire);
+  }
+
+  void unlock() {
+    const uint32_t serving = serving_.load(std::memory_order_relaxed) + 1;
+    serving_.store(serving);
+    if (next_.load() != serving) serving_.notify_all();  // in this order: a thread that asks now is seen,
+                                                         // or sees it
+  }
+
+ private:
+  std::atomic<uint32_t> next_{0};
+  std::atomic<uint32_t> serving_{0};
+};
+
+}  // namespace cpudist

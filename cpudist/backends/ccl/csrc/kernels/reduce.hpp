@@ -1,0 +1,30 @@
+// Reductions of what several ranks hold, element by element, on one core.
+#pragma once
+
+#include <cstddef>
+
+#include "../transport.hpp"
+
+namespace cpudist::kernels {
+
+// Computes output[i] as the reduction of sources[0][i], sources[1][i], ... in this order, so the result does not depend
+// on which rank computes it. An average divides the sum by `divisor`; other reductions ignore it. `copy` receives the
+// same where it is not null. float16 and bfloat16 are computed in float32 and rounded once, to nearest even. A source
+// may be the output itself; otherwise the buffers must not overlap.
+using Reduce = void (*)(void* output, void* copy, const void* const* sources, int sources_count, int divisor,
+                        size_t elements);
+
+// The instruction sets that the reductions are compiled for, the best one last. All give the same bits.
+enum class InstructionSet { kPlain, kAvx2, kAvx512 };
+
+// The best instruction set of this machine.
+InstructionSet best_instruction_set();
+
+Reduce reduction(DataType type, Reduction reduction, InstructionSet set = best_instruction_set());
+
+// Computes output[i] = input[i] / divisor, integers towards zero. The two may be the same memory.
+inline void divide(const void* input, void* output, size_t count, DataType type, int divisor) {
+  reduction(type, Reduction::kAverage)(output, nullptr, &input, 1, divisor, count);
+}
+
+}  // namespace cpudist::kernels

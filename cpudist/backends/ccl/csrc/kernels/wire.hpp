@@ -1,0 +1,37 @@
+// Conversions of float32 to the formats in which sums cross a network, on one core.
+#pragma once
+
+#include <cstddef>
+
+#include "../transport.hpp"
+#include "reduce.hpp"
+
+namespace cpudist::kernels {
+
+// The values that a block of kInt8 holds, which share a scale. Other formats may be cut at any value.
+constexpr size_t kWireBlock = 256;
+
+struct WireKernels {
+  // Converts `count` values of float32. Where `lost` is not null, it receives what the format does not hold of each
+  // value; where that is no number, 0.
+  void (*encode)(const float* from, void* to, float* lost, size_t count);
+  void (*decode)(const void* from, float* to, size_t count);
+  // Computes to[i] += the i-th value.
+  void (*add)(const void* from, float* to, size_t count);
+};
+
+// Bytes of `count` values. kBFloat16: 2 each, rounded to nearest even. kInt8: 1 each, and 4 for the scale in front of
+// each block; the largest magnitude of a block becomes 127, and a block with a value that is no number only has NaNs.
+constexpr size_t wire_bytes(Wire wire, size_t count) {
+  switch (wire) {
+    case Wire::kBFloat16: return 2 * count;
+    case Wire::kInt8: return count + (count + kWireBlock - 1) / kWireBlock * sizeof(float);
+    case Wire::kFloat32: break;
+  }
+  return sizeof(float) * count;
+}
+
+// Returns the kernels of a format other than kFloat32. All instruction sets give the same bits.
+WireKernels wire_kernels(Wire wire, InstructionSet set = best_instruction_set());
+
+}  // namespace cpudist::kernels

@@ -1,0 +1,90 @@
+// A call whose counts each rank has been given by its own caller.
+#pragma once
+
+#include <string>
+
+#include "pieces.hpp"
+
+namespace cpudist::oneccl {
+
+// Compares the counts before the call starts, so that all ranks fail alike where they differ. MPI would write garbage,
+// or wait for ever. Ranks gather the number of their own elements and a hash of all counts, and only where those
+// differ also the counts, for the message.
+class Agreement final : public Request {
+ public:
+  // Call then() at once: the call's requests must come next in the order of calls.
+  Agreement(Communicator& communicator, const char* name, std::vector<size_t> counts)
+      : communicator_(communicator), name_(name), counts_(std::move(counts)) {
+    communicator_.order.push_back(this);
+  }
+
+  void then(RequestPtr call) { call_ = std::move(call); }
+
+  Progress test() override {
+    if (stage_ == Stage::kAgreed) return call_->test();
+    if (stage_ == Stage::kQueued) {
+      if (!communicator_.may_issue(this)) return Progress::kWaiting;
+      gather(Stage::kComparing, {counts_[static_cast<size_t>(communicator_.rank())], hash_of(counts_)});
+    }
+    if (!gathering_->test()) return Progress::kWaiting;
+    --communicator_.in_flight;
+    if (stage_ == Stage::kNaming) fail();
+    if (agree()) {
+      stage_ = Stage::kAgreed;
+      communicator_.order.pop_front();
+    } else {
+      gather(Stage::kNaming, counts_);
+    }
+    return Progress::kMoved;
+  }
+
+ private:
+  using Numbers = std::vector<size_t>;
+
+  enum class Stage : uint8_t { kQueued, kComparing, kNaming, kAgreed };
+
+  // Gathers as many numbers from every rank.
+  void gather(Stage stage, Numbers own) {
+    stage_ = stage;
+    own_ = std::move(own);
+    gathered_.resize(own_.size() * counts_.size());
+    const ccl::vector_class<size_t> lengths(counts_.size(), own_.size());
+    gathering_ = ccl::allgatherv(own_.data(), own_.size(), gathered_.data(), lengths, ccl::datatype::uint64,
+                                 communicator_.raw());
+    if (communicator_.overlaps()) gathering_->test();  // starts it in order, as Pieces does
+    ++communicator_.in_flight;
+  }
+
+  bool agree() const {
+    Numbers shares;
+    for (size_t r = 0; r < counts_.size(); ++r) shares.push_back(gathered_[2 * r]);
+    const uint64_t expected = hash_of(shares);
+    for (size_t r = 0; r < counts_.size(); ++r) {
+      if (gathered_[2 * r + 1] != expected) return false;
+    }
+    return true;
+  }
+
+  [[noreturn]] void fail() const {
+    const size_t ranks = counts_.size();
+    for (size_t r = 0; r < ranks; ++r) {
+      for (size_t of = 0; of < ranks; ++of) {
+        const uint64_t expected = gathered_[r * ranks + of];
+        const uint64_t given = gathered_[of * ranks + of];
+        if (expected != given) throw TransportError(count_mismatch(name_, of, given, r, expected));
+      }
+    }
+    throw TransportError(std::string(name_) + ": ranks have different counts");
+  }
+
+  Communicator& communicator_;
+  const char* const name_;
+  const Numbers counts_;
+  RequestPtr call_;
+  Stage stage_ = Stage::kQueued;
+  std::optional<ccl::event> gathering_;
+  Numbers own_;
+  Numbers gathered_;
+};
+
+}  // namespace cpudist::oneccl

@@ -1,0 +1,243 @@
+// An allreduce of float32 that crosses the network in another format.
+#pragma once
+
+#include <cstring>
+#include <numeric>
+
+#include "../kernels/reduce.hpp"
+#include "../kernels/wire.hpp"
+#include "../traffic.hpp"
+#include "pieces.hpp"
+
+namespace cpudist::oneccl {
+
+// Calls shorter than this are not converted: their time is latency.
+constexpr size_t kShortestExchange = size_t{64} << 10;
+
+// Memory that calls use in turn: fresh memory from the kernel costs a page fault every 4 KB.
+class Buffers {
+ public:
+  struct Buffer {
+    Scratch memory;
+    size_t bytes = 0;
+
+    char* get() const { return memory.get(); }
+  };
+
+  Buffer take(size_t bytes) {
+    if (free_.empty() || free_.back().bytes < bytes) return {allocate(bytes), bytes};
+    auto buffer = std::move(free_.back());
+    free_.pop_back();
+    return buffer;
+  }
+
+  void give_back(Buffer& buffer) {
+    if (buffer.memory && free_.size() < kMost) free_.push_back(std::move(buffer));
+    buffer = {};
+  }
+
+ private:
+  static constexpr size_t kMost = 32;  // two for each piece that is in flight on either communicator
+
+  std::vector<Buffer> free_;
+};
+
+// Each rank owns a share of every piece. It receives the others' values of its share in the format of the wire, adds
+// them in float32 in the order own, first rank, second rank, …, converts the sum once, and sends it to all. So the
+// bytes are those of an allreduce in that format, and all ranks decode the same result.
+//
+// The two halves have communicators of their own: each is then called in the order of pieces and requests, although
+// shares are complete at different times on different ranks.
+class Exchange final : public Request {
+ public:
+  // `residual` may be null. Otherwise it holds, by the value that it belongs to, what earlier calls have lost on this
+  // rank; it is added, and what this call loses takes its place.
+  Exchange(Communicator& shares, Communicator& sums, Buffers& buffers, const float* input, float* output,
+           float* residual, size_t count, Wire wire, bool average)
+      : shares_(shares),
+        sums_(sums),
+        buffers_(buffers),
+        output_(output),
+        residual_(residual),
+        count_(count),
+        wire_(wire),
+        kernels_(kernels::wire_kernels(wire)),
+        average_(average),
+        ranks_(static_cast<size_t>(shares.size())),
+        own_(static_cast<size_t>(shares.rank())),
+        pieces_((count + kMost - 1) / kMost) {
+    if (input != output) std::memcpy(output, input, count * sizeof(float));
+    uint64_t bytes = 0;
+    if (pieces_.empty()) return;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      for (size_t r = 0; r < ranks_; ++r) bytes += share(i, r).bytes;
+    }
+    converted.count(count * sizeof(float), bytes);
+    shares_.order.push_back(this);
+    sums_.order.push_back(this);
+  }
+
+  Progress test() override {
+    if (sent_ < pieces_.size() && shares_.may_issue(this)) {
+      send_shares();
+    } else if (added_ < sent_ && complete(shares_, pieces_[added_])) {
+      add_shares();
+    } else if (gathered_ < added_ && sums_.may_issue(this)) {
+      gather_sums();
+    } else if (collected_ < gathered_ && complete(sums_, pieces_[collected_])) {
+      decode_sums();
+    } else if (collected_ < pieces_.size()) {
+      return Progress::kWaiting;
+    }
+    return collected_ == pieces_.size() ? Progress::kComplete : Progress::kMoved;
+  }
+
+ private:
+  static constexpr size_t kMost = (size_t{2} << 20) / sizeof(float);  // values of a piece
+
+  struct Piece {
+    std::optional<ccl::event> call;
+    Buffers::Buffer outgoing;  // what this rank sends
+    Buffers::Buffer incoming;
+  };
+
+  // The part of a piece that a rank owns: its first value in the tensor, and its number of values.
+  struct Share {
+    size_t first;
+    size_t count;
+    size_t bytes;  // on the wire
+  };
+
+  Share share(size_t piece, size_t rank) const {
+    const size_t first = piece * kMost;
+    const size_t length = std::min(kMost, count_ - first);
+    const size_t blocks = (length + kernels::kWireBlock - 1) / kernels::kWireBlock;
+    const auto begin = [&](size_t r) { return std::min(blocks * r / ranks_ * kernels::kWireBlock, length); };
+    const size_t count = begin(rank + 1) - begin(rank);
+    return {first + begin(rank), count, kernels::wire_bytes(wire_, count)};
+  }
+
+  void issue(Communicator& communicator, Piece& piece, ccl::event call) {
+    piece.call = std::move(call);
+    if (communicator.overlaps()) piece.call->test();  // starts it in order, as Pieces does
+    ++communicator.in_flight;
+  }
+
+  static bool complete(Communicator& communicator, Piece& piece) {
+    if (!piece.call->test()) return false;
+    piece.call.reset();
+    --communicator.in_flight;
+    return true;
+  }
+
+  void give_back(Piece& piece) {
+    buffers_.give_back(piece.outgoing);
+    buffers_.give_back(piece.incoming);
+  }
+
+  float* residual(size_t first) const { return residual_ == nullptr ? nullptr : residual_ + first; }
+
+  void add_residual(const Share& part) {
+    if (residual_ == nullptr || part.count == 0) return;
+    const void* sources[] = {output_ + part.first, residual_ + part.first};
+    kernels::reduction(DataType::kFloat32, Reduction::kSum)(output_ + part.first, nullptr, sources, 2, 1, part.count);
+  }
+
+  void send_shares() {
+    auto& piece = pieces_[sent_];
+    ccl::vector_class<size_t> sent(ranks_, 0);
+    ccl::vector_class<size_t> received(ranks_, share(sent_, own_).bytes);
+    received[own_] = 0;
+    for (size_t r = 0; r < ranks_; ++r) {
+      if (r != own_) sent[r] = share(sent_, r).bytes;
+    }
+    const auto total = [](const auto& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); };
+    piece.outgoing = buffers_.take(std::max<size_t>(total(sent), 1));
+    piece.incoming = buffers_.take(std::max<size_t>(total(received), 1));
+    auto* next = piece.outgoing.get();
+    for (size_t r = 0; r < ranks_; ++r) {
+      const auto part = share(sent_, r);
+      add_residual(part);
+      if (r == own_) continue;
+      kernels_.encode(output_ + part.first, next, residual(part.first), part.count);
+      next += part.bytes;
+    }
+    issue(
+        shares_, piece,
+        ccl::alltoallv(piece.outgoing.get(), sent, piece.incoming.get(), received, ccl::datatype::int8, shares_.raw()));
+    if (++sent_ == pieces_.size()) shares_.order.pop_front();
+  }
+
+  void add_shares() {
+    auto& piece = pieces_[added_];
+    const auto own = share(added_++, own_);
+    for (size_t peer = 0; peer + 1 < ranks_; ++peer) {
+      kernels_.add(piece.incoming.get() + peer * own.bytes, output_ + own.first, own.count);
+    }
+    give_back(piece);
+    if (average_) {
+      auto* const sums = output_ + own.first;
+      kernels::divide(sums, sums, own.count, DataType::kFloat32, static_cast<int>(ranks_));
+    }
+  }
+
+  void gather_sums() {
+    auto& piece = pieces_[gathered_];
+    const auto own = share(gathered_, own_);
+    ccl::vector_class<size_t> lengths;
+    ccl::vector_class<void*> parts;
+    size_t total = 0;
+    for (size_t r = 0; r < ranks_; ++r) {
+      lengths.push_back(share(gathered_, r).bytes);
+      total += lengths.back();
+    }
+    piece.outgoing = buffers_.take(std::max<size_t>(own.bytes, 1));
+    piece.incoming = buffers_.take(total);
+    auto* next = piece.incoming.get();
+    for (const size_t length : lengths) {
+      parts.push_back(next);
+      next += length;
+    }
+    kernels_.encode(output_ + own.first, piece.outgoing.get(), residual(own.first), own.count);
+    if (residual_ != nullptr && average_) scale_residual(own);
+    issue(sums_, piece,
+          ccl::allgatherv(piece.outgoing.get(), own.bytes, parts, lengths, ccl::datatype::int8, sums_.raw()));
+    if (++gathered_ == pieces_.size()) sums_.order.pop_front();
+  }
+
+  // What an average has lost is a part of `ranks_` times as much in the next sum.
+  void scale_residual(const Share& part) {
+    for (size_t i = 0; i < part.count; ++i) residual_[part.first + i] *= static_cast<float>(ranks_);
+  }
+
+  void decode_sums() {
+    auto& piece = pieces_[collected_];
+    const auto* next = piece.incoming.get();
+    for (size_t r = 0; r < ranks_; ++r) {
+      const auto part = share(collected_, r);
+      kernels_.decode(next, output_ + part.first, part.count);
+      next += part.bytes;
+    }
+    give_back(piece);
+    ++collected_;
+  }
+
+  Communicator& shares_;
+  Communicator& sums_;
+  Buffers& buffers_;
+  float* const output_;
+  float* const residual_;
+  const size_t count_;
+  const Wire wire_;
+  const kernels::WireKernels kernels_;
+  const bool average_;
+  const size_t ranks_;
+  const size_t own_;
+  std::vector<Piece> pieces_;
+  size_t sent_ = 0;       // pieces whose shares are on their way
+  size_t added_ = 0;      // pieces of which this rank has the sums of its share
+  size_t gathered_ = 0;   // pieces whose sums are on their way
+  size_t collected_ = 0;  // pieces that are complete
+};
+
+}  // namespace cpudist::oneccl

@@ -1,0 +1,52 @@
+// How the ranks of a group exchange values before they have a transport.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport.hpp"
+
+namespace cpudist {
+
+// Keys and values that all ranks of a group see.
+class KeyValueStore {
+ public:
+  virtual ~KeyValueStore() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // Returns nothing while nobody has set the key; does not wait.
+  virtual std::optional<std::string> get(const std::string& key) = 0;
+};
+
+// The keys of a store that begin with a prefix.
+class PrefixStore final : public KeyValueStore {
+ public:
+  PrefixStore(KeyValueStore* store, std::string prefix) : store_(store), prefix_(std::move(prefix) + "/") {}
+  void set(const std::string& key, const std::string& value) override { store_->set(prefix_ + key, value); }
+  std::optional<std::string> get(const std::string& key) override { return store_->get(prefix_ + key); }
+
+ private:
+  KeyValueStore* store_;
+  std::string prefix_;
+};
+
+// A group whose transport is being created. All members but `rank` are the same on all ranks.
+struct Group {
+  int rank;
+  int size;
+  std::vector<int> nodes;      // nodes[r]: number of the machine of rank r; ranks
+                               // with the same number can share memory
+  Milliseconds timeout;        // of the rendezvous
+  KeyValueStore* store;        // of this group alone; used while the transport is
+                               // created, never afterwards
+  Wire wire = Wire::kFloat32;  // how allreduces of float32 cross the network
+
+  bool on_one_node() const;
+};
+
+// Publishes this rank's value and returns every rank's, by rank. A key can be used once per store.
+// Throws TransportError, which names the missing rank, after the group's timeout.
+std::vector<std::string> all_gather(const Group& group, const std::string& key, const std::string& value);
+
+}  // namespace cpudist

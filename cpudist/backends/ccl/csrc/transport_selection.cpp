@@ -1,0 +1,69 @@
+#include "transport_selection.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "hierarchy.hpp"
+#include "oneccl/transport.hpp"
+#include "shared_memory/transport.hpp"
+#include "traffic.hpp"
+
+namespace cpudist {
+
+namespace {
+
+TransportPtr make_oneccl(const Group& group) {
+  return std::make_unique<CountedTransport>(oneccl::create(group), oneccl_traffic);
+}
+
+// Creates the shared memory of this rank's machine. Returns null, with the reason in `why`, on all ranks of the group
+// where it fails on any machine.
+TransportPtr share_memory_on_each_machine(const Group& group, const Placement& place, std::string& why) {
+  PrefixStore store(group.store, "inside/" + std::to_string(place.node));
+  std::string own;
+  auto transport = shared_memory::create(
+      {place.local_rank, place.local_size, std::vector<int>(place.local_size), group.timeout, &store}, own);
+  const auto reasons = all_gather(group, "inside", own);
+  const auto reason = std::find_if(reasons.begin(), reasons.end(), [](const auto& text) { return !text.empty(); });
+  if (reason == reasons.end()) return transport;
+  why = *reason;
+  return nullptr;
+}
+
+std::string without_shared_memory(const std::string& why) { return "not using shared memory inside a machine: " + why; }
+
+TransportPtr make_within_machine(const Group& group, std::string& warning) {
+  std::string why;
+  auto transport = shared_memory::create(group, why);
+  if (transport) return std::make_unique<CountedTransport>(std::move(transport), shared_memory_traffic);
+  warning = without_shared_memory(why);
+  return make_oneccl(group);
+}
+
+TransportPtr make_across_machines(const Group& group, const Placement& place, std::string& warning) {
+  std::string why;
+  auto inside = place.even ? share_memory_on_each_machine(group, place, why) : nullptr;
+  if (!inside) {
+    if (!why.empty()) warning = without_shared_memory(why);
+    return make_oneccl(group);
+  }
+  auto flat = oneccl::create({group.rank, group.size, group.nodes, group.timeout, group.store});
+  PrefixStore store(group.store, "across/" + std::to_string(place.local_rank));
+  std::vector<int> nodes(place.node_count);
+  std::iota(nodes.begin(), nodes.end(), 0);
+  auto across = oneccl::create({place.node, place.node_count, nodes, group.timeout, &store, group.wire});
+  return std::make_unique<Hierarchy>(std::move(flat), std::move(inside), std::move(across), place);
+}
+
+}  // namespace
+
+// The choice depends only on values that are the same on all ranks, so ranks cannot choose differently.
+TransportPtr make_transport(const Group& group, bool shared_memory, std::string& warning) {
+  const Placement place(group.nodes, group.rank);
+  const bool one_rank_each = place.node_count > 1 && place.even && place.local_size == 1;
+  if (!shared_memory || one_rank_each) return make_oneccl(group);
+  if (place.node_count == 1) return make_within_machine(group, warning);
+  return make_across_machines(group, place, warning);
+}
+
+}  // namespace cpudist

@@ -1,0 +1,180 @@
+"""One job's mesh of devices, and the placement of its model's parameters and batches on it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch_xla import runtime
+from torch_xla.distributed import spmd
+
+from cpudist.backends.layouts import Entry, Layout, Spec
+from cpudist.backends.xla import mesh, partition
+from cpudist.console import say
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    from cpudist.world import World
+
+
+class Sharding:
+    """The mesh that a job computes on.
+
+    Args:
+        axes: of the mesh, without -1.
+        table: the partition specs of parameters.
+        show: prints a line about how tensors are divided; None where the user has not asked for that.
+        warns: whether this process warns the user.
+    """
+
+    def __init__(
+        self, axes: tuple[mesh.Axis, ...], table: partition.Table, show: Callable[[str], object] | None, warns: bool
+    ) -> None:
+        self.mesh = mesh.make(axes, runtime.device_type())
+        self.mesh_text = mesh.text_of(axes)
+        self.sizes = {axis.name: axis.size for axis in axes}
+        self.table = table
+        self._show = show
+        self._warns = warns
+        batch = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
+        self._batch: Entry = batch or None
+
+    @classmethod
+    def start(cls, text: str, table_file: str | None, show: bool, world: World) -> Sharding:
+        """Make one program of all devices. Call it before the first tensor is on a device.
+
+        Args:
+            text: the value of ``--mesh``.
+            table_file: the value of ``--sharding``; None for the default table.
+            show: whether rank 0 prints how tensors are divided.
+            world: this rank's place.
+
+        Raises:
+            UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
+        """
+        axes = mesh.parse(text)
+        table = partition.DEFAULT if table_file is None else partition.read(table_file)
+        become_one_program()
+        if runtime.process_count() != world.size:
+            raise UserError(
+                f"--mesh is one program over the devices of one runtime, which has connected {runtime.process_count()} "
+                f"of the job's {world.size} processes and works beside no other process group; on the CPU, start one "
+                "process, or leave --mesh out"
+            )
+        first = world.rank == 0
+        fitting = mesh.fit(axes, runtime.global_runtime_device_count())
+        sharding = cls(fitting, table, print if show and first else None, warns=first)
+        spmd.set_global_mesh(sharding.mesh)
+        return sharding
+
+    def use_layout(self, layout: Layout, source: str) -> None:
+        """Divide parameters by `layout`, unless the user has given a table; see `Backend.use_layout`."""
+        if not self.table.exact:
+            self.table = partition.Table(layout, source)
+
+    def apply(self, model: torch.nn.Module) -> None:
+        """Place the parameters of `model` on the mesh, and its inputs in every forward pass."""
+        if self._show:
+            self._show(_mesh_text(self.mesh_text, self.mesh))
+        parameters = dict(model.named_parameters())
+        if self.table.exact and self._warns:
+            for pattern in partition.without_use(self.table, list(parameters)):
+                say(f"--sharding {self.table.source}: {pattern!r} decides about no parameter of this model")
+        for name, parameter in parameters.items():
+            self._place(name, parameter, partition.spec_for(name, parameter.shape, self.sizes, self.table))
+        model.register_forward_pre_hook(self._place_inputs, with_kwargs=True)
+
+    def _place(self, name: str, tensor: Tensor, spec: Spec) -> None:
+        if any(partition.names_in(entry) for entry in spec):
+            spmd.mark_sharding(tensor, self.mesh, spec)
+        if self._show:
+            self._show(_tensor_text(name, tensor, spec))
+
+    def _place_inputs(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        show = self._show
+        self._show = show if module.training else None
+        tree_map(lambda leaf: self._place_input(leaf, module.training), (args, kwargs))
+        self._show = None if module.training else show  # one batch that is trained on is shown
+
+    def _place_input(self, value: Any, training: bool) -> None:
+        if self._batch is None or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
+            return
+        if value.shape[0] == 1 or (not training and value.shape[0] % partition.parts(self._batch, self.sizes)):
+            return  # one value for all samples, or the last samples of an evaluation: whole on every device
+        if runtime.process_count() > 1:
+            _check_fed_in_parts(value)
+            return
+        self._place("a batch", value, partition.check("a batch", value.shape, (self._batch,), self.sizes))
+
+
+_is_one_program = False  # the runtime keeps this for the lifetime of the process
+
+
+def become_one_program() -> None:
+    """Let the runtime make one program of all devices. It decides this once, before the first tensor."""
+    global _is_one_program
+    if _is_one_program:  # set by an earlier job, at whose end this variable was taken back
+        os.environ["XLA_USE_SPMD"] = "1"
+    else:
+        runtime.use_spmd()
+    _is_one_program = True
+
+
+def _check_fed_in_parts(batch: Tensor) -> None:
+    """Check that a host has fed its part of a batch as a part; otherwise the runtime takes it for the whole batch.
+
+    Raises:
+        UserError: the batch is not divided over the mesh yet.
+    """
+    if not isinstance(spmd.wrap_if_sharded(batch), spmd.XLAShardedTensor):
+        raise UserError(
+            "several hosts feed their own part of a batch: give torch_xla's MpDeviceLoader an input_sharding with "
+            "minibatch=True"
+        )
+
+
+def _mesh_text(text: str, mesh: Any) -> str:
+    """Return the devices of a mesh as lines of text, the last axis from left to right."""
+    devices = mesh.get_logical_mesh()
+    rows = devices.reshape(-1, devices.shape[-1])
+    lines = ["  ".join(f"[{device}]" for device in row) for row in rows]
+    return f"mesh {text} of {devices.size} devices:\n" + "\n".join(f"    {line}" for line in lines)
+
+
+def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
+    """Return one line: a tensor's shape, its spec, and which devices hold which piece, as the runtime reports it.
+
+    Pieces that are neighbours along the last divided axis are separated by ` | `, along others by ` / `.
+    """
+    shape = " x ".join(map(str, tensor.shape))
+    sharded = spmd.wrap_if_sharded(tensor)
+    if not isinstance(sharded, spmd.XLAShardedTensor) or not any(partition.names_in(entry) for entry in spec):
+        return f"{name}  {shape}  {partition.text_of(spec)}  whole on every device"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using a non-tuple")  # from torch_xla's own indexing (2.8)
+        shards = sharded.local_shards
+        piece = " x ".join(map(str, shards[0].unpadded_data.shape))
+    holders: dict[tuple[int, ...], list[str]] = {}
+    for shard in shards:
+        start = tuple(index.start or 0 for index in shard.indices)
+        holders.setdefault(start, []).append(str(shard.shard_device).rpartition(":")[2])
+    return f"{name}  {shape}  {partition.text_of(spec)}  pieces of {piece}: {_holders_text(holders)}"
+
+
+def _holders_text(holders: dict[tuple[int, ...], list[str]]) -> str:
+    starts = np.array(sorted(holders))
+    cut = [axis for axis in range(starts.shape[1]) if len(set(starts[:, axis])) > 1]
+    text, before = "", None
+    for start in sorted(holders):
+        if before is not None:
+            same_row = not cut or all(start[axis] == before[axis] for axis in cut[:-1])
+            text += " | " if same_row else " / "
+        text += ",".join(holders[start])
+        before = start
+    return text

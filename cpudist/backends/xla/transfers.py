@@ -1,0 +1,133 @@
+"""Transfers between XLA devices and the host, by which several CPU processes exchange what a job communicates.
+
+PJRT's CPU runtime makes one world of each process (torch_xla 2.8: `ProcessGroupXla` then trains each alone, without an
+error), so its own collectives cannot be used. Tensors are fetched to the host, sent over ccl or gloo, and put back.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+import torch_xla
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch_xla.debug import metrics
+
+if TYPE_CHECKING:
+    from cpudist.changes import Changes
+
+# Bytes of one flat tensor that is reduced: few transfers, and ccl cuts it into pieces by itself.
+BUCKET_BYTES = 100 * 2**20
+
+_ddp_models: WeakSet[DistributedDataParallel] = WeakSet()
+_fetched = 0
+
+
+def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of the tensors on the CPU, contiguous, after the device has computed them.
+
+    Everything pending is computed with them, in one graph. Otherwise only these tensors would be computed now, and the
+    rest, such as the loss, later from the beginning.
+    """
+    global _fetched
+    _keep_newest_buckets()
+    torch_xla.sync(reset_scope=False)  # the caller may be inside a program's `xp.Trace`
+    before = transfers()
+    copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    _fetched += transfers() - before
+    return copies
+
+
+def put(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Write `values`, on the CPU, into the tensors `targets` of the same shapes on a device."""
+    with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value.to(target.device))
+
+
+def transfers() -> int:
+    """Return how often a device has handed data back in this process."""
+    data = metrics.metric_data("TransferFromDeviceTime")
+    return int(data[0]) if data else 0
+
+
+def fetched() -> int:
+    """Return how many of `transfers` were made by `fetch`."""
+    return _fetched
+
+
+def done(value: Any) -> Any:
+    """Return a c10d `Work` that has succeeded, with `value` as its result."""
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+
+
+def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, scale: float) -> None:
+    """Reduce tensors of a device over all ranks, in place.
+
+    Args:
+        group: a c10d backend for CPU tensors.
+        tensors: of any shapes and types; they are sent in buckets of one type each.
+        operation: a `ReduceOp`.
+        scale: what the result is multiplied by.
+    """
+    buckets: list[list[torch.Tensor]] = []
+    room: dict[torch.dtype, int] = {}
+    open_bucket: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if room.get(tensor.dtype, -1) < size:
+            open_bucket[tensor.dtype] = []
+            buckets.append(open_bucket[tensor.dtype])
+            room[tensor.dtype] = BUCKET_BYTES
+        open_bucket[tensor.dtype].append(tensor)
+        room[tensor.dtype] -= size
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    with torch.no_grad():
+        flat = fetch([torch.cat([tensor.detach().reshape(-1) for tensor in bucket]) for bucket in buckets])
+        works = [group.allreduce([values], options) for values in flat]
+        for bucket, values, work in zip(buckets, flat, works, strict=True):
+            work.wait()
+            if scale != 1.0:
+                values.mul_(scale)
+            parts = torch.split(values.to(bucket[0].device), [tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+
+def track_ddp_models(changes: Changes) -> None:
+    """Track every model that is wrapped in DDP, for `fetch`, until `changes` are undone.
+
+    Gradients are views of DDP's buckets unless the script says otherwise; with ``gradient_as_bucket_view=False`` they
+    are no views, and the views that DDP has are out of reach.
+    """
+    original = DistributedDataParallel.__init__
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind_partial(*args, **kwargs)
+        given.arguments.setdefault("gradient_as_bucket_view", True)
+        original(*given.args, **given.kwargs)
+        _ddp_models.add(args[0])
+
+    changes.attribute(DistributedDataParallel, "__init__", init)
+
+
+def _keep_newest_buckets() -> None:
+    """Let every gradient that is a view of a DDP bucket refer to the newest version of the bucket alone.
+
+    DDP writes each gradient into its place in a bucket through a view. On XLA a write makes a new bucket from the last
+    one, and each view keeps the bucket of its own write until it is read again. Kept buckets are computed with the
+    rest of a graph: 161 of them for ResNet-50's bucket of 94 MB.
+    """
+    with torch.no_grad():
+        for model in list(_ddp_models):
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.clone()  # reading is enough; the clone is dropped, so it is not computed

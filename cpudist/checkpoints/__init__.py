@@ -1,0 +1,4 @@
+"""Checkpoints: complete or absent on the disk, of this run or of another one, and those of one's own training loops.
+
+It must not know launchers, transformers, Trainer's patches, recipes or command lines.
+"""

@@ -1,0 +1,79 @@
+"""One checkpoint at a time, written by a thread of its own while the training goes on.
+
+Its ranks talk over a group of their own: collectives of two threads in one group would mix. The group is gloo's, whose
+waits need no polling, and has a limit of its own: a slow disk is no hanging collective.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from cpudist.backends.process_group import BACKGROUND
+from cpudist.checkpoints.ranks import Ranks
+from cpudist.job import current
+
+_LIMIT = timedelta(days=1)
+
+
+class Background:
+    """A thread that writes, and the ranks that it writes with; every rank calls every method."""
+
+    def __init__(self) -> None:
+        self._of: Any = None  # the default process group and the job that `_ranks` belong to
+        self._ranks: Ranks | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def ranks(self) -> Ranks:
+        """Return the ranks of the running job with a process group for this thread."""
+        job = current()
+        of = (dist.group.WORLD if dist.is_initialized() else None, job)
+        if self._ranks is None or of != self._of:
+            group = None
+            if dist.is_initialized():
+                group = dist.new_group(backend="gloo", timeout=_LIMIT, group_desc=BACKGROUND)
+            self._of, self._ranks = of, Ranks(group)
+            if job is not None:
+                job.finish_before_end(self.wait)
+        return self._ranks
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Do `work` in a thread of its own; call `wait` before."""
+
+        def run() -> None:
+            try:
+                _move_aside()
+                work()
+            except BaseException as error:  # noqa: BLE001 - `wait` raises it
+                self._error = error
+
+        # Not a daemon: the interpreter waits for it.
+        self._thread = threading.Thread(target=run, name="cpudist-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the work is done.
+
+        Raises:
+            UserError: it has failed; what it has raised.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _move_aside() -> None:
+    """Move this thread to the CPUs that the plan keeps for communication, if there are any."""
+    job = current()
+    pinning = None if job is None else job.pinning
+    if pinning is not None and pinning.bound and (cpus := pinning.plan.communication_cpus):
+        os.sched_setaffinity(threading.get_native_id(), cpus)

@@ -1,0 +1,261 @@
+"""Write and read one checkpoint: a folder of `torch.distributed.checkpoint` (DCP) with a manifest."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from cpudist.checkpoints import folders, manifest, state
+from cpudist.checkpoints.manifest import Manifest
+from cpudist.checkpoints.ranks import Ranks
+from cpudist.console import first_line
+from cpudist.errors import UserError
+from cpudist.job import current
+
+
+def save(
+    folder: str | Path,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    **more: Any,
+) -> None:
+    """Save a training into `folder`, which is complete or absent whenever a process is killed; every rank calls it.
+
+    Any backend and any number of ranks can load it. The format is that of `torch.distributed.checkpoint`.
+
+    Args:
+        folder: on a disk that all hosts share. A checkpoint that is there already is replaced.
+        model: the model, wrapped or not; it is saved under its own names, without DDP's ``module.``.
+        optimizer: its optimizer.
+        more: anything with ``state_dict`` and ``load_state_dict``, such as a learning-rate scheduler, and plain values.
+            What differs between ranks needs a name of its own for each.
+
+    Raises:
+        UserError: the disk is full, or `folder` is there and is no checkpoint of cpudist.
+    """
+    ranks = Ranks()
+    tree = state.collect(model, optimizer, more, ranks.rank)
+    write(tree, Path(folder).absolute(), ranks)
+
+
+def load(
+    folder: str | Path,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Load what `save` or `Checkpoints` has saved into `folder`; every rank calls it.
+
+    Parts are unpickled, so load only what you or somebody you trust has saved.
+
+    Args:
+        folder: the checkpoint.
+        model: the model to load into, wrapped or not.
+        optimizer: its optimizer.
+        more: what else to load into; a plain value is the default where the checkpoint has none of that name.
+
+    Returns:
+        The plain values.
+
+    Raises:
+        UserError: there is no checkpoint, it is damaged, or it is one of another model.
+    """
+    ranks, path = Ranks(), Path(folder).absolute()
+    if ranks.rank == 0 and not path.exists():
+        folders.restore(path.parent)
+    problem = damage(path, ranks)
+    if problem is not None:
+        raise UserError(f"{path} is damaged: {problem}")
+    return read(path, ranks, model, optimizer, more)
+
+
+def write(tree: dict[str, Any], target: Path, ranks: Ranks, step: int | None = None) -> None:
+    """Write a tree of `state.collect` beside `target`, and rename it once all of it is on the disk.
+
+    Raises:
+        UserError: as `save`.
+    """
+    name = ranks.first(lambda: secrets.token_hex(8))  # a rank of an earlier attempt may still be writing
+    incomplete = target.parent / folders.INCOMPLETE
+    written = incomplete / name / target.name
+    ranks.first(lambda: _refusing_full_disk(lambda: _make_room(target, written), target))
+    try:
+        # DCP raises what any rank has raised on all of them.
+        with _quiet():
+            storage = FileSystemWriter(written, sync_files=True)
+            dcp.save(tree, storage_writer=storage, process_group=ranks.group, no_dist=ranks.alone)
+    except CheckpointException as error:
+        raise _cannot_write(error, target) from error
+    # Only the host that has written a file is sure to have all of it.
+    own = [path for path in written.iterdir() if path.name.startswith(f"__{ranks.rank}_")]
+    files: dict[str, tuple[int, str]] = {}
+    for checksums in ranks.each(lambda: manifest.checksums(own)):
+        files.update(checksums)
+
+    def publish() -> None:
+        _publish(written, target, files, ranks.size, step)
+
+    ranks.first(lambda: _refusing_full_disk(publish, target))
+
+
+def damage(folder: Path, ranks: Ranks) -> str | None:
+    """Return what is wrong with the files of a checkpoint, in words; None where nothing is. Ranks share the work.
+
+    Raises:
+        UserError: the folder is no checkpoint of cpudist.
+    """
+    found = ranks.each(lambda: _damage(folder, ranks))
+    return next((problem for problem in found if problem is not None), None)
+
+
+def read(
+    folder: Path,
+    ranks: Ranks,
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    more: Mapping[str, Any],
+    *,
+    with_random: bool = False,
+) -> dict[str, Any]:
+    """Load a checkpoint that is not damaged; arguments and errors are those of `load`.
+
+    Args:
+        folder: the checkpoint.
+        ranks: who loads it.
+        model: as for `load`.
+        optimizer: as for `load`.
+        more: as for `load`.
+        with_random: whether this rank's random states are loaded, too.
+    """
+    state.check_names(model, optimizer, more)
+    modules = {name: value for name, value in more.items() if isinstance(value, torch.nn.Module)}
+    if model is not None:
+        modules["model"] = model
+    others = {name: value for name, value in more.items() if state.is_stateful(value) and name not in modules}
+    metadata: Metadata = FileSystemReader(folder).read_metadata()
+    wanted: list[tuple[str, ...]] = [("values",), *((name,) for name in others)]
+    wanted += [("optimizer",)] if optimizer is not None else []
+    wanted += [("random", str(ranks.rank))] if with_random else []
+    tree = _placeholders(metadata, wanted)
+    if missing := [name for name in (*others, *(["optimizer"] if optimizer is not None else [])) if name not in tree]:
+        raise UserError(f"{folder} has no {state.few(missing)}")
+    for name, module in modules.items():
+        tree[name] = _places_of(name, module, metadata, folder)
+    with _quiet():
+        dcp.load(tree, storage_reader=FileSystemReader(folder), process_group=ranks.group, no_dist=ranks.alone)
+    for name, module in modules.items():
+        state.load_module(module, tree[name])
+    if model is not None and optimizer is not None:
+        state.load_optimizer(model, optimizer, tree["optimizer"])
+    for name, value in others.items():
+        value.load_state_dict(tree[name][0])
+    if with_random and "random" in tree:
+        state.load_random(tree["random"][str(ranks.rank)][0])
+    return state.plain_values(more) | {name: value for name, (value,) in tree.get("values", {}).items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide DCP's warnings that a process without a group is alone, and of torch 2.8 about its own code."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
+        yield
+
+
+def _make_room(target: Path, written: Path) -> None:
+    """Make the folder `written`, and remove what was left of an attempt to write `target`.
+
+    Raises:
+        UserError: something is at `target` that is no checkpoint.
+    """
+    folders.restore(target.parent)
+    if target.exists() and not (target / manifest.FILE).is_file() and (target.is_file() or any(target.iterdir())):
+        raise UserError(f"{target} is there and is no checkpoint of cpudist; move it, or save elsewhere")
+    for left in (target.parent / folders.INCOMPLETE).glob(f"*/{target.name}"):
+        shutil.rmtree(left, ignore_errors=True)
+        folders.tidy(left.parent)
+    written.mkdir(parents=True)
+
+
+def _publish(written: Path, target: Path, files: dict[str, tuple[int, str]], world_size: int, step: int | None) -> None:
+    if missing := [name for name in files if not (written / name).exists()]:
+        raise UserError(f"rank 0 does not see {state.few(missing)} of {target}; save on a disk that all hosts share")
+    files.update(manifest.checksums(path for path in written.iterdir() if path.name not in files))
+    job = current()
+    manifest.write(written, Manifest(step, world_size, [] if job is None else job.run_ids, files))
+    folders.sync(written)
+    folders.publish(written, target.parent)
+
+
+def _refusing_full_disk(work: Callable[[], None], target: Path) -> None:
+    try:
+        work()
+    except OSError as error:
+        raise UserError(f"cannot save {target}: {folders.why_full(error, target.parent) or error}") from error
+
+
+def _cannot_write(error: CheckpointException, target: Path) -> UserError:
+    rank, (failure, _) = next(iter(error.failures.items()))
+    full = folders.why_full(failure, target.parent)
+    return UserError(f"rank {rank} cannot save {target}: {full or first_line(failure)}")
+
+
+def _damage(folder: Path, ranks: Ranks) -> str | None:
+    try:
+        said = manifest.read(folder)
+    except OSError:
+        raise UserError(f"there is no checkpoint {folder}") from None
+    if said is None:
+        return f"{manifest.FILE} cannot be read"
+    return manifest.damage(folder, said, ranks.rank, ranks.size)
+
+
+def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str, Any]:
+    """Return the parts of a saved tree whose paths begin so, with empty tensors for DCP to load into."""
+    tree: dict[str, Any] = {}
+    for key, path in (metadata.planner_data or {}).items():
+        if any(path[: len(prefix)] == prefix for prefix in wanted):
+            node = tree
+            for name in path[:-1]:
+                node = node.setdefault(name, {})
+            about = metadata.state_dict_metadata[key]
+            node[path[-1]] = None
+            if isinstance(about, TensorStorageMetadata):
+                node[path[-1]] = torch.empty(about.size, dtype=about.properties.dtype)
+    return tree
+
+
+def _places_of(name: str, module: torch.nn.Module, metadata: Metadata, folder: Path) -> dict[str, Any]:
+    """Return the tree of a module for DCP to load into: on the CPU its own tensors.
+
+    Raises:
+        UserError: the checkpoint is of another module.
+    """
+    tree = state.of_module(module)
+    saved = {
+        path[1]: getattr(metadata.state_dict_metadata[key], "size", None)
+        for key, path in (metadata.planner_data or {}).items()
+        if path[0] == name and len(path) == 2
+    }
+    problems = []
+    if missing := [key for key in tree if key not in saved]:
+        problems.append(f"has no {state.few(missing)}")
+    if strange := [key for key in saved if key not in tree]:
+        problems.append(f"has {state.few(strange)} besides")
+    for key, value in tree.items():
+        shape = tuple(saved.get(key) or ()) if isinstance(value, torch.Tensor) else None
+        if key in saved and shape is not None and shape != tuple(value.shape):
+            problems.append(f"has {key} of shape {shape} instead of {tuple(value.shape)}")
+    if problems:
+        raise UserError(f"{folder} is of another {name}: it {'; it '.join(problems[:3])}")
+    return tree

@@ -1,0 +1,186 @@
+"""Checkpoints as folders on a disk: each is complete or absent, whichever process is killed and when.
+
+A checkpoint that is being written or deleted lies in the folder `.incomplete` beside the others, from which nothing
+resumes. A rename, which is atomic in a file system, moves a checkpoint out of that folder or into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cpudist.text import size
+
+INCOMPLETE = ".incomplete"
+PREFIX = "checkpoint-"
+_REPLACED = "replaced-"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # renameat2(2)
+_PROBE_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a folder
+
+
+def numbered(folder: str | Path) -> dict[int, Path]:
+    """Return the folders `checkpoint-N` in `folder`, complete or not, by their steps, the newest last."""
+    found = {}
+    for path in Path(folder).glob(f"{PREFIX}*"):
+        step = path.name.removeprefix(PREFIX)
+        if step.isdecimal() and path.is_dir():
+            found[int(step)] = path
+    return dict(sorted(found.items()))
+
+
+def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path | None = None) -> None:
+    """Delete the oldest checkpoints, but neither the newest nor the best.
+
+    Modification times are not used: clocks of hosts differ, and copying changes them.
+
+    Args:
+        found: the checkpoints, by their steps.
+        keep: how many stay.
+        saved: the checkpoints that this process has saved, in this order. All others are older, the highest step the
+            newest of them.
+        best: the best checkpoint, if there is one.
+    """
+    ordered = sorted(found, key=lambda path: saved.index(path) if path in saved else -1)
+    kept = {*ordered[-1:], *([best] if best in ordered else [])}
+    superfluous = len(ordered) - max(keep, len(kept))
+    for path in [path for path in ordered if path not in kept][: max(superfluous, 0)]:
+        delete(path, ignore_errors=True)
+
+
+def restore(folder: Path) -> None:
+    """Bring checkpoints back that were moved aside for a new one by a process that was killed before it put that there.
+
+    Call it before a training: it would disturb one that is saving.
+    """
+    for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/*"):
+        if not (folder / aside.name).exists():
+            with contextlib.suppress(OSError):  # another rank has done it
+                aside.rename(folder / aside.name)
+
+
+def sync(folder: Path) -> None:
+    """Write the content of `folder` through to the disk, so that it survives a power failure."""
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+
+
+def publish(written: Path, folder: Path) -> None:
+    """Move the checkpoint `written` into `folder`, where checkpoints are complete; the first rank does it for all."""
+    target, own = folder / written.name, written.with_name(f"{written.name}.{secrets.token_hex(8)}")
+    try:
+        written.rename(own)
+    except FileNotFoundError:  # another rank has moved it
+        return
+    # There may be one of this step: of an earlier run, or this run began anew or resumed from an older checkpoint.
+    replaced = _replace(target, own) if target.exists() else None
+    if replaced is None:
+        own.rename(target)
+    _sync(folder)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+    tidy(written.parent)
+
+
+def delete(folder: str | Path, ignore_errors: bool = False) -> None:
+    """Delete a checkpoint as `shutil.rmtree` does; killed meanwhile, it leaves nothing that looks like a checkpoint."""
+    incomplete = Path(folder).parent / INCOMPLETE
+    try:
+        aside = _move_aside(Path(folder))
+    except OSError:
+        tidy(incomplete)
+        if ignore_errors:
+            return
+        raise
+    shutil.rmtree(aside, ignore_errors=ignore_errors)
+    tidy(incomplete)
+
+
+def clear(folder: Path) -> None:
+    """Remove what jobs that were killed had not written or deleted completely in `folder`."""
+    restore(folder)
+    shutil.rmtree(folder / INCOMPLETE, ignore_errors=True)
+
+
+def why_full(error: BaseException | None, folder: Path) -> str | None:
+    """Return a description of the disk under `folder` if writing failed with `error` because it is full, else None.
+
+    Not every error says so: torch's own has neither a number nor a reason. A file of 1 MiB is then written as a probe.
+    """
+    while error is not None:
+        if (isinstance(error, OSError) and error.errno in _FULL) or os.strerror(errno.ENOSPC) in str(error):
+            return _describe(folder)
+        error = error.__cause__ or error.__context__
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        with probe.open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            os.fsync(file.fileno())
+    except OSError as problem:
+        return _describe(folder) if problem.errno in _FULL else None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return None
+
+
+def _describe(folder: Path) -> str:
+    usage = shutil.disk_usage(folder)
+    mount = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())
+    return f"the disk at {mount} is full ({size(usage.free)} of {size(usage.total)} free, or a quota is used up)"
+
+
+def _replace(target: Path, new: Path) -> Path:
+    """Move `new` to `target`, which exists; return where that is then. A kill at any moment loses neither."""
+    if _exchange(new, target):
+        return new
+    aside = _move_aside(target, _REPLACED)  # `restore` brings it back
+    new.rename(target)
+    return aside
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two paths atomically; return whether this system and its file system can: NFS cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc has it from 2.28 on
+    return rename is not None and not rename(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
+    )
+
+
+def _move_aside(folder: Path, prefix: str = "old-") -> Path:
+    """Move `folder` into a new folder in `.incomplete`; return that one."""
+    (folder.parent / INCOMPLETE).mkdir(exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent / INCOMPLETE))
+    try:
+        folder.rename(aside / folder.name)
+    except OSError:
+        aside.rmdir()
+        raise
+    return aside
+
+
+def tidy(folder: Path) -> None:
+    """Remove `folder`, which is `.incomplete` or a folder in it, and `.incomplete`, if they are empty."""
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+        if folder.name != INCOMPLETE:
+            folder.parent.rmdir()
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC or not path.is_dir():
+            raise
+    finally:
+        os.close(file)

@@ -1,0 +1,57 @@
+"""Which checkpoints belong to the running job's run, and which of them all ranks see.
+
+A run has names that its launcher gives it (`Launcher.run_ids`) and that restarts keep. Every checkpoint has them, so a
+restart does not take a checkpoint of an earlier run in the same folder for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpudist.checkpoints.ranks import Ranks
+from cpudist.console import say
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    from cpudist.job import Job
+
+
+def is_of_run(job: Job, names: Iterable[str]) -> bool:
+    """Return whether an earlier attempt at this run had one of these names."""
+    return not job.earlier_run_ids.isdisjoint(names)
+
+
+def started_again(job: Job) -> str:
+    """Return how a line about a restart begins."""
+    return f"restart {job.restarts}" if job.restarts else "started again"
+
+
+def say_from_the_beginning(job: Job, folder: Path) -> None:
+    """Announce that a restarted training starts as it did at first; every rank may call it."""
+    if job.restarts and job.world.rank == 0:
+        why = f"no checkpoint of this run in {folder} yet" if job.resumes else "--resume never"
+        say(f"{started_again(job)}: {why}, starting as at first")
+
+
+def common(found: Mapping[int, Path], folder: Path, remedy: str) -> list[Path]:
+    """Return the checkpoints that every rank sees, the newest first; every rank calls it.
+
+    Ranks may have been killed before all of them had theirs.
+
+    Args:
+        found: the checkpoints that this rank sees, by their steps.
+        folder: where they lie, for the message.
+        remedy: what the user can do where ranks see none in common.
+
+    Raises:
+        UserError: ranks see checkpoints, but none in common.
+    """
+    everyones = Ranks().all_gather(set(found))
+    steps = set.intersection(*everyones)
+    if not steps and any(everyones):
+        blind = [rank for rank, seen in enumerate(everyones) if not seen]
+        problem = f"rank {blind[0]} sees none, other ranks do" if blind else "ranks see different ones"
+        raise UserError(f"there is no checkpoint in {folder} that all ranks see: {problem}; {remedy}")
+    return [found[step] for step in sorted(steps, reverse=True)]

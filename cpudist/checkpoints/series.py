@@ -1,0 +1,211 @@
+"""The checkpoints of one's own training loop: the newest are kept, and a restart goes on from the last complete one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cpudist.checkpoints import files, folders, manifest, state
+from cpudist.checkpoints.background import Background
+from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.runs import common, is_of_run, say_from_the_beginning, started_again
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.job import current
+
+if TYPE_CHECKING:
+    from cpudist.job import Job
+
+# What this process has saved in each folder, in this order.
+_saved: defaultdict[Path, list[Path]] = defaultdict(list)
+
+_SHARED = "save on a disk that all hosts share"
+
+
+class Checkpoints:
+    """The checkpoints of a training in one folder, each complete or absent; every rank calls every method.
+
+        checkpoints = cpudist.Checkpoints("out")
+        for step in range(checkpoints.restore(model=model, optimizer=optimizer), 1000):
+            …
+            checkpoints.save(step + 1, model=model, optimizer=optimizer)
+
+    Attributes:
+        folder: where the checkpoints lie, as ``checkpoint-STEP``.
+        keep: how many complete ones stay.
+        values: the plain values of the checkpoint that was restored.
+
+    Args:
+        folder: a folder on a disk that all hosts share; it need not exist.
+        keep: how many complete checkpoints stay, at least 1.
+        asynchronous: have `save` return once it has copied the training in memory; a thread then writes the copy. The
+            next `save`, and the end of the job, wait for it.
+
+    Raises:
+        UserError: `keep` is less than 1.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 2, asynchronous: bool = False) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise UserError(f"keep is how many checkpoints stay, a whole number from 1 on, not {keep!r}")
+        self.folder = Path(folder).absolute()
+        self.keep = keep
+        self.values: dict[str, Any] = {}
+        self._background = Background() if asynchronous else None
+
+    def restore(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **more: Any
+    ) -> int:
+        """Load the newest complete checkpoint of this run, with the random states of every rank.
+
+        A damaged checkpoint is named, and the one before is taken. Where the launcher names runs (docs/checkpoints.md),
+        other runs' checkpoints do not count, and are never deleted.
+
+        Args:
+            model: the model to load into, wrapped or not.
+            optimizer: its optimizer.
+            more: what else to load into, as it was given to `save`; plain values are defaults of `values`.
+
+        Returns:
+            The step that the checkpoint was saved with; 0 where there is none.
+
+        Raises:
+            UserError: all checkpoints are damaged, the checkpoint is of another model, or there are only checkpoints of
+                an earlier run.
+        """
+        self.wait()
+        state.check_names(model, optimizer, more)
+        ranks, job = Ranks(), current()
+        self.values = state.plain_values(more)
+        ranks.first(lambda: folders.restore(self.folder))
+        resumes = job is None or job.resumes
+        own = {step: path for step, path in self._own().items() if resumes or path in _saved[self.folder]}
+        candidates = common(own, self.folder, _SHARED)
+        for path in candidates:
+            problem = files.damage(path, ranks)
+            if problem is not None:
+                if ranks.rank == 0:
+                    say(f"warning: {path} is damaged: {problem}; trying the one before")
+                continue
+            self.values = files.read(path, ranks, model, optimizer, more, with_random=True)
+            if ranks.rank == 0:
+                restarted = job is not None and job.restarts and path not in _saved[self.folder]
+                say(f"{started_again(job)}: going on from {path}" if job and restarted else f"going on from {path}")
+            return int(path.name.removeprefix(folders.PREFIX))
+        if candidates:
+            raise UserError(f"no checkpoint in {self.folder} is whole; to begin anew, move them away")
+        if resumes:
+            ranks.first(self._check_no_others)
+        if job is not None:
+            say_from_the_beginning(job, self.folder)
+        return 0
+
+    def save(
+        self,
+        step: int,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **more: Any,
+    ) -> None:
+        """Save the training after `step` steps, then delete the oldest checkpoints.
+
+        Args:
+            step: how many steps were taken, the same on all ranks.
+            model: the model, wrapped or not.
+            optimizer: its optimizer.
+            more: anything with ``state_dict`` and ``load_state_dict``, such as a learning-rate scheduler, and plain
+                values. What differs between ranks needs a name of its own for each.
+
+        Raises:
+            UserError: the disk is full, or there is a folder of this name that is no checkpoint of cpudist.
+        """
+        self.wait()
+        ranks, background = Ranks(), self._background
+        target = self.folder / f"{folders.PREFIX}{_checked(step, ranks)}"
+        tree = state.collect(model, optimizer, more, ranks.rank, copied=background is not None)
+        if background is None:
+            self._write(tree, target, ranks, step)
+        else:
+            others = background.ranks()
+            background.start(lambda: self._write(tree, target, others, step))
+
+    def wait(self) -> None:
+        """Wait until an asynchronous checkpoint is complete.
+
+        Raises:
+            UserError: it could not be saved; see `save`.
+        """
+        if self._background is not None:
+            self._background.wait()
+
+    def _write(self, tree: dict[str, Any], target: Path, ranks: Ranks, step: int) -> None:
+        saved = _saved[self.folder]
+        ranks.first(lambda: self._make_way(step, target))
+        files.write(tree, target, ranks, step)
+        saved[:] = [*(path for path in saved if path != target), target]
+        ranks.first(lambda: folders.rotate(self._own().values(), self.keep, saved))
+
+    def _make_way(self, step: int, target: Path) -> None:
+        """Clear what killed jobs have left.
+
+        Raises:
+            UserError: another run's checkpoint is where a new one is to be.
+        """
+        if not _saved[self.folder]:
+            folders.clear(self.folder)
+        if (target / manifest.FILE).is_file() and step not in self._own():
+            raise UserError(f"{target} is of an earlier run; move it, or save in another folder")
+
+    def _own(self) -> dict[int, Path]:
+        """Return the checkpoints of this run by their steps; where the launcher names no runs, all of them."""
+        job, saved = current(), _saved[self.folder]
+        named = job is not None and bool(job.run_ids)
+        ours = _ours(self.folder)
+        return {step: path for step, path in ours if not named or path in saved or _may_be_of(job, path)}
+
+    def _check_no_others(self) -> None:
+        """Check that a training that begins anew does so beside no other run's checkpoints.
+
+        Raises:
+            UserError: there are some; the message says how to go on from them.
+        """
+        own = self._own()
+        others = [path for step, path in _ours(self.folder) if step not in own]
+        if not others:
+            return
+        said = manifest.read(others[-1])
+        name = said.runs[0] if said is not None and said.runs else None
+        how = "load one with cpudist.load" if name is None else f"start with CPUDIST_RUN_ID={name}"
+        raise UserError(f"{self.folder} holds checkpoints of an earlier run: to go on, {how}; else use another folder")
+
+
+def _ours(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield step and path of each complete checkpoint of cpudist's, the newest last."""
+    for step, path in folders.numbered(folder).items():
+        if (path / manifest.FILE).is_file():
+            yield step, path
+
+
+def _may_be_of(job: Job | None, path: Path) -> bool:
+    """Return whether an earlier attempt at this run has saved a checkpoint, or it is too damaged to say so."""
+    said = manifest.read(path)
+    return said is None or (job is not None and is_of_run(job, said.runs))
+
+
+def _checked(step: int, ranks: Ranks) -> int:
+    """Return `step`, the same on all ranks.
+
+    Raises:
+        UserError: it is no number of steps, or another one on another rank.
+    """
+    steps = ranks.all_gather(step)
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise UserError(f"step is how many steps were taken, a whole number from 0 on, not {step!r}")
+    for rank, other in enumerate(steps):
+        if other != steps[0]:
+            raise UserError(f"rank {rank} saves step {other} and rank 0 step {steps[0]}; all ranks save the same one")
+    return step

@@ -1,0 +1,231 @@
+"""What a checkpoint holds, as a tree of named tensors and objects for `torch.distributed.checkpoint` (DCP).
+
+    model      NAME: tensor            without DDP's "module."
+    optimizer  state, NAME, KEY: tensor or object;  param_groups
+    random     RANK: the states of random generators
+    values     NAME: a plain value
+    NAME       the state of anything else that was given: a module as "model" is, otherwise one object
+
+DCP flattens dicts and turns their keys into text, so what is not a tensor stands in a tuple, which it pickles whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from cpudist.backends.sharded import ShardedDataParallel
+from cpudist.errors import UserError
+from cpudist.job import current
+from cpudist.optimization import master_weights
+
+RESERVED = ("random", "values")
+
+
+def collect(
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    more: Mapping[str, Any],
+    rank: int,
+    *,
+    copied: bool = False,
+) -> dict[str, Any]:
+    """Return the tree of a checkpoint; every rank calls it, since a sharded optimizer gathers its state.
+
+    Args:
+        model: the model, wrapped or not.
+        optimizer: its optimizer.
+        more: anything with a state_dict, and plain values, by their names.
+        rank: this rank, whose random states are included.
+        copied: whether the tree must not change with what it was made from.
+    """
+    check_names(model, optimizer, more)
+    job = current()
+    if job is not None:
+        job.backend.synchronize()
+    tree: dict[str, Any] = {"random": {str(rank): (_random_states(),)}, "values": {}}
+    if model is not None:
+        tree["model"] = of_module(model)
+        if optimizer is not None:
+            tree["optimizer"] = _of_optimizer(model, optimizer)
+    for name, value in more.items():
+        if isinstance(value, torch.nn.Module):
+            tree[name] = of_module(value)
+        elif is_stateful(value):
+            tree[name] = (value.state_dict(),)
+        else:
+            tree["values"][name] = (value,)
+    return {name: _copied(part) for name, part in tree.items()} if copied else tree
+
+
+def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
+    """Check what is given to be saved or loaded.
+
+    Raises:
+        UserError: an optimizer without its model, or a name that checkpoints use themselves.
+    """
+    if optimizer is not None and model is None:
+        raise UserError("optimizer= is saved and loaded under the names of its model's parameters; give model= too")
+    for name in RESERVED:
+        if name in more:
+            raise UserError(f"{name}= is a name that checkpoints use themselves; give it another one")
+
+
+def is_stateful(value: Any) -> bool:
+    """Return whether `value` can be saved and loaded by its own methods."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def plain_values(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of `more` is saved as it is."""
+    return {name: value for name, value in more.items() if not is_stateful(value)}
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the user's own model: without DDP, and as it was before torch.compile."""
+    while True:
+        if isinstance(model, DistributedDataParallel | ShardedDataParallel):
+            model = model.module
+        elif isinstance(original := getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = original
+        else:
+            return model
+
+
+def load_module(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what `collect` has made of a module."""
+    whole = {name: value[0] if isinstance(value, tuple) else value for name, value in state.items()}
+    unwrapped(model).load_state_dict(whole)
+
+
+def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load what `collect` has made of an optimizer into one of the same parameters, in any order and groups.
+
+    Raises:
+        UserError: parameters are missing in the checkpoint.
+    """
+    options = {name: group for group in saved["param_groups"][0] for name in group["params"]}
+    packed = optimizer.state_dict()
+    divided = any(isinstance(module, ShardedDataParallel) for module in model.modules())  # it divides states itself
+    state, groups = {}, []
+    for group, numbers, names in zip(
+        optimizer.param_groups, packed["param_groups"], _names_in(model, optimizer), strict=True
+    ):
+        if missing := [name for name in names if name not in options]:
+            raise UserError(f"the checkpoint's optimizer does not have {few(missing)}; give one of the same parameters")
+        known = options[names[0]] if names else numbers
+        groups.append({**known, "params": numbers["params"]})
+        for parameter, number, name in zip(group["params"], numbers["params"], names, strict=True):
+            of_parameter = saved.get("state", {}).get(name)
+            if of_parameter is not None:
+                state[number] = {key: _laid_out(v, parameter, divided=divided) for key, v in of_parameter.items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def load_random(states: Mapping[str, Any]) -> None:
+    """Set the random generators of this rank."""
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    job = current()
+    if job is not None and states.get("device") is not None:
+        job.backend.set_random_state(states["device"])
+
+
+def few(names: list[str]) -> str:
+    """Return up to three names, and how many there are more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def of_module(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the tree of a module: its tensors, and what else its state has, by their names."""
+    state = unwrapped(model).state_dict()
+    return {name: _on_host(value) if isinstance(value, torch.Tensor) else (value,) for name, value in state.items()}
+
+
+def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    packed = optimizer.state_dict()
+    groups, state = [], {}
+    for group, names in zip(packed["param_groups"], _names_in(model, optimizer), strict=True):
+        groups.append({**group, "params": names})
+        for number, name in zip(group["params"], names, strict=True):
+            if number in packed["state"]:
+                state[name] = {
+                    key: _on_host(value) if isinstance(value, torch.Tensor) else (value,)
+                    for key, value in packed["state"][number].items()
+                }
+    return {"state": state, "param_groups": (groups,)}
+
+
+def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
+    """Yield the names of the parameters in each of the optimizer's groups.
+
+    Raises:
+        UserError: the model does not have them.
+    """
+    names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
+    for whole, other in _others_of(model):
+        if id(whole) in names:
+            names[id(other)] = names[id(whole)]
+    for group in optimizer.param_groups:
+        strange = [parameter for parameter in group["params"] if id(parameter) not in names]
+        if strange:
+            raise UserError(f"the optimizer updates {len(strange)} parameters that the model does not have")
+        yield [names[id(parameter)] for parameter in group["params"]]
+
+
+def _others_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield each parameter with the one that the optimizer updates in its place: a shard, or a master weight."""
+    for module in model.modules():
+        if isinstance(module, ShardedDataParallel):
+            yield from module.shards()
+        yield from master_weights.of(module)
+
+
+def _laid_out(value: Any, parameter: torch.Tensor, *, divided: bool) -> Any:
+    """Return a value of an optimizer's state in its parameter's layout.
+
+    Fused optimizers take both for arrays of the same order, whatever their strides say. A DTensor's state is divided
+    over the ranks as it is, unless its optimizer does that.
+    """
+    if isinstance(value, tuple):
+        return value[0]
+    if value.shape != parameter.shape:
+        return value
+    if isinstance(parameter, DTensor) and not divided:
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_strided(value.shape, parameter.stride(), dtype=value.dtype).copy_(value)
+
+
+def _random_states() -> dict[str, Any]:
+    states = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    job = current()
+    if job is not None:
+        states["device"] = job.backend.random_state()
+    return states
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor if isinstance(tensor, DTensor) else tensor.cpu()
+
+
+def _copied(part: Any) -> Any:
+    if isinstance(part, torch.Tensor):
+        return part.clone()
+    if isinstance(part, dict):
+        return {key: _copied(value) for key, value in part.items()}
+    return copy.deepcopy(part)

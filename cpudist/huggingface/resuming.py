@@ -1,0 +1,230 @@
+"""Resume a training after a restart, and on another number of ranks with the same steps.
+
+Trainer counts steps. With fewer ranks a step would have fewer samples, so the same step would be another place in the
+data, and the learning-rate schedule would end too early. Here a step keeps the samples that it was begun with: in equal
+shares where that is possible, otherwise in unequal ones (shares.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpudist.checkpoints.runs import say_from_the_beginning
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.huggingface import checkpoint_files
+from cpudist.huggingface.restarts import is_of_run, newest_of_run, number_training
+from cpudist.huggingface.shares import BatchGeometry, SharedSampler, Shares
+
+if TYPE_CHECKING:
+    from cpudist.huggingface import Context
+
+_BY_LENGTH = ("group_by_length", "batch_rebalance")
+
+
+def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Replace `Trainer.train`: a restarted run goes on from its newest checkpoint; resuming keeps a step's samples."""
+    module: Any = sys.modules["transformers.trainer"]
+
+    @functools.wraps(original)
+    def train_on(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        trial = kwargs.get("trial", args[0] if args else None)
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = module.get_last_checkpoint(self.args.output_dir)
+        context.geometries[self] = _as_asked_for(self)
+        context.trainings[self] = number_training(self.args.output_dir)
+        if checkpoint is None and trial is None:  # the script names none
+            folder = Path(self.args.output_dir)
+            checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, context.trainings[self])
+            if checkpoint is None:
+                say_from_the_beginning(context.job, folder)
+        if checkpoint and is_of_run(context.job, Path(checkpoint)) and _is_finished(Path(checkpoint)):
+            with _training_no_more(self):
+                return original(self, resume_from_checkpoint, *args, **kwargs)
+        saved = _saved_geometry(Path(checkpoint)) if checkpoint else None
+        if saved is None or saved.world_size == self.args.world_size:
+            return original(self, resume_from_checkpoint, *args, **kwargs)
+        context.geometries[self] = saved
+        found = f"{checkpoint} has {saved.samples_per_step} samples in a step"
+        shares = _keep_steps(self, module.Trainer, saved, found)
+        unequal = nullcontext() if shares is None else _sharing(self, shares, context)
+        with _loading_batch_size(module.TrainerState, self._train_batch_size), unequal:
+            return original(self, resume_from_checkpoint, *args, **kwargs)
+
+    return train_on
+
+
+def _is_finished(checkpoint: Path) -> bool:
+    state = json.loads((checkpoint / checkpoint_files.STATE).read_text(encoding="utf-8"))
+    return bool(0 < state.get("max_steps", 0) <= state["global_step"])
+
+
+@contextmanager
+def _training_no_more(trainer: Any) -> Iterator[None]:
+    """Give `trainer` no batches: resumed at --max_steps inside an epoch, it would make one step more."""
+    vars(trainer)["get_batch_samples"] = lambda *args, **kwargs: ([], None)
+    try:
+        yield
+    finally:
+        del trainer.get_batch_samples
+
+
+def _as_asked_for(trainer: Any) -> BatchGeometry:
+    args = trainer.args
+    batch = trainer._train_batch_size * args.world_size
+    return BatchGeometry(args.world_size, batch * args.gradient_accumulation_steps, batch)
+
+
+def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
+    """Read how the training of `checkpoint` was begun; None if it was saved without cpudist."""
+    world = checkpoint_files.read_world(checkpoint)
+    if world is None:
+        return None
+    return BatchGeometry(world["world_size"], world["samples_per_step"], world["samples_per_batch"])
+
+
+def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> Shares | None:
+    """Choose batch size and accumulation so that steps keep their samples, and announce them.
+
+    Returns the shares if they are unequal; raises `UserError` if there is no such choice. `cls` is transformers' own
+    Trainer, `found` names the checkpoint and its samples.
+    """
+    args, ranks, size = trainer.args, trainer.args.world_size, trainer._train_batch_size
+    samples, shares = geometry.samples_per_step, None
+    found = f"{found}, as on the {geometry.world_size} ranks that it was begun with"
+    if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
+        raise UserError(f"{found}; grouped by length, they come in another order on {ranks}: start as many ranks")
+    equal, more = divmod(samples, ranks)
+    asked_for = _as_asked_for(trainer).samples_per_step
+    if not more and samples != asked_for:
+        size = next(size for size in range(min(size, equal), 0, -1) if equal % size == 0)
+    if more or _leaves_out_others(trainer, geometry, ranks * size):
+        why = _why_not_unequal(trainer, cls, samples)
+        if why is not None:
+            dividing = (number for number in range(1, ranks) if samples % number == 0)
+            fitting = max(dividing) if more else geometry.world_size
+            raise UserError(f"{found}; {ranks} cannot have equal shares, nor unequal ones: {why}; start {fitting}")
+        shares = Shares(geometry, ranks, trainer._train_batch_size, args.dataloader_drop_last)
+        size = shares.batch_size
+    elif samples == asked_for:
+        return None
+    trainer._train_batch_size = args.per_device_train_batch_size = size
+    args.gradient_accumulation_steps = equal // size if shares is None else shares.accumulation
+    if args.process_index == 0:
+        each = f", {equal} or {equal + 1} each" if more else ""
+        say(
+            f"{found}; going on with as many at {ranks}{each}: --per_device_train_batch_size {size} "
+            f"--gradient_accumulation_steps {args.gradient_accumulation_steps}"
+        )
+    return shares
+
+
+def _leaves_out_others(trainer: Any, geometry: BatchGeometry, batch: int) -> bool:
+    """Return whether --dataloader_drop_last leaves out other samples where all ranks compute `batch` at once."""
+    data, batches = trainer.train_dataset, {geometry.samples_per_batch, batch}
+    if hasattr(data, "__len__"):
+        batches = {len(data) % batch for batch in batches}
+    return trainer.args.dataloader_drop_last and len(batches) > 1
+
+
+def _why_not_unequal(trainer: Any, cls: Any, samples: int) -> str | None:
+    """Return why `trainer` cannot compute a step of `samples` in unequal shares; None if it can."""
+    args = trainer.args
+    for name in ("compute_loss", "training_step"):
+        if getattr(type(trainer), name) is not getattr(cls, name):
+            return f"{type(trainer).__name__}.{name} would not weight them"
+    if not args.average_tokens_across_devices:
+        return "--average_tokens_across_devices is false"
+    if not hasattr(trainer.train_dataset, "__len__"):
+        return "the data set has no length"
+    if args.world_size == 1:
+        return "--dataloader_drop_last would leave out others at the end of an epoch"
+    return f"they are only {samples}" if samples < args.world_size else None
+
+
+@contextmanager
+def _loading_batch_size(cls: Any, batch_size: int) -> Iterator[None]:
+    """Have the states that are read say `batch_size`: transformers 4 takes it from there, not from the arguments."""
+    load = vars(cls)["load_from_json"]
+
+    def load_from_json(cls: Any, json_path: str) -> Any:
+        state = load.__func__(cls, json_path)
+        state.train_batch_size = batch_size
+        return state
+
+    cls.load_from_json = classmethod(load_from_json)
+    try:
+        yield
+    finally:
+        cls.load_from_json = load
+
+
+@contextmanager
+def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
+    """Give `trainer` the batches of its rank by `shares`, and the context the weights of each step's batches."""
+    load, collect = trainer.get_train_dataloader, trainer.get_batch_samples
+    sampler: SharedSampler | None = None
+    epoch: Any = None
+    steps: Iterator[list[float]] = iter(())
+
+    def make_sampler(batch_sampler: Any) -> SharedSampler:
+        nonlocal sampler
+        sampler = SharedSampler(batch_sampler, shares, trainer.args.process_index)
+        return sampler
+
+    def get_train_dataloader() -> Any:
+        with _sharding_by(make_sampler):
+            loader = load()
+        if sampler is None:
+            raise UserError(
+                f"{shares.ranks} ranks cannot have equal shares of {shares.geometry.samples_per_step} samples in a "
+                "step, and this script divides its data in a way of its own: "
+                f"start {shares.geometry.world_size} ranks"
+            )
+        return loader
+
+    def get_batch_samples(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal epoch, steps
+        assert sampler is not None
+        if epoch_iterator is not epoch:  # the first epoch begins where the checkpoint was saved
+            resumed = epoch is None and not trainer.args.ignore_data_skip
+            epoch, steps = epoch_iterator, sampler.weights(trainer.state.global_step if resumed else 0)
+        # transformers 4 asks once more at the end of an epoch, as often as it has skipped batches at its start.
+        context.weights[trainer] = iter(next(steps, []))
+        return collect(epoch_iterator, *args, **kwargs)
+
+    def get_total_train_batch_size(args: Any) -> int:
+        return shares.geometry.samples_per_step
+
+    own = (get_train_dataloader, get_batch_samples, get_total_train_batch_size)
+    vars(trainer).update({method.__name__: method for method in own})
+    try:
+        yield
+    finally:
+        for method in own:
+            del vars(trainer)[method.__name__]
+        context.weights.pop(trainer, None)
+
+
+@contextmanager
+def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> Iterator[None]:
+    """Have accelerate use what `make_sampler` makes of a batch sampler, in the place of its own BatchSamplerShard."""
+    data_loader = sys.modules["accelerate.data_loader"]
+    original: Any = vars(data_loader)["BatchSamplerShard"]
+
+    def shard(batch_sampler: Any, **options: Any) -> Any:
+        usual = options["even_batches"] and not options["split_batches"]
+        return make_sampler(batch_sampler) if usual else original(batch_sampler, **options)
+
+    vars(data_loader)["BatchSamplerShard"] = shard
+    try:
+        yield
+    finally:
+        vars(data_loader)["BatchSamplerShard"] = original

@@ -1,0 +1,148 @@
+"""This process as one of the job's ranks, from the rendezvous to the end that all ranks reach together."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+from cpudist.changes import Changes
+from cpudist.console import is_interactive, say
+from cpudist.job import failure
+from cpudist.job.rank_status import RankStatus, status_of
+from cpudist.job.reports import summary
+from cpudist.job.stacks import StackServer
+from cpudist.job.watch import RanksMissing, Watch, name_of
+from cpudist.rendezvous import all_gather, connect
+from cpudist.world import elsewhere, gather_members
+
+if TYPE_CHECKING:
+    from cpudist.backends import Backend
+    from cpudist.launchers import Launcher
+
+
+class Membership:
+    """This process among the ranks of a job.
+
+    Attributes:
+        launcher: what started the job.
+        rendezvous: the store that all ranks share, and where it is.
+        world: this rank's place among the others, without a backend.
+        members: what each rank publishes about itself, in rank order.
+        changes: what the job changes in this process; `close` undoes it.
+        backend: reports the calls that are under way; None until it has started.
+        on_failure: called on rank 0 before it ends in a failure.
+        unfinished: waits for work in the background that must be done before the job ends.
+
+    Args:
+        launcher: what started the job.
+        attempt: the same text on all ranks, and another one for each job of this process.
+        timeout: seconds for each step of the start, and the watch's initial timeout.
+        interface: the network interface of the rendezvous; None: any.
+        changes: where to note the changes.
+
+    Raises:
+        UserError: the launcher's variables contradict each other or MPI.
+        StartupTimeout: a rank did not arrive in time; the message names it.
+    """
+
+    def __init__(
+        self, launcher: Launcher, attempt: str, timeout: float, interface: str | None, changes: Changes
+    ) -> None:
+        self.launcher = launcher
+        self.changes = changes
+        self.backend: Backend | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.unfinished: list[Callable[[], None]] = []
+        self._watch: Watch | None = None
+        self._stacks: StackServer | None = None
+        self._placement = launcher.placement()
+        self._timeout = timeout
+        self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
+        changes.then(self.rendezvous.close)
+        self.world, self.members = gather_members(launcher, is_interactive(), self.all_gather)
+        if self.world.rank == 0 and (where := elsewhere(self.members, self.world, launcher.requested_nodes)):
+            say(f"warning: {where}")
+        if not any(member.interactive for member in self.members):
+            self._watch_the_others()
+        self._serve_stacks()
+
+    def all_gather(self, key: str, value: str) -> list[str]:
+        """Publish this rank's value under a new key and return the values of all ranks, in rank order.
+
+        Raises:
+            StartupTimeout: a rank has not published its value in time; the message names it.
+        """
+        me = self._placement
+        return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self._timeout)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound the waits for keys in the store, and the wait for the other ranks at the end."""
+        self.rendezvous.store.set_timeout(timedelta(seconds=seconds))
+        if self._watch is not None:
+            self._watch.timeout = seconds
+
+    def wait_for_all(self) -> None:
+        """Wait until all ranks have finished; does nothing a second time."""
+        for finish in self.unfinished:
+            finish()
+        if self._watch is not None:
+            try:
+                self._watch.finish()
+            except RanksMissing as error:
+                self.fail(error, lambda _error: None)
+
+    def fail(
+        self, error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None
+    ) -> NoReturn:
+        """End the job on every rank because of `error`; see `failure.fail`."""
+        failure.fail(error, self._watch, show, rank, lambda: self.on_failure())
+
+    def close_in_child(self) -> None:
+        """Close everything in a forked child: it is no rank of the job, and its end does not concern the others."""
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
+        if self._watch is not None:
+            self._watch.close_in_child()
+            self._watch = None
+            sys.excepthook = sys.__excepthook__
+            atexit.unregister(self._end_with_process)
+        if self.rendezvous.server is not None:
+            self.rendezvous.server.close_in_child()
+
+    def _watch_the_others(self) -> None:
+        if self.rendezvous.address is not None:
+            hosts = [member.host for member in self.members]
+            self._watch = Watch(self.world, hosts, self.rendezvous.address, self._timeout, self._status)
+            self._watch.on_failure = lambda: self.on_failure()
+            self.changes.then(self._watch.close)
+        self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
+        atexit.register(self._end_with_process)
+        self.changes.then(lambda: atexit.unregister(self._end_with_process))
+
+    def _end_with_process(self) -> None:
+        """End the job at exit. Exceptions that bypass excepthook count as failures."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self.fail(error, lambda _error: None)
+        self.wait_for_all()
+
+    def _serve_stacks(self) -> None:
+        """Let `cpudist stacks` find this rank from now on."""
+        job = f"{self.world.hosts[0]}:{self.rendezvous.port}"
+        name = name_of(self.world)
+        try:
+            self._stacks = StackServer(
+                job, self.world.rank, self.world.size, name, lambda: summary(self._status(at_end=False))
+            )
+        except OSError as error:
+            say(f"warning: cpudist stacks will not find {name}: {error.strerror}")
+            return
+        self.changes.then(self._stacks.stop)
+
+    def _status(self, *, at_end: bool) -> RankStatus:
+        return status_of(self.world, self.backend, at_end=at_end)

@@ -1,0 +1,115 @@
+"""What a rank is doing: the call that it waits in, the collective that it completed last, and the user's line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from cpudist.backends.calls import Call
+from cpudist.frames import is_user_code
+
+if TYPE_CHECKING:
+    from cpudist.backends import Backend
+    from cpudist.world import World
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """What one rank is doing at one moment.
+
+    Attributes:
+        rank, host: the rank and its host name.
+        line: the innermost line of the user's code in the main thread, as "train.py:88"; empty where there is none.
+        function: the function of this line.
+        under_way: of the calls that are not complete, each group's oldest and newest, oldest first.
+        finished: the collective that was completed last in each group.
+        at_end: whether the script has ended and the rank waits for the others.
+        calls_known: whether the backend could say which calls there are.
+    """
+
+    rank: int
+    host: str
+    line: str = ""
+    function: str = ""
+    under_way: tuple[Call, ...] = ()
+    finished: tuple[Call, ...] = ()
+    at_end: bool = False
+    calls_known: bool = True
+
+    def to_json(self) -> str:
+        """Return the status as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankStatus:
+        """Read what `to_json` has written.
+
+        Raises:
+            ValueError: it is another text.
+        """
+        try:
+            fields = json.loads(text)
+            for key in ("under_way", "finished"):
+                fields[key] = tuple(map(_call, fields[key]))
+            return cls(**fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not the status of a rank: {error!r}") from None
+
+
+def status_of(world: World, backend: Backend | None, *, at_end: bool = False) -> RankStatus:
+    """Return the status of this rank; for another thread than the main thread.
+
+    Args:
+        world: this rank's place in the job.
+        backend: reports the calls that are under way; None before it has started.
+        at_end: whether the script has ended.
+    """
+    calls = backend.calls() if backend is not None else None
+    line, function = _user_line(sys._current_frames().get(threading.main_thread().ident or 0))
+    return RankStatus(
+        world.rank,
+        world.hosts[world.node_rank],
+        line,
+        function,
+        _ends_of_each_group(calls.under_way) if calls else (),
+        calls.finished if calls else (),
+        at_end,
+        backend is None or calls is not None,
+    )
+
+
+def _call(fields: dict[str, Any]) -> Call:
+    ranks, shape = fields.pop("ranks"), fields.pop("shape")
+    return Call(**fields, ranks=None if ranks is None else tuple(ranks), shape=tuple(shape))
+
+
+def _ends_of_each_group(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    """Return each group's oldest and newest call: a DDP step may have dozens under way."""
+    first: dict[tuple[str, bool], Call] = {}
+    last: dict[tuple[str, bool], Call] = {}
+    for call in calls:
+        key = (call.group, call.sequence is None)
+        first.setdefault(key, call)
+        last[key] = call
+    kept = {id(call) for call in (*first.values(), *last.values())}
+    return tuple(call for call in calls if id(call) in kept)
+
+
+def _user_line(innermost: FrameType | None) -> tuple[str, str]:
+    """Return line and function of the innermost frame of user code; of the innermost frame where there is none."""
+    frame = next(filter(is_user_code, _outwards(innermost)), innermost)
+    if frame is None:  # the main thread has ended
+        return "", ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

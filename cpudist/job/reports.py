@@ -1,0 +1,278 @@
+"""Sentences about ranks that keep the others waiting, and about ranks that were lost.
+
+They are made of the statuses that all ranks publish.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cpudist.backends.calls import Call
+from cpudist.job.rank_status import RankStatus
+from cpudist.losses import Loss
+from cpudist.text import size
+from cpudist.topology.cpulist import format_list
+
+Statuses = Mapping[int, RankStatus | None]
+
+_LINES = 3  # of each kind, so that a report about 1 000 ranks stays short
+_HOSTS = 3  # named in one sentence
+_RUNS = 8  # runs of consecutive ranks in one sentence
+
+# Calls that need tensors of one size on all ranks of the group.
+_ONE_SIZE = {
+    *("all_reduce", "broadcast", "reduce", "barrier", "all_gather", "all_gather_into_tensor", "scatter"),
+    *("reduce_scatter", "reduce_scatter_tensor"),
+}
+
+
+def explain(statuses: Statuses, hosts: Sequence[str]) -> list[str]:
+    """Return sentences that name who keeps the others waiting, the most likely cause first; none if no rank waits.
+
+    Args:
+        statuses: the status of each rank of the job; None for a rank that does not answer.
+        hosts: the host name of each rank.
+    """
+    return _Report(statuses, hosts).sentences()
+
+
+def summary(place: RankStatus) -> str:
+    """Return what one rank is doing, such as: in all_reduce #812 (16 MB, train.py:88) for 7.1 s."""
+    if place.at_end:
+        return "at the end of its script"
+    if place.under_way:
+        call = place.under_way[0]
+        return f"in {_describe(call, place.line)} for {call.seconds:.1f} s"
+    last = f", after {_describe(place.finished[0])}" if place.finished else ""
+    return f"in {place.line or 'no line of Python'}{last}"
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """The oldest collective of a group in which some of its ranks wait."""
+
+    members: Sequence[int]
+    waiting: Mapping[int, Call]
+    missing: Sequence[int]  # ranks that answer and have not called it
+    unclear: Sequence[int]  # ranks that answer, but do not know which calls they have made
+
+    def not_answering(self, statuses: Statuses) -> list[int]:
+        return [rank for rank in self.members if statuses[rank] is None]
+
+
+class _Report:
+    def __init__(self, statuses: Statuses, hosts: Sequence[str]) -> None:
+        self.statuses = statuses
+        self.hosts = hosts
+        self.known = {rank: place for rank, place in statuses.items() if place is not None}
+        self.waits = self._waits()
+
+    def sentences(self) -> list[str]:
+        kinds = [
+            self._not_answering(),
+            self._mismatches(),
+            self._missing(),
+            self._unclear(),
+            self._messages(),
+            self._nobody_missing(),
+        ]
+        return [sentence for kind in kinds for sentence in _few(kind)]
+
+    def _waits(self) -> list[_Wait]:
+        groups: dict[tuple[str, tuple[int, ...] | None], dict[int, Call]] = defaultdict(dict)
+        for rank, place in self.known.items():
+            for call in place.under_way:
+                if call.sequence is not None:
+                    groups[call.group, call.ranks].setdefault(rank, call)  # the oldest one
+        return [self._wait(ranks, calls) for (_, ranks), calls in groups.items()]
+
+    def _wait(self, ranks: tuple[int, ...] | None, calls: Mapping[int, Call]) -> _Wait:
+        sequence = min(call.sequence or 0 for call in calls.values())
+        waiting = {rank: call for rank, call in calls.items() if call.sequence == sequence}
+        example = next(iter(waiting.values()))
+        # No ranks: a group that is being destroyed.
+        members = sorted(self.statuses if ranks is None else set(ranks or calls) & set(self.statuses))
+        behind = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
+        missing = [rank for rank in behind if self.known[rank].calls_known]
+        return _Wait(members, waiting, missing, [rank for rank in behind if rank not in missing])
+
+    def _reached(self, rank: int, example: Call) -> int:
+        """Return the number of the newest collective that the rank has called in the group of `example`."""
+        calls = (*self.known[rank].finished, *self.known[rank].under_way)
+        return max((call.sequence or 0 for call in calls if _same_group(call, example)), default=0)
+
+    def _not_answering(self) -> list[str]:
+        silent = [rank for rank in self.statuses if rank not in self.known]
+        if not silent:
+            return []
+        sentence = f"{self._name(silent)} {_verb(silent, 'does', 'do')} not answer: stopped, or the host is gone"
+        wait = next((wait for wait in self.waits if wait.not_answering(self.statuses) and len(_kinds(wait)) == 1), None)
+        if wait is not None:
+            others = list(wait.waiting)
+            sentence += f"; {self._name(others)} {_verb(others, 'waits', 'wait')} in {self._what(wait)}"
+        return [sentence]
+
+    def _mismatches(self) -> list[str]:
+        sentences = []
+        for wait in self.waits:
+            kinds = _kinds(wait)
+            if len(kinds) > 1:
+                calls = [f"{self._name(ranks)} called {self._call(ranks[0], wait)}" for ranks in kinds]
+                sentences.append(f"{_listed(calls)}: all ranks must make the same calls in the same order")
+        return sentences
+
+    def _missing(self) -> list[str]:
+        """Name the missing ranks, those first that wait for nothing themselves."""
+        alone: list[str] = []
+        waiting: list[str] = []
+        for wait in self.waits:
+            by_place = defaultdict(list)
+            for rank in wait.missing:
+                by_place[self._place(rank), bool(self.known[rank].under_way)].append(rank)
+            for (place, waits), ranks in by_place.items():
+                it = _verb(ranks, "it was", "they were")
+                sentence = f"{self._name(ranks)} never reached {self._what(wait)}; {it} {place}"
+                (waiting if waits else alone).append(sentence)
+        return alone + waiting
+
+    def _unclear(self) -> list[str]:
+        """Name the ranks that are blocked inside a transport, which hides their other calls."""
+        sentences = []
+        for wait in self.waits:
+            by_place = defaultdict(list)
+            for rank in wait.unclear:
+                by_place[self._place(rank)].append(rank)
+            for place, ranks in by_place.items():
+                it = _verb(ranks, "it was", "they were")
+                sentences.append(
+                    f"{self._name(ranks)} cannot say whether {_verb(ranks, 'it has', 'they have')} reached "
+                    f"{self._what(wait)}, being inside the communication library; {it} {place}"
+                )
+        return sentences
+
+    def _messages(self) -> list[str]:
+        """Name the ranks that wait to send or to receive, those first whose peer does not wait."""
+        waiting = {
+            rank: place.under_way[0]
+            for rank, place in self.known.items()
+            if place.under_way and place.under_way[0].sequence is None
+        }
+        sentences = []
+        for rank, call in sorted(waiting.items(), key=lambda item: item[1].peer in waiting):
+            sentence = f"{self._name([rank])} waits in {_describe(call, self.known[rank].line)}"
+            peer = self.known.get(call.peer) if call.peer is not None else None
+            if peer is not None:
+                sentence += f"; {self._name([peer.rank])} was {self._place(peer.rank)}"
+            sentences.append(sentence)
+        return sentences
+
+    def _nobody_missing(self) -> list[str]:
+        """Name the collectives that all ranks have called and that have not completed."""
+        return [
+            f"{self._name(wait.members)} all reached {self._what(wait)}, which does not end: "
+            "look at the network between them, or for a rank that is very slow"
+            for wait in self.waits
+            if not wait.missing
+            and not wait.unclear
+            and not wait.not_answering(self.statuses)
+            and len(_kinds(wait)) == 1
+        ]
+
+    def _name(self, ranks: Sequence[int]) -> str:
+        """Return ranks and their hosts as text: ranks 0-2, 5 (h0, h1)."""
+        hosts = list(dict.fromkeys(self.hosts[rank] for rank in ranks))
+        named = ", ".join(hosts[:_HOSTS]) + (f" and {len(hosts) - _HOSTS} more hosts" if len(hosts) > _HOSTS else "")
+        return f"{_verb(ranks, 'rank', 'ranks')} {_ranges(ranks)} ({named})"
+
+    def _what(self, wait: _Wait) -> str:
+        return self._call(next(iter(wait.waiting)), wait)
+
+    def _call(self, rank: int, wait: _Wait) -> str:
+        return _describe(wait.waiting[rank], self.known[rank].line)
+
+    def _place(self, rank: int) -> str:
+        return last_seen(self.known[rank])
+
+
+def read_loss(line: str) -> Loss:
+    """Return the loss that the store's server has noted as "RANK ended" or "RANK unreachable"."""
+    rank, how = line.split()
+    return Loss("unreachable" if how == "unreachable" else "ended", int(rank))
+
+
+def explain_losses(losses: Sequence[Loss], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
+    """Return a sentence for each of the first ranks that were lost, and one for all the others.
+
+    Args:
+        losses: in the order in which they were noticed.
+        statuses: the last status of each rank that has published one.
+        hosts: the host name of each rank.
+    """
+    sentences = []
+    for loss in losses[:_LINES]:
+        assert loss.rank is not None
+        place = statuses.get(loss.rank)
+        doing = "" if place is None else last_seen(place)
+        sentences.append(str(replace(loss, host=hosts[loss.rank], last_seen=doing)))
+    if len(losses) > _LINES:
+        sentences.append(f"{len(losses) - _LINES} more ranks are lost")
+    return sentences
+
+
+def last_seen(place: RankStatus) -> str:
+    """Return where a rank was, to follow "it was"."""
+    if place.at_end:
+        return "at the end of its script"
+    text = f"last in {place.line}" if place.line else "last seen in no line of Python"
+    if place.under_way:
+        text += f", with {_describe(place.under_way[0])} under way"
+    return text
+
+
+def _kinds(wait: _Wait) -> list[list[int]]:
+    """Return the ranks that wait in one collective, one list for each different call."""
+    kinds = defaultdict(list)
+    for rank, call in sorted(wait.waiting.items()):
+        size = (call.bytes, call.dtype) if call.name in _ONE_SIZE else None
+        kinds[call.name, size].append(rank)
+    return list(kinds.values())
+
+
+def _same_group(call: Call, other: Call) -> bool:
+    return call.sequence is not None and (call.group, call.ranks) == (other.group, other.ranks)
+
+
+def _describe(call: Call, line: str = "") -> str:
+    """Return a call as text: all_reduce #812 (16 MB, train.py:88)."""
+    text = call.name
+    if call.sequence is not None:
+        text += f" #{call.sequence}"
+    else:
+        way = "to" if call.name == "send" else "from"
+        text += f" {way} rank {call.peer}" if call.peer is not None else f" {way} any rank"
+    if call.group:
+        text += f" of group {call.group!r}"
+    details = [detail for detail in (size(call.bytes) if call.bytes else "", line) if detail]
+    return f"{text} ({', '.join(details)})" if details else text
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Return ranks as text: 0-2, 5."""
+    runs = format_list(ranks).split(",")
+    more = len(runs) - _RUNS
+    return ", ".join(runs[:_RUNS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _verb(ranks: Sequence[int], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(_few(texts))
+
+
+def _few(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - _LINES
+    return [*texts[:_LINES], *([f"and {more} more of that kind"] if more > 0 else [])]

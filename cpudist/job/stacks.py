@@ -1,0 +1,241 @@
+"""Serve this rank's status and stacks, and ask all ranks of this user on this machine for theirs.
+
+A thread answers `cpudist stacks`; a signal makes the rank write its stacks to standard error.
+A rank listens on a socket without a file that only its machine sees, so nothing is left of it, however the rank ends.
+On the signal, C code of Python writes the stacks, also while the thread cannot run. This module must not import torch,
+since `cpudist stacks` imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import re
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+# Makes a rank write its stacks to standard error. Slurm's users, submitit and Lightning use SIGUSR1 and SIGUSR2 for
+# preemption, and MPICH for lost ranks; terminals and torchrun end jobs with SIGQUIT.
+SIGNAL = signal.SIGRTMIN + 7
+_CLIENT_SECONDS = 5.0  # for a client to read the answer
+_PAUSE_SECONDS = 0.1  # without a further byte, after which the stacks are complete
+_PIPE_BYTES = 1 << 20  # holds the most that faulthandler writes (100 threads of 100 frames), so that it does not block
+_ANSWER_SECONDS = 2.0  # for a rank's thread, which needs Python's interpreter lock
+_SIGNAL_SECONDS = 2.0  # for the signal's handler, which does not need it
+_AT_ONCE = 32  # ranks that are asked
+_NAME = re.compile(r"cpudist/rank/(\d+)\.(\d+)\.(\d+)\.(.*)")
+
+
+@dataclass(frozen=True, order=True)
+class StackAddress:
+    """Address of a rank on its machine.
+
+    Attributes:
+        job: a text that all ranks of the job have in common, and no other job on this machine.
+        rank, size: the rank, and the number of ranks of the job.
+        pipe: the file descriptor, in the rank's process, from which its stacks can be read after `SIGNAL`.
+    """
+
+    job: str
+    rank: int
+    size: int
+    pipe: int
+
+    def socket_name(self) -> str:
+        """Return the name of the rank's socket in Linux's abstract namespace: it begins with a zero byte (unix(7))."""
+        return f"\0cpudist/rank/{self.rank}.{self.size}.{self.pipe}.{self.job}"
+
+    @classmethod
+    def of(cls, socket_name: str) -> StackAddress | None:
+        """Return the address of a socket's name in /proc/net/unix, with @ for the zero byte; None for other sockets."""
+        match = _NAME.fullmatch(socket_name[1:])
+        return cls(match[4], int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+class StackServer:
+    """Answers requests for this rank's stacks from its creation until `stop`.
+
+    Args:
+        job: a text that all ranks of the job have in common, such as the store's address.
+        rank, size: this rank, and the number of ranks of the job.
+        name: the rank's name in headings, such as "rank 3 on h1".
+        status: returns in a few words what the rank is doing; called by the thread.
+
+    Raises:
+        OSError: the socket cannot be made, such as where another user of this machine has taken its name.
+    """
+
+    def __init__(self, job: str, rank: int, size: int, name: str, status: Callable[[], str]) -> None:
+        self._name, self._status = f"{name} (process {os.getpid()})", status
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)  # the signal's handler must not wait for us
+        with contextlib.suppress(OSError):  # a user's pipes are limited; 64 KB are enough for most
+            fcntl.fcntl(self._writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._stopping, self._stop = socket.socketpair()
+        self._closed = False
+        try:
+            self._socket.bind(StackAddress(job, rank, size, self._reader).socket_name())
+            self._socket.listen()
+        except OSError:
+            self.close()
+            raise
+        faulthandler.register(SIGNAL, file=self._writer, all_threads=True)
+        self._thread = threading.Thread(target=self._run, name="cpudist-stacks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering; the signal does nothing afterwards."""
+        faulthandler.unregister(SIGNAL)
+        self._stop.close()
+        self._thread.join(2 * _CLIENT_SECONDS)
+        if not self._thread.is_alive():  # a thread that is stuck in an answer keeps its files
+            self.close()
+
+    def close(self) -> None:
+        """Close all files; enough in a forked child, which has no such thread. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        faulthandler.unregister(SIGNAL)
+        self._socket.close()
+        self._stop.close()
+        self._stopping.close()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for source in (self._socket, self._reader, self._stopping):
+                selector.register(source, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._stopping:
+                        return
+                    with contextlib.suppress(OSError):  # the client has disconnected
+                        if key.fileobj is self._socket:
+                            self._answer()
+                        else:
+                            self._show()
+
+    def _answer(self) -> None:
+        client, _ = self._socket.accept()
+        with client:
+            client.settimeout(_CLIENT_SECONDS)
+            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            _, user, _ = struct.unpack("3i", credentials)
+            if user in (0, os.getuid()):  # abstract sockets have no permissions
+                client.sendall(f"{self._heading()}{_stacks()}".encode(errors="replace"))
+
+    def _show(self) -> None:
+        """Write what the signal's handler has written to standard error, in one piece and with a heading."""
+        text = _read_all(self._reader, wait=0).decode(errors="replace")
+        sys.stderr.write(f"cpudist: {self._heading()}{text}")
+        sys.stderr.flush()
+
+    def _heading(self) -> str:
+        try:
+            status = self._status()
+        except Exception as error:  # noqa: BLE001 - the stacks are shown without it
+            status = f"its status cannot be read: {error!r}"
+        return f"{self._name}: {status}\n"
+
+
+def ask_all() -> list[tuple[StackAddress, str]]:
+    """Return every rank on this machine that this user may ask, with its status and stacks, by job and rank."""
+    addresses = sorted({address for line in _sockets() if (address := StackAddress.of(line)) is not None})
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = pool.map(_ask, addresses)
+    return [(address, answer) for address, answer in zip(addresses, answers, strict=True) if answer]
+
+
+def _sockets() -> list[str]:
+    lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]
+    return [fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8]
+
+
+def _ask(address: StackAddress) -> str:
+    """Return a rank's status and stacks; empty where it has ended or belongs to another user."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            connection.connect(address.socket_name())
+        except OSError:
+            return ""
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, _, _ = struct.unpack("3i", credentials)  # of the process that listens, as it is numbered here
+        parts = []
+        try:
+            while part := connection.recv(1 << 16):
+                parts.append(part)
+            return b"".join(parts).decode(errors="replace")
+        except OSError:
+            return _without_its_thread(address, pid)
+
+
+def _without_its_thread(address: StackAddress, pid: int) -> str:
+    """Return what can be learnt of a rank whose thread does not answer: by the signal, or from /proc."""
+    name = f"rank {address.rank} (process {pid})"
+    try:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        if status["State"][0] in "tT":
+            return f"{name} is stopped; kill -CONT {pid} lets it go on\n"
+        if not int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1:  # it would end the process
+            return f"{name} does not answer\n"
+        pipe = os.open(f"/proc/{pid}/fd/{address.pipe}", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            _read_all(pipe, wait=0)  # what an earlier signal has left there
+            os.kill(pid, SIGNAL)
+            text = _read_all(pipe, wait=_SIGNAL_SECONDS).decode(errors="replace")
+        finally:
+            os.close(pipe)
+    except (OSError, KeyError, ValueError) as error:
+        return f"{name} does not answer: {error}\n"
+    if not text:
+        return f"{name} does not answer, nor take a signal; its state is {status['State']}\n"
+    return f"{name} runs no Python just now; its stacks, the innermost line first:\n{text}"
+
+
+def _read_all(pipe: int, wait: float) -> bytes:
+    """Read what a non-blocking pipe yields until it pauses.
+
+    Args:
+        pipe: a file descriptor.
+        wait: seconds to wait for the first byte.
+    """
+    parts: list[bytes] = []
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(_PAUSE_SECONDS if parts else wait):
+            try:
+                part = os.read(pipe, 1 << 16)
+            except BlockingIOError:  # another reader has taken it
+                continue
+            if not part:
+                break
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads but this one, the main thread's first."""
+    threads = {thread.ident: thread for thread in threading.enumerate() if thread is not threading.current_thread()}
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident in threads}
+    main = threading.main_thread().ident
+    lines = []
+    for ident in sorted(frames, key=lambda ident: ident != main):
+        lines.append(f"  {threads[ident].name}:\n")
+        lines += traceback.format_stack(frames[ident])
+    return "".join(lines)

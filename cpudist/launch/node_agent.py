@@ -1,0 +1,162 @@
+"""The node agent: watches a job's processes on one host and kills them when the job is over.
+
+    python node_agent.py JOB RANK_VARIABLE
+
+JOB is the value of CPUDIST_JOB_ID in the environment of the job's processes, by which the agent finds them. `cpudist
+launch` starts an agent on every host before the job, and keeps sending it lines on standard input: `signal N` sends a
+signal to the ranks, `end` says that the job is over, any other line says that `cpudist launch` is still there. An agent
+whose input has ended, or that gets no line for a while, has lost `cpudist launch`: it kills the job's processes too.
+
+It writes a line for each event, and at least one per second: `ranks N`, the number of ranks on this host; `gone RANK`,
+a rank has ended; `went RANK`, a rank has ended together with others; `left N`, the last line: the number of processes
+that could not be killed.
+
+It imports only the standard library and `processes.py`, so it starts at once, in Python's isolated mode.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from cpudist import processes
+from cpudist.processes import Process
+
+KEEPALIVE_TIMEOUT = 25.0  # seconds
+_SCAN_SECONDS = 1.0
+_KILL_SECONDS = 5.0
+_SSH_DAEMONS = ("sshd", "sshd-session")
+JOB_ID = "CPUDIST_JOB_ID"
+
+
+def main() -> None:
+    """Watch the job's processes until `cpudist launch` says that the job is over, or is lost; then kill them.
+
+    The words of the command line are the job's id and a variable that ranks have, and no other process of the job.
+    """
+    for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP, signal.SIGPIPE):
+        signal.signal(ignored, signal.SIG_IGN)  # `cpudist launch` handles the terminal's signals and sends us a line
+    os.set_blocking(0, False)
+    agent = _Agent(*sys.argv[1:])
+    received_at, text = time.monotonic(), b""
+    while time.monotonic() - received_at < KEEPALIVE_TIMEOUT:
+        agent.scan()
+        if not agent.wait_for_input(_SCAN_SECONDS):
+            continue
+        try:
+            received = os.read(0, 65536)
+        except BlockingIOError:
+            continue
+        *lines, text = (text + received).split(b"\n")
+        for line in lines:
+            if line.startswith(b"signal "):
+                agent.signal_ranks(int(line.split()[1]))
+        if not received or b"end" in lines:
+            break
+        received_at = time.monotonic()
+    else:
+        agent.end_connections()
+    report(f"left {agent.kill_all()}")
+
+
+class _Agent:
+    """The job's processes on this host, and for each rank a file descriptor that becomes readable when it ends."""
+
+    def __init__(self, job: str, rank_variable: str) -> None:
+        self._job = job
+        self._rank_variable = rank_variable
+        self._ranks: dict[int, tuple[int, str]] = {}  # descriptor -> process id, rank
+        self._known: dict[int, Process] = {}
+        own = processes.read(os.getpid())
+        assert own is not None
+        self._started = own.start
+
+    def scan(self) -> None:
+        """Look for new processes of the job, and report the number of ranks."""
+        watched = {process for process, _ in self._ranks.values()}
+        for process, rank in self._find().items():
+            if rank is not None and process not in watched:
+                with suppress(OSError):  # it has just ended
+                    self._ranks[os.pidfd_open(process)] = process, rank
+        report(f"ranks {len(self._ranks)}")
+
+    def wait_for_input(self, seconds: float) -> bool:
+        """Return whether there is input within so many seconds; report ranks that end meanwhile."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([0, *self._ranks], [], [], left)
+            word = "gone" if len(ready) == 1 else "went"  # the order of several is unknown
+            for descriptor in ready:
+                if descriptor in self._ranks:
+                    report(f"{word} {self._ranks.pop(descriptor)[1]}")
+                    os.close(descriptor)
+            if 0 in ready:
+                return True
+        return False
+
+    def signal_ranks(self, number: int) -> None:
+        """Send a signal to all ranks of this host."""
+        for descriptor in self._ranks:
+            with suppress(OSError):
+                signal.pidfd_send_signal(descriptor, signal.Signals(number))
+
+    def end_connections(self) -> None:
+        """Kill the job's sshd processes: after a lost link they would wait for their clients for hours."""
+        self._find()
+        parents = {process.parent for process in self._known.values()} - self._known.keys()
+        for pid in {os.getppid(), *parents}:
+            process = processes.read(pid)
+            if process is not None and process.name in _SSH_DAEMONS:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def kill_all(self) -> int:
+        """Kill the job's processes until none is left, for a few seconds at most; return how many are left."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        while self._find() and time.monotonic() < deadline:
+            for process in self._known:
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.05)
+        return len(self._find())
+
+    def _find(self) -> dict[int, str | None]:
+        """Return the job's living processes: process id -> its rank, None where it is no rank or the child of one.
+
+        They have the mark in their environment, or had it earlier: a process may overwrite it.
+        """
+        marked = processes.with_variable(JOB_ID, self._job)
+        for pid in marked:
+            process = processes.read(pid)
+            parent = None if process is None else processes.read(process.parent)
+            for found in (process, parent if self._is_helper(parent) else None):
+                if found is not None:
+                    self._known.setdefault(found.pid, found)
+        self._known = {
+            pid: now
+            for pid, process in self._known.items()
+            if (now := processes.read(pid)) is not None and now.start == process.start
+        }
+        ranks = {pid: variables.get(self._rank_variable) for pid, variables in marked.items()}
+        return {
+            pid: None if ranks.get(process.parent) == ranks.get(pid) else ranks.get(pid)
+            for pid, process in self._known.items()
+        }
+
+    def _is_helper(self, parent: Process | None) -> bool:
+        """Return whether the parent of a marked process is the launcher's helper, which sshd starts without the mark.
+
+        Helpers are younger than this agent. Older parents are the system's first process, which inherits orphans, and
+        `cpudist launch` on its own host.
+        """
+        return parent is not None and parent.start > self._started
+
+
+def report(line: str) -> None:
+    """Write a line to `cpudist launch`, if it still reads."""
+    with suppress(OSError):
+        os.write(1, line.encode(errors="replace") + b"\n")

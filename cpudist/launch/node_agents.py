@@ -1,0 +1,171 @@
+"""Start the node agents of a job (`node_agent.py`), one on every host, exchange lines with them, and end them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from cpudist.errors import UserError
+from cpudist.launch import node_agent
+from cpudist.launch.remote import CONNECT_SECONDS, command_on
+from cpudist.launchers.mpi import Host
+from cpudist.processes import python_main
+from cpudist.waiting import poll
+
+_KEEPALIVE_SECONDS = 2.0
+_START_SECONDS = CONNECT_SECONDS + 10.0
+_END_SECONDS = 8.0  # an agent takes up to five to kill the job's processes
+
+
+class NodeAgents:
+    """The agents of one job, all started.
+
+    Args:
+        hosts: the hosts of the job. This host has an agent in any case, since the launcher runs here.
+        job: the value of CPUDIST_JOB_ID in the environment of the job's processes.
+        rank_variable: a variable that ranks have in their environment, and no other process of the job.
+
+    Attributes:
+        first_ended: for each host the rank that ended first; None where several ended together.
+
+    Raises:
+        UserError: the agent of a host does not start.
+    """
+
+    def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
+        self.first_ended: dict[str, int | None] = {}
+        self._agents = [_Agent(host, job, rank_variable) for host in hosts]
+        if not any(agent.is_here for agent in self._agents):
+            self._agents.append(_Agent(Host("localhost"), job, rank_variable))
+        if not poll(lambda: self._receive() or all(agent.answered for agent in self._agents), _START_SECONDS):
+            silent = next(agent for agent in self._agents if not agent.answered)
+            self.end()
+            raise UserError(
+                f"{silent.host.where}: on {silent.host.name} the agent that would kill lost processes does not start; "
+                f"try: ssh {silent.host.name} true"
+            )
+
+    @property
+    def ranks_ended(self) -> bool:
+        """Whether ranks have run, and none runs on any host that answers."""
+        answering = [agent for agent in self._agents if not agent.silent_for(2 * _KEEPALIVE_SECONDS)]
+        return any(agent.had_ranks for agent in answering) and not any(agent.ranks for agent in answering)
+
+    @property
+    def lost(self) -> list[Host]:
+        """Hosts that do not answer any more, or whose agent has ended."""
+        return [agent.host for agent in self._agents if agent.ended or agent.silent_for(node_agent.KEEPALIVE_TIMEOUT)]
+
+    def tick(self) -> None:
+        """Read what the agents report and send them keepalives; call it several times per second."""
+        self._receive()
+        for agent in self._agents:
+            agent.keep_alive()
+
+    def signal_ranks(self, number: int) -> bool:
+        """Send a signal to all ranks; return whether there are any."""
+        for agent in self._agents:
+            agent.send(f"signal {number}")
+        return any(agent.ranks for agent in self._agents)
+
+    def end(self) -> list[Host]:
+        """Let the agents kill the job's processes, in a bounded time.
+
+        Returns:
+            The hosts that did not confirm that no process is left.
+        """
+        for agent in self._agents:
+            agent.send("end")
+        poll(
+            lambda: self._receive() or all(agent.left is not None or agent.ended for agent in self._agents),
+            _END_SECONDS,
+        )
+        for agent in self._agents:
+            agent.close()
+        return [agent.host for agent in self._agents if agent.left != 0]
+
+    def _receive(self) -> bool:
+        for agent in self._agents:
+            for rank in agent.receive():
+                self.first_ended.setdefault(agent.host.name, rank)
+        return False
+
+
+class _Agent:
+    """One agent and what it has reported last."""
+
+    def __init__(self, host: Host, job: str, rank_variable: str) -> None:
+        self.host = host
+        self.ranks = 0
+        self.had_ranks = False
+        self.answered = False
+        self.ended = False
+        self.left: int | None = None
+        words = [*python_main("cpudist.launch.node_agent", "-I", "-S"), job, rank_variable]
+        command = command_on(host, words)
+        self.is_here = command == words
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # keeps the terminal's Ctrl-C from ssh
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        os.set_blocking(self._output, False)
+        self._text = b""
+        self._received = self._sent = time.monotonic()
+
+    def silent_for(self, seconds: float) -> bool:
+        """Return whether the agent has reported nothing for so long."""
+        return time.monotonic() - self._received > seconds
+
+    def receive(self) -> list[int | None]:
+        """Read what the agent has reported; return the ranks that have ended."""
+        with suppress(BlockingIOError):
+            piece = os.read(self._output, 65536)
+            self.ended = self.ended or not piece
+            self._text += piece
+            self._received = time.monotonic()
+        *lines, self._text = self._text.split(b"\n")
+        gone: list[int | None] = []
+        for line in lines:
+            word, _, number = line.decode(errors="replace").partition(" ")
+            if word not in ("ranks", "gone", "went", "left") or not number.isdecimal():
+                continue  # a login shell's greeting
+            self.answered = True
+            if word == "ranks":
+                self.ranks = int(number)
+                self.had_ranks = self.had_ranks or self.ranks > 0
+            elif word in ("gone", "went"):
+                self.ranks -= 1
+                gone.append(int(number) if word == "gone" else None)
+            else:
+                self.left = int(number)
+        return gone
+
+    def keep_alive(self) -> None:
+        """Send a line every few seconds."""
+        if time.monotonic() - self._sent > _KEEPALIVE_SECONDS:
+            self.send("here")
+
+    def send(self, line: str) -> None:
+        """Send a line if the pipe has room; never block."""
+        with suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._input, f"{line}\n".encode())
+        self._sent = time.monotonic()
+
+    def close(self) -> None:
+        """End the local side. An agent whose link is lost ends by its own timeout."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()

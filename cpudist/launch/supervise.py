@@ -1,0 +1,192 @@
+"""Run a job's launcher once: pass on signals and output, and leave no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO
+
+from cpudist.launch.node_agents import NodeAgents
+from cpudist.launchers.mpi import Host, MpiLauncher
+from cpudist.losses import first_killed
+from cpudist.relay import Relay
+
+_LOOK_SECONDS = 0.1
+_ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have ended
+_STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
+_TAIL_BYTES = 1 << 16
+_REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
+_LOST = 1  # exit status of a job that lost a host
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CHECKPOINT_SIGNAL = signal.SIGUSR1  # what Slurm sends before the time limit: --signal=B:USR1@60
+
+
+@dataclass(frozen=True)
+class JobExit:
+    """How a job ended.
+
+    Attributes:
+        status: the exit status; 0 only where the launcher has returned 0.
+        stopped: whether a signal to this process has ended it.
+        reason: why it failed; empty where the ranks have reported it themselves.
+    """
+
+    status: int
+    stopped: bool = False
+    reason: str = ""
+
+
+def supervise(
+    mpi: type[MpiLauncher],
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    hosts: Sequence[Host],
+    grace: float | None = None,
+) -> JobExit:
+    """Run a launcher to its end. Afterwards no process of the job is left on any host that answers.
+
+    Args:
+        mpi: whose launcher it is.
+        command: its command line.
+        variables: its environment; processes of this job, and no others, have its value of CPUDIST_JOB_ID.
+        hosts: the hosts of the ranks.
+        grace: the time in seconds that ranks get to save a checkpoint after a signal, which may be SIGUSR1, too; a
+            second signal ends it. None: they save none.
+
+    Raises:
+        UserError: a host's node agent does not start.
+    """
+    with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * (grace is not None)]) as stop:
+        agents = NodeAgents(hosts, variables["CPUDIST_JOB_ID"], mpi.rank_variable)
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                # A process in another session cannot read from our terminal.
+                stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            assert process.stderr is not None
+            # Hydra reports a killed rank on standard output, Open MPI on standard error.
+            outputs = [_Output(sys.stdout), _Output(sys.stderr)]
+            pipes = (process.stdout, process.stderr)
+            relays = [Relay(pipe, output.write) for pipe, output in zip(pipes, outputs, strict=True)]
+            reason = _wait(process, agents, relays, stop, _STOP_SECONDS if grace is None else grace)
+            status = process.poll()
+        finally:
+            unreached = agents.end()
+            if process is not None:
+                _kill(process)
+        for relay in relays:
+            relay.finish(_REST_SECONDS, lambda: stop)
+        killed = first_killed(mpi.killed_ranks("\n".join(output.tail for output in outputs)), agents.first_ended)
+    if stop:
+        return JobExit(128 + stop[0], stopped=True)
+    if unreached and not reason:
+        reason = f"{_names(unreached)} cannot be reached to make sure that no process is left there"
+    if status is None:
+        return JobExit(_LOST, reason=reason)
+    return JobExit(status if status >= 0 else 128 - status, reason=str(killed) if killed else reason)
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    agents: NodeAgents,
+    relays: Sequence[Relay],
+    stop: list[int],
+    stop_seconds: float,
+) -> str:
+    """Wait until the launcher has ended or must be killed; return why it must be killed."""
+    passed_on = 0
+    deadline: float | None = None
+    alone_since: float | None = None
+    while process.poll() is None:
+        time.sleep(_LOOK_SECONDS)
+        agents.tick()
+        now = time.monotonic()
+        if len(stop) > passed_on:
+            # Forward SIGHUP as SIGTERM: ranks handle SIGTERM, and SIGHUP would kill them.
+            number = signal.SIGTERM if stop[passed_on] == signal.SIGHUP else stop[passed_on]
+            passed_on += 1
+            # Not through the launcher: Open MPI's would send SIGTERM instead, and SIGKILL a second later.
+            if not agents.signal_ranks(number):
+                _signal_group(process, number)
+            deadline = now + stop_seconds if deadline is None else now  # a second signal ends the grace
+        if deadline is not None:
+            if now > deadline:
+                return "it was stopped"
+            continue
+        if agents.lost:
+            return f"{_names(agents.lost)} does not answer any more"
+        # While our reader (such as `less`) blocks, the launcher cannot write its output and end.
+        blocked = any(relay.writing for relay in relays)
+        alone_since = (alone_since or now) if agents.ranks_ended and not blocked else None
+        if alone_since is not None and now - alone_since > _ALONE_SECONDS:
+            return "all ranks that can be reached have ended, but the launcher has not"
+    return ""
+
+
+class _Output:
+    """One of our streams. Keeps the end of what is written to it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._to = stream.fileno()  # not Python's stream: its lock would block our exit during a write
+        self._kept = b""
+
+    def write(self, piece: bytes) -> None:
+        """Write bytes, all of them."""
+        self._kept = (self._kept + piece)[-_TAIL_BYTES:]
+        while piece:
+            piece = piece[os.write(self._to, piece) :]
+
+    @property
+    def tail(self) -> str:
+        """The last 64 KB that were written."""
+        return self._kept.decode(errors="replace")
+
+
+@contextmanager
+def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
+    """Collect signals in a list, in the block.
+
+    SIGTSTP is ignored: while this process is suspended, the node agents would take it for lost. SIGHUP stays ignored
+    where it already is (nohup).
+    """
+    stop: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: stop.append(number))
+        for number in numbers
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    }
+    handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    try:
+        yield stop
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the launcher itself; the node agents have killed its other processes."""
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    return " and ".join(host.name for host in hosts)

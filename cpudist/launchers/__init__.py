@@ -1,0 +1,45 @@
+"""The launchers that start ranks, one file each, and `detect`, which finds the one that started this process.
+
+A file has all that differs for its launcher: the variables of its ranks and, for an MPI, how `cpudist launch` starts a
+job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the MPIs and finds their
+mpirun; `export.py` writes a plan's pinning for all of them. It must not know torch, MPI or jobs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from cpudist.launchers.base import Alone, AtAddress, InStore, Launcher, OverMpi, Placement, RendezvousMethod
+from cpudist.launchers.env import Env
+from cpudist.launchers.mpis import MPIS
+from cpudist.launchers.notebook import Notebook
+from cpudist.launchers.pytorchjob import PyTorchJob
+from cpudist.launchers.single import Single
+from cpudist.launchers.slurm import Slurm
+from cpudist.launchers.torchrun import Torchrun
+
+__all__ = [
+    "LAUNCHERS",
+    "Alone",
+    "AtAddress",
+    "InStore",
+    "Launcher",
+    "OverMpi",
+    "Placement",
+    "RendezvousMethod",
+    "detect",
+]
+
+# Launchers run inside each other and variables are inherited, so the innermost one is asked first:
+# - torchrun runs inside all others: mpirun or srun may start one torchrun per node, a pod may run it.
+# - A pod of a PyTorchJob may run mpirun, which then numbers the ranks of that pod only; PyTorchJob combines both.
+# - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step.
+# - A notebook's ranks have no variables of other launchers. A process that has both was started by one of the ranks.
+# - RANK and WORLD_SIZE that a script has set under mpirun or srun add nothing to what those know.
+LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJob, *MPIS, Slurm, Notebook, Env, Single)
+
+
+def detect(variables: Mapping[str, str] = os.environ) -> Launcher:
+    """Return the launcher that started this process, from its environment variables; `Single` where none did."""
+    return next(launcher(variables) for launcher in LAUNCHERS if launcher.detect(variables))

@@ -1,0 +1,227 @@
+"""The interface of a launcher to its ranks: their places among each other, and how they find each other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from cpudist.errors import UserError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of this process among the ranks, as its launcher gives it; None: the launcher does not say.
+
+    Attributes:
+        rank, size: the rank and the number of ranks.
+        local_rank, local_size: the same among the ranks of this node.
+        node_rank, node_count: the number of this node and how many nodes there are.
+
+    Raises:
+        UserError: the numbers contradict each other.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+    node_rank: int | None = None
+    node_count: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_pair("rank", self.rank, "size", self.size)
+        _check_pair("local rank", self.local_rank, "local size", self.local_size)
+        _check_pair("node rank", self.node_rank, "node count", self.node_count)
+        if self.local_size is not None:
+            self._check_local_size(self.local_size, self.node_count or 1)
+
+    def _check_local_size(self, local_size: int, node_count: int) -> None:
+        """Check that this node's ranks, and at least one on every other node, are no more than the job has."""
+        least = local_size + node_count - 1
+        if least > self.size or (self.node_count == 1 and local_size != self.size):
+            nodes = "" if self.node_count is None else f" on {self.node_count} node(s)"
+            raise _contradiction(f"{local_size} ranks on this node do not fit a job of {self.size}{nodes}")
+
+
+@dataclass(frozen=True)
+class OverMpi:
+    """The ranks find each other in the MPI world that the launcher has made.
+
+    Attributes:
+        library: the launcher's MPI library; None: the one that mpi4py finds by itself.
+        mpich_abi: whether that library has MPICH's binary interface. Intel MPI has it, Open MPI does not.
+    """
+
+    library: str | None = None
+    mpich_abi: bool = True
+
+
+@dataclass(frozen=True)
+class AtAddress:
+    """The ranks find each other in a store at a TCP address.
+
+    Attributes:
+        host, port: the address.
+        served: whether torchrun's agent, or another process that is no rank, serves the store; otherwise rank 0 does.
+        token: the secret that clients must know (CPUDIST_TOKEN); empty where the user has set none.
+    """
+
+    host: str
+    port: int
+    served: bool = False
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class InStore:
+    """The ranks find each other in the job's own store, which the process that started them serves.
+
+    Attributes:
+        host, port: the address.
+        job: key namespace of this job; the store outlives jobs.
+        token: the secret that clients must know; may be empty.
+    """
+
+    host: str
+    port: int
+    job: str
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """There are no other ranks."""
+
+
+RendezvousMethod = OverMpi | AtAddress | InStore | Alone
+
+
+class Launcher(ABC):
+    """A launcher as one of its ranks sees it: through the environment variables that it has set.
+
+    Args:
+        variables: the environment variables of the process; they are copied.
+
+    Attributes:
+        name: its name in the record and in messages.
+        placement_variables: for fields of `Placement` the variables that hold them; rank and size must be set.
+        rank_variable: a variable that each rank has, with a value of its own on its node, and no other process of the
+            launcher; None: there is none.
+    """
+
+    name: ClassVar[str]
+    placement_variables: ClassVar[Mapping[str, str]] = {}
+    rank_variable: ClassVar[str | None] = None
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = dict(variables)
+
+    @classmethod
+    @abstractmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        """Return whether these are the variables of a process that this launcher started."""
+
+    def placement(self) -> Placement:
+        """Return the place of this process among the ranks.
+
+        Raises:
+            UserError: a variable is missing or not a number, or variables contradict each other.
+        """
+        names = dict(self.placement_variables)
+        rank, size = self.integer(names.pop("rank")), self.integer(names.pop("size"))
+        return Placement(rank, size, **{field: self.optional_integer(name) for field, name in names.items()})
+
+    @abstractmethod
+    def rendezvous(self) -> RendezvousMethod:
+        """Return how the ranks find each other.
+
+        Raises:
+            UserError: a variable is missing or wrong, or the launcher cannot work as it was started.
+        """
+
+    @property
+    def restarts(self) -> int:
+        """How often the job has been restarted, by `cpudist launch` or by the launcher itself."""
+        return self.optional_integer("CPUDIST_RESTART_COUNT") or 0
+
+    @property
+    def run_ids(self) -> dict[str, bool]:
+        """The names of this run, which its restarts keep; no other run has them.
+
+        Returns:
+            Each name, with whether an earlier attempt at this run may have had it. CPUDIST_RUN_ID is made for one run.
+        """
+        named = self._variables.get("CPUDIST_RUN_ID")
+        return {named: True} if named else {}
+
+    @property
+    def requested_nodes(self) -> int | None:
+        """On how many nodes the user has asked for ranks; None where that is not known."""
+        return None
+
+    @property
+    def rank(self) -> int | None:
+        """This process's rank; None where the variables are wrong."""
+        try:
+            return self.placement().rank
+        except UserError:
+            return None
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process prints what is the same for all ranks: rank 0, or a rank whose variables are wrong."""
+        return self.rank in (0, None)
+
+    @property
+    def token(self) -> str:
+        """The secret that the user has set for the job's store (CPUDIST_TOKEN); empty if none."""
+        return self._variables.get("CPUDIST_TOKEN", "")
+
+    def integer(self, name: str) -> int:
+        """Return the number that the launcher must have set a variable to.
+
+        Raises:
+            UserError: the variable is not set, or not to a whole number.
+        """
+        value = self.optional_integer(name)
+        if value is None:
+            raise UserError(
+                f"{self.name} started this process, but {name} is not set: start all ranks with the launcher itself,"
+                " or unset its other variables to run alone"
+            )
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """Return the number that a variable is set to; None where it is not set.
+
+        Raises:
+            UserError: it is not a whole number.
+        """
+        text = self._variables.get(name)
+        if text is None:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            raise UserError(
+                f"{name}={text!r} is not a whole number, as {self.name} sets it: remove it from the job's scripts"
+            ) from None
+
+
+def _check_pair(index_name: str, index: int | None, count_name: str, count: int | None) -> None:
+    if index is None and count is None:
+        return
+    if index is None or count is None:
+        given, missing = (count_name, index_name) if index is None else (index_name, count_name)
+        raise UserError(f"the launcher's variables give a {given} but no {missing}: set both or neither")
+    if not 0 <= index < count:
+        raise _contradiction(f"{index_name} {index} is not in 0..{count - 1} ({count_name} {count})")
+
+
+def _contradiction(what: str) -> UserError:
+    return UserError(
+        f"the launcher's variables contradict each other: {what}; look for scripts that set them by hand or"
+        " for a launcher inside another launcher"
+    )

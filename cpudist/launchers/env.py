@@ -1,0 +1,49 @@
+"""PyTorch's `env://`: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by the user or by a script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from cpudist.errors import UserError
+from cpudist.launchers.base import AtAddress, Launcher, Placement
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Env(Launcher):
+    """PyTorch's own variables, set by the user or by a script."""
+
+    name = "env"
+    placement_variables: ClassVar = {
+        "rank": "RANK",
+        "size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+    }
+    rank_variable = "RANK"
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        return "RANK" in variables or "WORLD_SIZE" in variables
+
+    def placement(self) -> Placement:
+        self._require_all()
+        return super().placement()
+
+    def rendezvous(self) -> AtAddress:
+        host, port = self._variables.get("MASTER_ADDR", ""), self._variables.get("MASTER_PORT", "")
+        if not host:
+            raise UserError("MASTER_ADDR is not set; start the job with torchrun, or set it to rank 0's host")
+        if not port.isdigit():
+            raise UserError(f"MASTER_PORT={port!r} is not a port number; set it to a free port of rank 0's host")
+        return AtAddress(host, int(port), token=self.token)
+
+    def _require_all(self) -> None:
+        missing = [name for name in _REQUIRED if not self._variables.get(name)]
+        if missing:
+            given = "RANK" if self._variables.get("RANK") else "WORLD_SIZE"
+            raise UserError(
+                f"{given} is set but {' and '.join(missing)} is not: set {', '.join(_REQUIRED[:-1])} and"
+                f" {_REQUIRED[-1]}, or unset {given} to run alone"
+            )

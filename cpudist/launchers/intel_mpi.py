@@ -1,0 +1,75 @@
+"""Intel MPI 2021: a Hydra of its own behind a shell script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from cpudist.launchers.mpi import Host, Ranks
+from cpudist.launchers.mpich import Mpich
+from cpudist.losses import Loss
+from cpudist.topology.cpulist import format_mask
+from cpudist.topology.plan import Plan
+
+# Each of these alone decides how Intel MPI pins ranks.
+PINNING_VARIABLES = ("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_CELL", "I_MPI_PIN_ORDER")
+
+_KILLED = re.compile(r"= +RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\s+= +KILLED BY SIGNAL: (?P<signal>\d+)")
+
+
+class IntelMpi(Mpich):
+    """The ranks have MPICH's variables; Intel's Hydra adds a job id."""
+
+    name = "intel-mpi"
+    title = "Intel MPI"
+    option = "intel"
+    mpi_job = "Intel"
+    programs = ("mpirun", "mpiexec", "mpiexec.hydra")
+    hostfile_option = "-machinefile"  # -f reads "node1:4" too, but ignores the 4
+    takes_ipv6 = True
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        # Not I_MPI_ROOT, which setvars.sh leaves in every shell, and not I_MPI_MPIRUN, which Intel's script sets also
+        # where it runs MPICH's mpiexec.hydra.
+        return "I_MPI_HYDRA_UUID" in variables and super().detect(variables)
+
+    @classmethod
+    def recognises(cls, version: str) -> bool:
+        return "Intel(R) MPI Library" in version
+
+    @classmethod
+    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+        # Without the script, which runs the first mpiexec.hydra on PATH; that may be MPICH's.
+        behind = program.with_name("mpiexec.hydra")
+        return super().command(behind if behind.exists() else program, version, ranks)
+
+    @classmethod
+    def hostfile_lines(cls, host: Host) -> list[str]:
+        # A line for each rank: it has no notation for an IPv6 address with a number.
+        return [host.name] * (host.slots or 0)
+
+    @classmethod
+    def killed_ranks(cls, output: str) -> list[Loss]:
+        return [Loss(int(found["signal"]), int(found["rank"]), found["host"]) for found in _KILLED.finditer(output)]
+
+    @classmethod
+    def pinning_arguments(cls, plan: Plan) -> list[str]:
+        return ["-n", str(len(plan.ranks))]
+
+    @classmethod
+    def pinning_variables(cls, plan: Plan) -> dict[str, str]:
+        # Developer Reference, "Interoperability with OpenMP API": I_MPI_PIN_DOMAIN=[m_1,...,m_n], a mask for each rank
+        # of a node, with bits by the system's CPU numbers.
+        if not plan.pinned:
+            return {"I_MPI_PIN": "off"}
+        return {"I_MPI_PIN_DOMAIN": "[" + ",".join(format_mask(rank.mask) for rank in plan.ranks) + "]"}
+
+    @classmethod
+    def _pinning_off(cls, ranks: Ranks) -> list[str]:
+        by_user = any(name.startswith("I_MPI_PIN") for name in ranks.variables)
+        return [] if by_user else ["-genv", "I_MPI_PIN", "off"]
+
+    def _check_launcher(self) -> None:
+        """Do nothing: Intel's script has run Intel's own mpiexec.hydra."""

@@ -1,0 +1,134 @@
+"""What the launchers of all MPI libraries have in common: `cpudist launch` can start jobs with them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from cpudist.launchers.base import Launcher
+from cpudist.launchers.slurm import step_id
+from cpudist.losses import Loss
+from cpudist.topology.plan import Plan
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of a job.
+
+    Attributes:
+        name: its name or address.
+        slots: the number of ranks on it; None: not known.
+        where: the file and line that name it, for messages.
+    """
+
+    name: str
+    slots: int | None = None
+    where: str = field(default="hostfile", compare=False)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that a command line starts.
+
+    Attributes:
+        count: the number of ranks.
+        program: what each rank runs.
+        hostfile: a file in the MPI's own form; None: all ranks run on this host.
+        variables: the names of the environment variables that are set.
+        interface: the network interface to use; None: the launcher chooses.
+        all_output: whether each line of output is marked with its rank.
+    """
+
+    count: int
+    program: Sequence[str]
+    hostfile: str | None = None
+    variables: Sequence[str] = ()
+    interface: str | None = None
+    all_output: bool = False
+
+
+class MpiLauncher(Launcher):
+    """The launcher of an MPI library: its command line, its hostfile, its messages, its processes, its pinning options.
+
+    `cpudist launch` leaves pinning to the ranks (`cpudist.pinning`) and switches the launcher's own off.
+
+    Attributes:
+        title: its name in texts.
+        option: its name for `--mpi`.
+        mpi_job: its name in the field `mpiImplementation` of Kubeflow's MPIJob.
+        programs: the names under which its mpirun is installed, the usual one first.
+        hostfile_option: the option of mpirun that names a hostfile.
+        takes_ipv6: whether its hostfile may name IPv6 addresses.
+        daemons: its programs between mpirun and the ranks.
+    """
+
+    rank_variable: ClassVar[str]
+    title: ClassVar[str]
+    option: ClassVar[str]
+    mpi_job: ClassVar[str]
+    programs: ClassVar[tuple[str, ...]]
+    hostfile_option: ClassVar[str]
+    takes_ipv6: ClassVar[bool] = False
+    daemons: ClassVar[tuple[str, ...]]
+
+    @property
+    def run_ids(self) -> dict[str, bool]:
+        return super().run_ids | step_id(self._variables)
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, version: str) -> bool:
+        """Return whether this MPI's mpirun answers `--version` with this text."""
+
+    @classmethod
+    @abstractmethod
+    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+        """Return the command line that starts the ranks. It names variables and never holds their values.
+
+        Args:
+            program: its mpirun.
+            version: what that answers to `--version`.
+            ranks: what to start.
+        """
+
+    @classmethod
+    @abstractmethod
+    def hostfile_lines(cls, host: Host) -> list[str]:
+        """Return the lines for a host, whose slots are known, in the hostfile of this MPI."""
+
+    @classmethod
+    @abstractmethod
+    def killed_ranks(cls, output: str) -> list[Loss]:
+        """Return the ranks that signals have killed, as the launcher's output reports them."""
+
+    @classmethod
+    @abstractmethod
+    def pinning_arguments(cls, plan: Plan) -> list[str]:
+        """Return the options of mpirun that start and pin the ranks of one node as the plan says."""
+
+    @classmethod
+    def pinning_variables(cls, plan: Plan) -> dict[str, str]:
+        """Return the environment variables that pin the ranks of one node as the plan says."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An MPI's mpirun on this machine.
+
+    Attributes:
+        mpi: whose it is.
+        program: its path.
+        version: what it answers to `--version`.
+    """
+
+    mpi: type[MpiLauncher]
+    program: Path
+    version: str = ""
+
+    def command(self, ranks: Ranks) -> list[str]:
+        """Return the command line that starts the ranks."""
+        return self.mpi.command(self.program, self.version, ranks)

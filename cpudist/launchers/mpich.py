@@ -1,0 +1,131 @@
+"""MPICH 3 to 5, whose launcher is Hydra."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from cpudist import processes
+from cpudist.errors import UserError
+from cpudist.launchers.base import OverMpi
+from cpudist.launchers.mpi import Host, MpiLauncher, Ranks
+from cpudist.losses import Loss
+from cpudist.topology.plan import Plan
+
+_OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per node"}
+_KILLED = re.compile(
+    r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\)", re.DOTALL
+)
+
+
+class Mpich(MpiLauncher):
+    """Hydra, and every other launcher that uses PMI-1 and sets PMI_RANK.
+
+    Started as `mpirun -n N` without `-ppn` or slots in a hostfile, MPICH 4.0's Hydra counts one slot per host, and
+    Intel MPI's library aborts on that in MPI_Init ("MPIDU_bc_table_create"). A rank's variables do not show it.
+    """
+
+    name = "mpich"
+    title = "MPICH"
+    placement_variables: ClassVar = {
+        "rank": "PMI_RANK",
+        "size": "PMI_SIZE",
+        "local_rank": "MPI_LOCALRANKID",
+        "local_size": "MPI_LOCALNRANKS",
+    }
+    rank_variable = "PMI_RANK"
+    option = "mpich"
+    mpi_job = "MPICH"
+    programs: ClassVar[tuple[str, ...]] = ("mpirun", "mpiexec", "mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra")
+    daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
+    hostfile_option = "-f"
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        # `srun --mpi=pmi2` sets PMI_RANK too, but no local rank. Hydra in a Slurm allocation starts its proxies with
+        # srun, so its ranks have a Slurm step's variables: only MPI_LOCALRANKID distinguishes the two.
+        return "PMI_RANK" in variables and ("MPI_LOCALRANKID" in variables or "SLURM_STEP_ID" not in variables)
+
+    def rendezvous(self) -> OverMpi:
+        self._check_launcher()
+        return OverMpi()
+
+    @property
+    def requested_nodes(self) -> int | None:
+        """The number on mpiexec's command line. Only ranks on its host can read that; Hydra sets no variable for it."""
+        for process in processes.ancestors():
+            if process.name in self.programs:
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    return requested_nodes(processes.command_line(process.pid))
+        return None
+
+    @classmethod
+    def recognises(cls, version: str) -> bool:
+        return "HYDRA build details" in version
+
+    @classmethod
+    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+        # Inside an allocation of Slurm, Hydra would start its proxies with srun, on the allocation's hosts.
+        words = [str(program), "-launcher", "ssh" if ranks.hostfile else "fork", *cls._pinning_off(ranks)]
+        if ranks.hostfile:
+            words += [cls.hostfile_option, ranks.hostfile]
+        if ranks.interface:
+            words += ["-iface", ranks.interface]
+        if ranks.all_output:
+            words += ["-prepend-rank"]
+        return [*words, "-n", str(ranks.count), *ranks.program]
+
+    @classmethod
+    def hostfile_lines(cls, host: Host) -> list[str]:
+        return [f"{host.name}:{host.slots}"]
+
+    @classmethod
+    def killed_ranks(cls, output: str) -> list[Loss]:
+        # It reports the host but not the rank, and the first of several only.
+        return [Loss(int(found["signal"]), host=found["host"]) for found in _KILLED.finditer(output)][:1]
+
+    @classmethod
+    def pinning_arguments(cls, plan: Plan) -> list[str]:
+        count = ["-n", str(len(plan.ranks))]
+        if not plan.pinned:
+            return [*count, "-bind-to", "none"]
+        return [*count, "-bind-to", "user:" + ",".join("+".join(map(str, rank.mask)) for rank in plan.ranks)]
+
+    @classmethod
+    def _pinning_off(cls, ranks: Ranks) -> list[str]:
+        words = ["-bind-to", "none"]
+        # Up to 4.0, without -ppn and slots, Hydra counts one slot per host (see the class).
+        return words if ranks.hostfile else [*words, "-ppn", str(ranks.count)]
+
+    def _check_launcher(self) -> None:
+        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. With MPICH's, MPI_Init aborts.
+        if "I_MPI_MPIRUN" in self._variables:
+            raise UserError(
+                "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "
+                f"activate the environment, or: export PATH={sys.prefix}/bin:$PATH"
+            )
+
+
+def requested_nodes(words: Sequence[str]) -> int | None:
+    """Return how many nodes a command line as `mpirun -n 4 -ppn 2 …` asks for: ranks divided by ranks per node.
+
+    Without a message, Hydra puts the ranks on fewer nodes where its hostfile names too few hosts or has a line that it
+    does not understand.
+
+    Args:
+        words: the command line.
+
+    Returns:
+        None where it does not give both numbers.
+    """
+    given: dict[str, int] = {}
+    for option, value in itertools.pairwise(words):
+        name = _OPTIONS.get(option)
+        if name is not None and name not in given and value.isdecimal() and int(value) > 0:
+            given[name] = int(value)
+    return -(-given["ranks"] // given["per node"]) if len(given) == 2 else None

@@ -1,0 +1,78 @@
+"""The MPI libraries that cpudist knows, and the search for the mpirun of one of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cpudist.errors import UserError
+from cpudist.launchers.intel_mpi import IntelMpi
+from cpudist.launchers.mpi import MpiLauncher, Mpirun
+from cpudist.launchers.mpich import Mpich
+from cpudist.launchers.openmpi import OpenMpi
+
+# Intel MPI first: its Hydra sets what MPICH's sets, and more.
+MPIS: tuple[type[MpiLauncher], ...] = (IntelMpi, Mpich, OpenMpi)
+MPI_BY_OPTION = {mpi.option: mpi for mpi in MPIS}
+
+_PROGRAMS = tuple(dict.fromkeys(program for mpi in MPIS for program in mpi.programs))
+_ANSWER_SECONDS = 15.0
+
+
+def find_mpirun(option: str, variables: Mapping[str, str] = os.environ, own: Path | None = None) -> Mpirun:
+    """Return the first mpirun of the MPI that was asked for: in this Python's own environment, then on PATH.
+
+    Args:
+        option: a key of `MPI_BY_OPTION`, or "auto" for any MPI.
+        variables: the environment variables, for PATH.
+        own: the folder to look in first; None: that of this Python's interpreter.
+
+    Raises:
+        UserError: there is none.
+    """
+    seen = []
+    for program in _candidates(variables, own or Path(sys.executable).parent):
+        found = identify(program)
+        if found is not None and option in ("auto", found.mpi.option):
+            return found
+        seen.append(f"{program} is {found.mpi.option if found else 'of an unknown MPI'}")
+    wanted = "an MPI" if option == "auto" else f"--mpi {option}"
+    raise UserError(
+        f"no mpirun of {wanted} was found ({'; '.join(seen) or 'there is none at all'}); pip install 'cpudist[ccl]' "
+        "brings Intel MPI's, Debian's packages are mpich and openmpi-bin; or put its folder on PATH"
+    )
+
+
+def identify(program: Path) -> Mpirun | None:
+    """Return whose mpirun a program is, from its answer to `--version`; None where that is not known."""
+    # Intel MPI's mpirun is a script that runs the first mpiexec.hydra on PATH, which must be its own.
+    path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    try:
+        asked = subprocess.run(
+            [str(program), "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_SECONDS,
+            check=False,
+            env={**os.environ, "PATH": path},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = asked.stdout + asked.stderr
+    return next((Mpirun(mpi, program, version) for mpi in MPIS if mpi.recognises(version)), None)
+
+
+def _candidates(variables: Mapping[str, str], own: Path) -> Iterator[Path]:
+    """Yield each program once: Debian's mpirun is a symbolic link to mpirun.mpich or mpirun.openmpi."""
+    given = set()
+    for folder in (own, *map(Path, variables.get("PATH", os.defpath).split(os.pathsep))):
+        for name in _PROGRAMS:
+            program = folder / name
+            if os.access(program, os.X_OK) and program.is_file() and program.resolve() not in given:
+                given.add(program.resolve())
+                yield program

@@ -1,0 +1,42 @@
+"""`cpudist.notebook_launcher`: on each node a notebook, or another Python process, starts that node's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cpudist.launchers.base import InStore, Launcher, Placement
+from cpudist.launchers.torchrun import Torchrun
+
+JOB = "CPUDIST_NOTEBOOK"  # the attempt that this rank belongs to
+
+# Variables that other launchers may have set for the notebook's process. The ranks must not inherit them, or they would
+# be taken for ranks of those launchers: Hydra, PMIx, Open MPI, torchrun, Kubeflow, a Slurm step.
+_OTHERS = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "MPI_LOCAL", "I_MPI_HYDRA_", "OMPI_COMM_", "TORCHELASTIC_", "PET_")
+_STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURM_STEPID")
+
+
+class Notebook(Launcher):
+    """The process that calls `cpudist.notebook_launcher` starts the ranks; one such process serves the store."""
+
+    name = "notebook"
+    placement_variables = Torchrun.placement_variables
+    rank_variable = "RANK"
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        return JOB in variables
+
+    def rendezvous(self) -> InStore:
+        return InStore(self._variables["MASTER_ADDR"], self.integer("MASTER_PORT"), self._variables[JOB], self.token)
+
+
+def rank_variables(placement: Placement, store: InStore) -> dict[str, str]:
+    """Return the variables of a rank: those that `Notebook` reads, and torchrun's, which other libraries read."""
+    numbers = {name: str(getattr(placement, field)) for field, name in Notebook.placement_variables.items()}
+    where = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "CPUDIST_TOKEN": store.token, JOB: store.job}
+    return {**numbers, **where}
+
+
+def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process without those by which another launcher numbers its ranks."""
+    return {name: value for name, value in variables.items() if not name.startswith(_OTHERS) and name not in _STEP}

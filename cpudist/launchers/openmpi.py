@@ -1,0 +1,122 @@
+"""Open MPI 4, whose launcher is ORTE, and 5, whose launcher is PRRTE."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from cpudist import processes
+from cpudist.launchers.base import OverMpi
+from cpudist.launchers.mpi import Host, MpiLauncher, Ranks
+from cpudist.losses import Loss
+from cpudist.topology.cpulist import format_list
+from cpudist.topology.plan import Plan
+
+# Open MPI's MPI library under the name that no MPICH uses; the same from 2.x to 5.x.
+_LIBRARY = "libmpi.so.40"
+
+# Variables that ranks on other hosts need. Open MPI passes on only those that its command line names.
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "GLIBC_TUNABLES", "TMPDIR", "LANG", "LC_ALL")
+_PASSED_ON_PREFIXES = (
+    *("CPUDIST_", "PYTHON", "CCL_", "FI_", "I_MPI_", "MPI4PY_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
+    *("TORCH", "PYTORCH_", "GLOO_", "TP_", "IPEX_", "MALLOC_", "TCMALLOC_"),
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "WANDB_", "MLFLOW_", "USE_TORCH_XLA"),
+    *("XLA_", "PJRT_", "CPU_NUM_DEVICES", "http_", "https_", "no_", "HTTP_", "HTTPS_", "NO_", "SSL_", "REQUESTS_"),
+)
+_RANKFILE = "rankfile"  # the file's name in a command line
+_KILLED = re.compile(
+    r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal (?P<signal>\d+)"
+)
+
+
+class OpenMpi(MpiLauncher):
+    """Open MPI, whose ranks only its own MPI library can join."""
+
+    name = "open-mpi"
+    title = "Open MPI"
+    # OMPI_COMM_WORLD_NODE_RANK is not the number of a node: it counts the processes of all jobs on this one.
+    placement_variables: ClassVar = {
+        "rank": "OMPI_COMM_WORLD_RANK",
+        "size": "OMPI_COMM_WORLD_SIZE",
+        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    }
+    rank_variable = "OMPI_COMM_WORLD_RANK"
+    option = "openmpi"
+    mpi_job = "OpenMPI"
+    programs = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "orterun", "prterun")
+    hostfile_option = "--hostfile"
+    daemons = ("orted", "prted")
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        return "OMPI_COMM_WORLD_RANK" in variables
+
+    def rendezvous(self) -> OverMpi:
+        # mpi4py by itself loads the environment's libmpi.so. With Intel's, every rank would be a job of its own.
+        return OverMpi(self._library(), mpich_abi=False)
+
+    @classmethod
+    def recognises(cls, version: str) -> bool:
+        return any(name in version for name in ("OpenRTE", "Open MPI", "PRRTE"))
+
+    @classmethod
+    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+        is_prrte = _major(version) >= 5
+        words = [str(program), "--bind-to", "none"]
+        if os.geteuid() == 0:
+            words += ["--allow-run-as-root"]
+        # Without a file it counts this host's cores, and refuses more ranks than those.
+        words += [cls.hostfile_option, ranks.hostfile] if ranks.hostfile else ["--host", f"localhost:{ranks.count}"]
+        if ranks.interface:
+            words += ["--prtemca", "prte_if_include"] if is_prrte else ["--mca", "oob_tcp_if_include"]
+            words += [ranks.interface, "--mca", "btl_tcp_if_include", ranks.interface]
+        if ranks.all_output:
+            words += ["--output", "tag"] if is_prrte else ["--tag-output"]
+        for name in sorted(ranks.variables):
+            if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES):
+                words += ["-x", name]
+        return [*words, "-n", str(ranks.count), *ranks.program]
+
+    @classmethod
+    def hostfile_lines(cls, host: Host) -> list[str]:
+        return [f"{host.name} slots={host.slots}"]
+
+    @classmethod
+    def killed_ranks(cls, output: str) -> list[Loss]:
+        return [Loss(int(found["signal"]), int(found["rank"]), found["host"]) for found in _KILLED.finditer(output)]
+
+    @classmethod
+    def pinning_arguments(cls, plan: Plan) -> list[str]:
+        count = ["-n", str(len(plan.ranks))]
+        if not plan.pinned:
+            return [*count, "--bind-to", "none"]
+        # Open MPI 4 numbers hardware threads anew unless the numbers are declared physical; Open MPI 5 never does.
+        return [*count, "--use-hwthread-cpus", "--mca", "rmaps_rank_file_physical", "1", "--rankfile", _RANKFILE]
+
+    @classmethod
+    def rankfile(cls, plan: Plan, host: str) -> str:
+        """Return the text of the rankfile for the ranks of one host: mpirun(1), "Rankfiles"."""
+        return "".join(f"rank {rank.rank}={host} slot={format_list(rank.mask)}\n" for rank in plan.ranks)
+
+    def _library(self) -> str:
+        """Return the library beside the launcher that runs this rank; otherwise its bare name, for the loader."""
+        beside = (folder / _LIBRARY for folder in self._library_folders())
+        return next((str(path) for path in beside if path.exists()), _LIBRARY)
+
+    def _library_folders(self) -> Iterator[Path]:
+        if folder := self._variables.get("OMPI_LIBDIR_LOC"):  # set by Open MPI 5
+            yield Path(folder)
+        for process in processes.ancestors():
+            program = processes.executable(process.pid)
+            if program is not None and program.name in (*self.programs, *self.daemons, "prte"):
+                yield program.parent.parent / "lib"
+                yield program.parent.parent / "lib64"
+
+
+def _major(version: str) -> int:
+    found = re.search(r"(\d+)\.\d+\.\d+", version)
+    return int(found[1]) if found else 0

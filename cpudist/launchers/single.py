@@ -1,0 +1,23 @@
+"""A process that no launcher has started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cpudist.launchers.base import Alone, Launcher, Placement
+
+
+class Single(Launcher):
+    """A job of one rank."""
+
+    name = "single"
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        return True
+
+    def placement(self) -> Placement:
+        return Placement(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, node_count=1)
+
+    def rendezvous(self) -> Alone:
+        return Alone()

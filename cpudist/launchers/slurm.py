@@ -1,0 +1,130 @@
+"""Slurm's srun."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from cpudist.errors import UserError
+from cpudist.launchers.base import AtAddress, Launcher, OverMpi, Placement
+from cpudist.topology.cpulist import format_mask
+from cpudist.topology.plan import Plan
+
+# Step ids from here on belong to no step that srun started: the batch script, an interactive shell, and so on.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+# Slurm's compressed notations: host lists (`n[01-03,7],gpu-a`) and counts per node (`2(x3),1`).
+_FIRST_HOST = re.compile(r"(?:[^,\[\]]|\[\d[\d,-]*\])+")
+_BRACKET = re.compile(r"\[(\d+)[^\]]*\]")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+class Slurm(Launcher):
+    """A rank is one task of a job step.
+
+    The batch script and a shell of salloc have SLURM_PROCID and SLURM_NTASKS as well, but no step has started them:
+    only the variables of a step say how many tasks there are.
+    """
+
+    name = "slurm"
+    rank_variable = "SLURM_PROCID"
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        step = variables.get("SLURM_STEP_ID", "")
+        return "SLURM_PROCID" in variables and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
+
+    def placement(self) -> Placement:
+        node_rank = self.integer("SLURM_NODEID")
+        tasks = self._tasks_per_node()
+        if node_rank >= len(tasks):
+            raise UserError(
+                f"SLURM_NODEID={node_rank} is not one of the {len(tasks)} nodes of"
+                f" SLURM_STEP_TASKS_PER_NODE={self._variables['SLURM_STEP_TASKS_PER_NODE']!r}: start them with srun"
+            )
+        # SLURM_NTASKS is the job's number; --preserve-env and nested steps do not change it.
+        size = self.optional_integer("SLURM_STEP_NUM_TASKS")
+        return Placement(
+            rank=self.integer("SLURM_PROCID"),
+            size=self.integer("SLURM_NTASKS") if size is None else size,
+            local_rank=self.integer("SLURM_LOCALID"),
+            local_size=tasks[node_rank],
+            node_rank=node_rank,
+            node_count=len(tasks),
+        )
+
+    def rendezvous(self) -> OverMpi | AtAddress:
+        # srun --mpi=pmi2 and --mpi=pmix make an MPI world and set these variables; --mpi=none does neither.
+        if "PMI_RANK" in self._variables or "PMIX_RANK" in self._variables:
+            return OverMpi()
+        # Steps that share a node need different ports, below those that the system assigns (32768 and up).
+        port = 15000 + (self.integer("SLURM_JOB_ID") * 31 + self.integer("SLURM_STEP_ID")) % 15000
+        return AtAddress(
+            self._variables.get("MASTER_ADDR") or self._first_host(),
+            self.optional_integer("MASTER_PORT") or port,
+            # Not a secret, but it keeps out the ranks of another step that happens to have the same port.
+            token=self.token or f"{self.integer('SLURM_JOB_ID')}.{self.integer('SLURM_STEP_ID')}",
+        )
+
+    @property
+    def restarts(self) -> int:
+        return super().restarts + (self.optional_integer("SLURM_RESTART_COUNT") or 0)
+
+    @property
+    def run_ids(self) -> dict[str, bool]:
+        return super().run_ids | step_id(self._variables)
+
+    @classmethod
+    def pinning_arguments(cls, plan: Plan) -> list[str]:
+        """Return the options of srun that start and pin the ranks of one node as the plan says: srun(1), --cpu-bind."""
+        count = f"--ntasks-per-node={len(plan.ranks)}"
+        if not plan.pinned:
+            return [count, "--cpu-bind=none"]
+        return [count, "--cpu-bind=mask_cpu:" + ",".join(format_mask(rank.mask) for rank in plan.ranks)]
+
+    def _first_host(self) -> str:
+        if len(self._tasks_per_node()) == 1:
+            return "127.0.0.1"  # also where this node's Slurm name cannot be resolved
+        return _first_of(self._variables.get("SLURM_STEP_NODELIST") or self._variables.get("SLURM_JOB_NODELIST", ""))
+
+    def _tasks_per_node(self) -> list[int]:
+        # Not SLURM_NTASKS_PER_NODE, which is set only where the user has given that option.
+        text = self._variables.get("SLURM_STEP_TASKS_PER_NODE")
+        if text is None:
+            raise UserError("slurm started this process, but SLURM_STEP_TASKS_PER_NODE is not set: start it with srun")
+        return _expand_counts(text)
+
+
+def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
+    """Return the name of the run that a job step is, as `Launcher.run_ids` does; empty outside of steps.
+
+    A job that is queued again keeps its number and those of its steps. An interactive shell is a step too, which all
+    that it starts have in common, but it is never queued again.
+    """
+    job, step = variables.get("SLURM_JOB_ID", ""), variables.get("SLURM_STEP_ID", "")
+    if not (job and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP):
+        return {}
+    return {f"slurm-{job}.{step}": variables.get("SLURM_RESTART_COUNT", "0") != "0"}
+
+
+def _first_of(hosts: str) -> str:
+    """Return the first name of a host list, such as ``n01`` of ``n[01-03,7],gpu-a``."""
+    first = _FIRST_HOST.match(hosts)
+    if first is None or hosts[first.end() : first.end() + 1] not in ("", ","):
+        raise _not_understood(hosts)
+    return _BRACKET.sub(r"\1", first[0])
+
+
+def _expand_counts(text: str) -> list[int]:
+    """Return the number of tasks of each node."""
+    counts: list[int] = []
+    for piece in text.split(","):
+        match = _COUNT.fullmatch(piece)
+        if match is None:
+            raise _not_understood(text)
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _not_understood(text: str) -> UserError:
+    return UserError(f"Slurm's list {text!r} is not understood: set MASTER_ADDR and start the step with srun itself")

@@ -1,0 +1,52 @@
+"""torchrun: PyTorch's elastic agent, one per node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import ClassVar
+
+from cpudist.launchers.base import AtAddress, Launcher
+from cpudist.launchers.env import Env
+from cpudist.launchers.slurm import step_id
+
+
+class Torchrun(Env):
+    """An agent on each node starts that node's ranks; one of the agents serves the store."""
+
+    name = "torchrun"
+    placement_variables: ClassVar = {
+        **Env.placement_variables,
+        "node_rank": "GROUP_RANK",
+        "node_count": "GROUP_WORLD_SIZE",
+    }
+    rank_variable = "LOCAL_RANK"
+    placement = Launcher.placement  # torchrun has set all variables, so a missing one is not the user's omission
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> bool:
+        # Other launchers set RANK and WORLD_SIZE as well; only torchrun's agent sets the run id.
+        return "TORCHELASTIC_RUN_ID" in variables
+
+    def rendezvous(self) -> AtAddress:
+        served = self._variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return replace(super().rendezvous(), served=served)
+
+    @property
+    def restarts(self) -> int:
+        return super().restarts + (self.optional_integer("TORCHELASTIC_RESTART_COUNT") or 0)
+
+    @property
+    def run_ids(self) -> dict[str, bool]:
+        return super().run_ids | step_id(self._variables) | self._agent_id()
+
+    def _agent_id(self) -> dict[str, bool]:
+        # Users repeat an --rdzv-id, whose default is "none". The agent's log folder has a name of its own, and ranks
+        # are also started again without being counted, where a node joins.
+        folder = self._variables.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
+        if folder:
+            return {f"torchrun-{PurePath(folder).name}": True}
+        name = self._variables["TORCHELASTIC_RUN_ID"]
+        counted = bool(self.optional_integer("TORCHELASTIC_RESTART_COUNT"))
+        return {} if name == "none" else {f"torchrun-{name}": counted}

@@ -1,0 +1,68 @@
+"""Ranks that ended without an error of their own: which was the first, and the sentence that reports one.
+
+The store, the other ranks and `cpudist launch` each may notice a loss; all of them report it in these words.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+_HOW = {
+    "ended": "ended without an error message (killed, out of memory, or crashed?)",
+    "unreachable": "cannot be reached any more (host down, or its link?)",
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that was lost.
+
+    Attributes:
+        how: "ended": its process is gone; "unreachable": its host does not answer; a number: the signal that killed it.
+        rank: None where it is not known.
+        host: empty where it is not known.
+        last_seen: what it did last, such as "last in train.py:88"; empty where it is not known.
+    """
+
+    how: Literal["ended", "unreachable"] | int
+    rank: int | None = None
+    host: str = ""
+    last_seen: str = ""
+
+    def __str__(self) -> str:
+        """Return the sentence for the user, without a full stop."""
+        who = "a rank" if self.rank is None else f"rank {self.rank}"
+        where = f" on {self.host}" if self.host else ""
+        how = _killed_by(self.how) if isinstance(self.how, int) else _HOW[self.how]
+        return f"{who}{where} {how}" + (f"; it was {self.last_seen}" if self.last_seen else "")
+
+
+def first_killed(killed: Sequence[Loss], first_ended: Mapping[str, int | None]) -> Loss | None:
+    """Return the loss that ended the job, as far as that is known; None where no signal killed a rank.
+
+    A launcher kills the other ranks with SIGKILL and may report those like the first, so other signals come first.
+    Where ranks on several hosts died of SIGKILL, the rank stays unknown: the surviving ranks report it.
+
+    Args:
+        killed: the ranks that signals have killed, from what the launcher wrote.
+        first_ended: for each host the rank whose process ended first there; None where several ended together.
+    """
+    telling = [loss for loss in killed if loss.how != signal.SIGKILL] or list(killed)
+    if not telling:
+        return None
+    first = telling[0]
+    if len(telling) > 1:
+        ranks = {loss.rank for loss in telling} & set(first_ended.values())
+        if len({loss.host for loss in telling}) > 1 or len(ranks) != 1:
+            return Loss(first.how)
+        first = next(loss for loss in telling if loss.rank in ranks)
+    return first if first.rank is not None else replace(first, rank=first_ended.get(first.host))
+
+
+def _killed_by(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = " (dmesg there tells whether memory ran out)" if number == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

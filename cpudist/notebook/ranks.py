@@ -1,0 +1,218 @@
+"""This node's ranks in one attempt: start them, show what they print, and wait for their end.
+
+The processes are not forked, so threads, an MPI or a process group of the notebook do not exist in them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Literal
+
+from cpudist.launch.node_agents import NodeAgents
+from cpudist.launchers.mpi import Host
+from cpudist.launchers.notebook import rank_variables, without_launcher
+from cpudist.notebook.nodes import Nodes
+from cpudist.notebook.result import Failure, Mailbox, Result
+from cpudist.notebook.settings import Settings
+from cpudist.processes import python_main
+from cpudist.relay import Relay
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+_POLL_SECONDS = 0.1
+_OTHERS_SECONDS = 10.0  # for the other ranks to end by themselves when one has failed
+_STOP_SECONDS = 2.0  # for ranks to clean up after an interrupt
+_REST_SECONDS = 1.0  # for the rest of their output
+_CAUSE_SECONDS = 5.0  # for another node to report why ranks have ended here without an exception
+
+
+class Output:
+    """Writes what a rank prints to `sys.stdout` or `sys.stderr`, which a cell may replace at any time.
+
+    Args:
+        name: "stdout" or "stderr".
+        prefix: what each line begins with; None for none.
+        whole: whether to wait for the end of a line, so that lines of several ranks do not mix.
+    """
+
+    def __init__(self, name: Literal["stdout", "stderr"], prefix: str | None, whole: bool) -> None:
+        self._name = name
+        self._prefix = prefix or ""
+        self._whole = whole
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def write(self, piece: bytes) -> None:
+        """Write UTF-8 text in pieces of any size, the last of which is empty."""
+        text = self._rest + self._decoder.decode(piece, final=not piece)
+        if self._whole:
+            # A progress bar's line ends with the carriage return that begins the next one.
+            lines = _LINE.findall(text)
+            self._rest = text[sum(map(len, lines)) :]
+            if not piece and self._rest:
+                lines.append(f"{self._rest}\n")
+            text = "".join(f"{self._prefix}{line}" if line.strip() else line for line in lines)
+        stream = getattr(sys, self._name)
+        if text and stream is not None:
+            stream.write(text)
+            stream.flush()
+
+
+class _Rank:
+    """One rank's process, its output and its mailbox."""
+
+    def __init__(self, settings: Settings, local_rank: int, payload: int, variables: Mapping[str, str]) -> None:
+        self.number = settings.placement(local_rank).rank
+        self.mailbox = Mailbox()
+        self.failure: Failure | None = None
+        prefix = settings.prefix(local_rank)
+        shown = self.number == 0 or prefix is not None
+        self.process = subprocess.Popen(
+            [*python_main("cpudist.notebook.worker"), str(payload), str(self.mailbox.descriptor)],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if shown else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(payload, self.mailbox.descriptor),
+            start_new_session=True,  # Jupyter interrupts the notebook's process group; `_stop` interrupts the ranks
+        )
+        assert self.process.stderr is not None
+        whole = prefix is not None or self.number != 0
+        self.relays = [Relay(self.process.stderr, Output("stderr", prefix, whole).write)]
+        if self.process.stdout is not None:
+            self.relays.append(Relay(self.process.stdout, Output("stdout", prefix, whole).write))
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended; set `failure` if it has failed."""
+        status = self.process.poll()
+        if status is None:
+            return False
+        if status != 0 and self.failure is None:
+            left = self.mailbox.content()
+            self.failure = left if isinstance(left, Failure) else Failure.of_status(self.number, status)
+        return True
+
+    def close(self) -> None:
+        """Kill the process if it still runs, and close pipes and mailbox."""
+        self.process.kill()
+        self.process.wait()
+        for relay in self.relays:
+            relay.finish(_REST_SECONDS, lambda: True)
+        self.mailbox.close()
+
+
+class LocalRanks:
+    """The ranks of this node in one attempt. `run` waits for their end, and `close` kills what is left of them.
+
+    Args:
+        settings: of this launch.
+        nodes: the store in which the ranks find each other.
+        payload: a descriptor of the file that `worker.py` reads.
+        attempt: number of this attempt.
+        run_id: the name of the launch, which all attempts have.
+    """
+
+    def __init__(self, settings: Settings, nodes: Nodes, payload: int, attempt: int, run_id: str) -> None:
+        self._nodes = nodes
+        self._attempt = attempt
+        self._ranks: list[_Rank] = []
+        mark = uuid.uuid4().hex
+        # Kills every process with the mark, also those that a rank has started, and also when this process is killed.
+        self._agents = NodeAgents([Host("localhost")], mark, "RANK")
+        try:
+            self._start(settings, payload, {"CPUDIST_JOB_ID": mark, "CPUDIST_RUN_ID": run_id})
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self) -> Result | Failure:
+        """Wait for all ranks and pass their output on; return rank 0's result, or how the attempt has failed.
+
+        Raises:
+            KeyboardInterrupt: the cell was interrupted; the ranks have been interrupted too.
+        """
+        try:
+            failure = self._wait()
+        except KeyboardInterrupt:
+            self._stop()
+            raise
+        for rank in self._ranks:
+            for relay in rank.relays:
+                relay.finish(_REST_SECONDS)
+        if failure is not None:
+            return self._nodes.report(self._attempt, failure)
+        return next((rank.mailbox.content() for rank in self._ranks if rank.number == 0), Result(None))
+
+    def close(self) -> None:
+        """Kill what is left of the ranks."""
+        self._agents.end()
+        for rank in self._ranks:
+            rank.close()
+
+    def _start(self, settings: Settings, payload: int, ids: dict[str, str]) -> None:
+        variables = _variables(settings, ids, self._attempt)
+        for local_rank in range(settings.num_processes):
+            own = rank_variables(settings.placement(local_rank), self._nodes.rendezvous(self._attempt))
+            self._ranks.append(_Rank(settings, local_rank, payload, {**variables, **own}))
+
+    def _wait(self) -> Failure | None:
+        """Wait until all ranks have ended, for a bounded time after a failure; return the first failure on any node."""
+        deadline, elsewhere = float("inf"), None
+        while not self._all_have_ended() and time.monotonic() < deadline:
+            self._pause()
+            elsewhere = elsewhere or self._nodes.failure(self._attempt)
+            first = self._first_failure()
+            if first is not None and first.how == "killed":  # report it before other ranks fail because of it
+                self._nodes.report(self._attempt, first)
+            if first is not None or elsewhere is not None:
+                deadline = min(deadline, time.monotonic() + _OTHERS_SECONDS)
+        first = self._first_failure()
+        if first is not None and first.how == "ended":
+            deadline = time.monotonic() + _CAUSE_SECONDS
+            while elsewhere is None and self._nodes.several and time.monotonic() < deadline:
+                self._pause()
+                elsewhere = self._nodes.failure(self._attempt)
+        return elsewhere or first
+
+    def _all_have_ended(self) -> bool:
+        ended = [rank.has_ended() for rank in self._ranks]  # of all ranks: each sets its failure
+        return all(ended)
+
+    def _first_failure(self) -> Failure | None:
+        failures = [rank.failure for rank in self._ranks if rank.failure is not None]
+        return min(failures, key=lambda failure: failure.order, default=None)
+
+    def _stop(self) -> None:
+        """Interrupt the ranks, which get a moment to clean up."""
+        stopped = Failure("the job", "was interrupted in another node's cell", time.monotonic(), stopped=True)
+        self._nodes.report(self._attempt, stopped)
+        for rank in self._ranks:
+            if rank.process.poll() is None:
+                rank.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while time.monotonic() < deadline and not self._all_have_ended():
+            self._pause()
+
+    def _pause(self) -> None:
+        self._agents.tick()
+        time.sleep(_POLL_SECONDS)
+
+
+def _variables(settings: Settings, ids: dict[str, str], attempt: int) -> dict[str, str]:
+    """Return the variables that all ranks share."""
+    variables = without_launcher(os.environ)
+    if variables.get("MPLBACKEND", "").startswith("module:"):  # draws into the notebook's cells
+        del variables["MPLBACKEND"]
+    return {
+        **variables,
+        **ids,
+        "CPUDIST_RESTART_COUNT": str(attempt),
+        "ACCELERATE_MIXED_PRECISION": settings.mixed_precision,
+    }

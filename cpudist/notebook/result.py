@@ -1,0 +1,159 @@
+"""What a rank returns to its notebook: the result of its function, or how it failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cloudpickle
+
+from cpudist.console import one_line
+from cpudist.errors import UserError
+
+_HEAD_START = 1.0  # seconds in which other ranks may fail because of a killed rank before its end is noticed
+
+
+class RankFailed(RuntimeError):
+    """A rank has failed. The message names it and has its traceback, if there is one."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The value that the function returned on rank 0; None on the others."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank, or a whole node, has failed.
+
+    Attributes:
+        who: such as "rank 1 on node0".
+        said: what happened, as a sentence that `who` begins; with the traceback, if there is one.
+        at: time of this machine's monotonic clock, in seconds.
+        how: whether it "raised" an exception, was "killed" by a signal, or "ended" with neither, as a rank does after
+            the failure of another one.
+        error: the exception, pickled; None where there was none or it cannot be pickled.
+        mistake: whether it was a `UserError`, after which a restart is useless.
+        stopped: whether a user has stopped it.
+    """
+
+    who: str
+    said: str
+    at: float
+    how: Literal["raised", "killed", "ended"] = "raised"
+    error: bytes | None = None
+    mistake: bool = False
+    stopped: bool = False
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException, trace: str) -> Failure:
+        """Return the failure of this process by an exception, with its traceback as text."""
+        pickled = None
+        if isinstance(error, Exception):  # SystemExit and the like would end the notebook
+            try:
+                pickled = cloudpickle.dumps(error.with_traceback(None))
+                pickle.loads(pickled)  # many exceptions can be pickled and not unpickled
+            except Exception:  # noqa: BLE001 - the traceback has it too
+                pickled = None
+        stopped = isinstance(error, KeyboardInterrupt)
+        said = f"failed:\n\n{trace}"
+        return cls(_rank_here(rank), said, time.monotonic(), "raised", pickled, isinstance(error, UserError), stopped)
+
+    @classmethod
+    def of_status(cls, rank: int, status: int) -> Failure:
+        """Return the failure of a rank that ended with a `status` of `subprocess` and left no `Failure`."""
+        now = time.monotonic()
+        if status >= 0:
+            return cls(_rank_here(rank), f"ended with exit status {status} and without an exception", now, "ended")
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+        hint = " (dmesg tells whether memory ran out)" if -status == signal.SIGKILL else ""
+        return cls(_rank_here(rank), f"was killed by {name}{hint}", now, "killed")
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Sort key of failures; the smallest one is the cause of the others."""
+        return self.how == "ended", self.at - _HEAD_START * (self.how == "killed")
+
+    def to_json(self) -> str:
+        """Return it as text, without the exception: unpickling data from the network could run any code."""
+        return json.dumps(
+            {"who": self.who, "said": self.said, "how": self.how, "mistake": self.mistake, "stopped": self.stopped}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """Return the failure of another node's rank, at this machine's time."""
+        return cls(**json.loads(text), at=time.monotonic())
+
+    def raise_here(self) -> None:
+        """Raise the failure in this process.
+
+        Raises:
+            RankFailed: the rank raised no exception, or one that cannot be unpickled here. Otherwise its own exception
+                is raised, with a `RankFailed` that has the traceback as its cause.
+        """
+        failed = RankFailed(f"{self.who} {self.said}")
+        if self.error is None:
+            raise failed
+        try:
+            error = pickle.loads(self.error)
+        except Exception:  # noqa: BLE001 - this node may not have its class
+            raise failed from None
+        if isinstance(error, UserError):
+            raise error from None
+        raise error from failed
+
+
+def traceback_of(error: BaseException, first: Any) -> str:
+    """Return an exception's traceback from the frame `first` on, as Python prints it."""
+    return "".join(traceback.format_exception(type(error), error, first)).rstrip()
+
+
+class Mailbox:
+    """A memory file that a rank shares with its notebook, in which the rank leaves one result.
+
+    Args:
+        descriptor: of an existing one, in the rank's process; None makes a new one.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("cpudist-notebook") if descriptor is None else descriptor
+
+    def leave(self, content: Result | Failure) -> None:
+        """Write a result or a failure.
+
+        Raises:
+            UserError: it cannot be carried to another process.
+        """
+        try:
+            data = cloudpickle.dumps(content)
+        except Exception as error:  # noqa: BLE001 - objects raise what they like
+            kind = type(getattr(content, "value", None)).__name__
+            raise UserError(
+                f"the function's result, of type {kind}, cannot be carried back to the notebook:"
+                f" {one_line(str(error))}; return numbers, tensors or the like, or save it to a file"
+            ) from None
+        with open(f"/proc/self/fd/{self.descriptor}", "wb") as file:
+            file.write(data)
+
+    def content(self) -> Any:
+        """Return what was left; None if nothing was."""
+        with open(f"/proc/self/fd/{self.descriptor}", "rb") as file:
+            return pickle.load(file) if os.fstat(file.fileno()).st_size else None
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)
+
+
+def _rank_here(rank: int) -> str:
+    return f"rank {rank} on {socket.gethostname()}"

@@ -1,0 +1,72 @@
+"""Pass the output of a child process on as it comes, in a thread of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import termios
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO
+
+_PIECE_BYTES = 1 << 16
+_LOOK_SECONDS = 0.2  # between two looks whether the thread has to end
+
+
+class Relay:
+    """One stream of a child process, passed on while this process does other work.
+
+    A write blocks while our reader (such as `less`) does not read, or while the terminal is stopped; it blocks the
+    thread alone.
+
+    Args:
+        stream: the reading end of a pipe, which the thread closes.
+        write: writes a piece, all of it; gets an empty piece at the end of the stream. Errors of our output, which may
+            be closed, are ignored.
+
+    Attributes:
+        writing: whether a piece of output is under way.
+    """
+
+    def __init__(self, stream: IO[bytes], write: Callable[[bytes], object]) -> None:
+        self.writing = False
+        self._stream = stream
+        self._write = write
+        self._ending = False
+        self._thread = threading.Thread(target=self._pass_on, name="cpudist-relay", daemon=True)
+        self._thread.start()
+
+    def finish(self, seconds: float, stop: Callable[[], object] = lambda: False) -> None:
+        """Wait until all output has been passed on, then end the thread.
+
+        Args:
+            seconds: how long to wait for processes that keep the other end open. Our reader may take any time.
+            stop: ends the wait for our reader, too, once it returns a true value.
+        """
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and (time.monotonic() < deadline or not (self._has_passed_all() or stop())):
+            self._thread.join(_LOOK_SECONDS)
+        self._ending = True
+
+    def _has_passed_all(self) -> bool:
+        with suppress(OSError, ValueError):  # the thread has closed the pipe
+            if any(fcntl.ioctl(self._stream, termios.FIONREAD, bytes(4))):  # the number of bytes that it holds
+                return False
+        return not self.writing  # asked last: what the pipe held a moment ago may be under way
+
+    def _pass_on(self) -> None:
+        poll = select.poll()
+        poll.register(self._stream, select.POLLIN)
+        with self._stream:
+            while not self._ending:
+                if poll.poll(1000 * _LOOK_SECONDS):
+                    self.writing = True
+                    piece = os.read(self._stream.fileno(), _PIECE_BYTES)
+                    with suppress(OSError, ValueError):
+                        self._write(piece)
+                    self.writing = False
+                    if not piece:
+                        return

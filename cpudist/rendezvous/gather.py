@@ -1,0 +1,104 @@
+"""All-gather of texts through a store, with a few requests from each rank."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from cpudist.console import first_line
+from cpudist.errors import StartupTimeout
+from cpudist.waiting import poll
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_VERDICT_SECONDS = 5.0  # for rank 0 to publish who is missing, after the timeout
+_MOST_NAMES = 20  # of missing ranks in a message
+
+
+def all_gather(
+    store: Store,
+    rank: int,
+    size: int,
+    key: str,
+    value: str,
+    timeout: float,
+    what: str = "starting the job",
+    meanwhile: Callable[[], object] | None = None,
+) -> list[str]:
+    """Publish this rank's value under `key` and return the values of all ranks, in rank order.
+
+    Rank 0 collects the values and publishes them as one, so the number of requests grows with the ranks, not with their
+    square.
+
+    Args:
+        store: the store that all ranks share.
+        rank, size: this rank, and the number of ranks.
+        key: a key that has not been used in this store.
+        value: this rank's text.
+        timeout: seconds to wait for the other ranks.
+        what: the purpose, with which an error message begins.
+        meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
+
+    Raises:
+        StartupTimeout: some ranks have not published theirs in time (the message names them), or the store is lost.
+    """
+    own, everyone = f"{key}/{rank}", f"{key}/all"
+    try:
+        store.set(own, f"={value}")  # torch's stores drop empty values
+        if rank == 0:
+            keys = [f"{key}/{other}" for other in range(size)]
+            complete = _await(store, keys, timeout, meanwhile)
+            missing = [] if complete else _missing(store, key, size)
+            values = [] if missing else [text.decode()[1:] for text in _get_all(store, keys)]
+            # The ranks' texts are similar, and all of them go to each rank.
+            packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
+            store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
+        else:
+            found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
+            if found:
+                missing, values = json.loads(zlib.decompress(store.get(everyone)))
+            else:  # rank 0 may have started later than this rank, and still wait
+                missing, values = _missing(store, key, size) or [0], []
+    except RuntimeError as error:  # torch's DistError
+        raise StartupTimeout(f"{what}: lost the store of rank 0: {first_line(error)}") from None
+    if missing:
+        names = ", ".join(map(str, missing[:_MOST_NAMES])) + (", …" if len(missing) > _MOST_NAMES else "")
+        raise StartupTimeout(
+            f"{what}: after {timeout:g} s still waiting for rank{'s' * (len(missing) > 1)} {names} of {size}; "
+            "look at their output, or give more time with --timeout"
+        )
+    return list(values)
+
+
+def _missing(store: Store, key: str, size: int) -> list[int]:
+    """Return the ranks that have published nothing."""
+    return [rank for rank in range(size) if not store.check([f"{key}/{rank}"])]
+
+
+def _await(store: Store, keys: list[str], timeout: float, meanwhile: Callable[[], object] | None) -> bool:
+    """Wait until all keys are there; return False after `timeout` seconds."""
+    if meanwhile is not None or not _waits_quietly(store):
+        return poll(lambda: store.check(keys), timeout, meanwhile)
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except RuntimeError:
+        return store.check(keys)
+    return True
+
+
+def _waits_quietly(store: Store) -> bool:
+    """Return whether `store.wait` may time out; torch's own stores then print warnings with C++ frames."""
+    from cpudist.store.torch_store import JobStore
+
+    return isinstance(store, JobStore)
+
+
+def _get_all(store: Store, keys: list[str]) -> list[bytes]:
+    try:
+        return list(store.multi_get(keys))
+    except RuntimeError:  # not every kind of store has it
+        return [store.get(key) for key in keys]

@@ -1,0 +1,12 @@
+"""The job's own key-value store: a small server in a process of rank 0's, and its clients.
+
+- `values.py`, `server.py`: keys, values and waiting; `serve.py`, `process.py`: the process that serves them.
+- `protocol.py`: the messages; `client.py`: a connection; `torch_store.py`: a connection as torch's `Store`.
+
+Clients and server prove to each other that they know the job's token. It must not know rendezvous, backends or jobs.
+"""
+
+from cpudist.store.client import Address, Connection, StoreLost
+from cpudist.store.process import StoreProcess
+
+__all__ = ["Address", "Connection", "StoreLost", "StoreProcess"]

@@ -1,0 +1,221 @@
+"""A client's connection with the job's store: one request at a time, each in bounded time."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from cpudist.console import first_line
+from cpudist.errors import StartupTimeout
+from cpudist.store import protocol
+from cpudist.store.protocol import Code
+from cpudist.waiting import poll
+
+_ATTEMPT_SECONDS = 5.0  # for one address to answer
+_ANSWER_SECONDS = 15.0  # for the server to answer what it can answer at once
+
+
+class StoreLost(RuntimeError):
+    """The job's store no longer answers."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Address of the job's store, and the token that authenticates the job's clients.
+
+    Attributes:
+        hosts: addresses of its host; some may not be reachable from here.
+        port: its port, the same at all addresses.
+        token: the job's secret; empty where the launcher offers no private way to distribute one.
+        keepalive_timeout: seconds after which a connection breaks that the network no longer carries.
+        job: key namespace of this job; a server outlives jobs.
+    """
+
+    hosts: tuple[str, ...]
+    port: int
+    token: bytes = field(repr=False)
+    keepalive_timeout: float
+    job: str = ""
+
+
+class Connection:
+    """Client of the store, for one thread at a time.
+
+    Every method raises `StoreLost` when the store does not answer: its process has ended, or the network is down.
+    """
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        """Connect and authenticate.
+
+        Args:
+            address: where the store is.
+            timeout: seconds to reach it.
+
+        Raises:
+            StartupTimeout: it cannot be reached in time, or another program answers there.
+        """
+        self._received = bytearray()
+        self._job = address.job
+        other = why = ""
+
+        def reached() -> bool:
+            nonlocal other, why
+            for host in address.hosts:
+                try:
+                    self._socket = _connected(host, address, min(_ATTEMPT_SECONDS, timeout))
+                    self.host = host
+                    return True
+                except protocol.Garbage as error:
+                    other = str(error)
+                except OSError as error:
+                    why = error.strerror or first_line(error)
+            return False
+
+        if not poll(reached, timeout):
+            raise StartupTimeout(
+                f"rank 0 cannot be reached from {socket.gethostname()} at port {address.port} of "
+                f"{', '.join(address.hosts)} ({other or why}); is there a firewall between the nodes?"
+            )
+
+    def set(self, values: dict[str, bytes]) -> None:
+        """Set all these keys."""
+        self._ask(Code.SET, *(part for key, value in values.items() for part in (self._name(key), value)))
+
+    def get(self, keys: list[str]) -> list[bytes] | None:
+        """Return the values of all keys; None if one of them is missing."""
+        code, values = self._ask(Code.GET, *map(self._name, keys))
+        return None if code == Code.MISSING else values
+
+    def ages(self, keys: list[str]) -> list[float | None]:
+        """Return for each key the seconds since it was last set; None where it is missing."""
+        _, fields = self._ask(Code.AGES, *map(self._name, keys))
+        return [None if age < 0 else age / 1000 for age in map(protocol.to_number, fields)]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which is 0 at first, and return the sum."""
+        return self._number(Code.ADD, self._name(key), protocol.number(amount))
+
+    def append(self, key: str, value: bytes) -> None:
+        """Append to the value of a key, which is empty at first."""
+        self._ask(Code.APPEND, self._name(key), value)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set the key if it holds `expected` (a missing key: empty) and return what it holds afterwards."""
+        return self._ask(Code.COMPARE_SET, self._name(key), expected, desired)[1][0]
+
+    def delete(self, key: str) -> bool:
+        """Delete a key; return whether it was there."""
+        return bool(self._number(Code.DELETE, self._name(key)))
+
+    def count(self) -> int:
+        """Return the number of keys."""
+        return self._number(Code.COUNT)
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+        return bool(self._number(Code.CHECK, *map(self._name, keys)))
+
+    def wait_all(self, keys: list[str], timeout: float) -> bool:
+        """Wait until all keys are there; return False after `timeout` seconds."""
+        return self._wait(Code.WAIT_ALL, keys, timeout)
+
+    def wait_any(self, keys: list[str], timeout: float) -> bool:
+        """Wait until one of the keys is there; return False after `timeout` seconds."""
+        return self._wait(Code.WAIT_ANY, keys, timeout)
+
+    def on_disconnect(self, key: str, value: str) -> None:
+        """Have the server append a line to `key` when this connection breaks: `value`, and "ended" or "unreachable"."""
+        self._ask(Code.ON_DISCONNECT, self._name(key), value.encode())
+
+    def report_on_disconnect(self, key: str, value: str, unless: str, text: str) -> None:
+        """Have the server print `text` after that `on_disconnect`, unless a client is left and sets `unless`."""
+        self._ask(Code.REPORT_ON_DISCONNECT, self._name(key), value.encode(), self._name(unless), text.encode())
+
+    def cancel_on_disconnect(self, key: str, value: str) -> None:
+        """Cancel that `on_disconnect`, whichever connection asked for it."""
+        self._ask(Code.CANCEL_ON_DISCONNECT, self._name(key), value.encode())
+
+    def interrupt(self) -> None:
+        """Break the connection; a thread that waits for an answer on it gets `StoreLost`."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection. In a forked child this leaves the parent's connection open."""
+        self._socket.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed or lost."""
+        return self._socket.fileno() < 0
+
+    def _name(self, key: str) -> bytes:
+        return f"{self._job}/{key}".encode()
+
+    def _wait(self, code: Code, keys: list[str], timeout: float) -> bool:
+        milliseconds = protocol.number(round(1000 * timeout))
+        return bool(self._number(code, milliseconds, *map(self._name, keys), within=timeout + _ANSWER_SECONDS))
+
+    def _number(self, code: Code, *fields: bytes, within: float = _ANSWER_SECONDS) -> int:
+        return protocol.to_number(self._ask(code, *fields, within=within)[1][0])
+
+    def _ask(self, code: Code, *fields: bytes, within: float = _ANSWER_SECONDS) -> tuple[Code, list[bytes]]:
+        try:
+            self._socket.settimeout(within)
+            self._socket.sendall(protocol.pack(code, *fields))
+            answer = self._answer()
+            if answer[0] not in (code, Code.MISSING):
+                raise protocol.Garbage(f"an answer to {answer[0].name} where {code.name} was asked")
+            return answer
+        except (OSError, protocol.Garbage) as error:
+            self.close()
+            raise StoreLost(first_line(error)) from None
+        except BaseException:  # the answer may still come, and the next request must not take it for its own
+            self.close()
+            raise
+
+    def _answer(self) -> tuple[Code, list[bytes]]:
+        while True:
+            for answer in protocol.frames(self._received):
+                return answer
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise protocol.Garbage("it has closed the connection")
+            self._received += data
+
+
+def _connected(host: str, address: Address, timeout: float) -> socket.socket:
+    """Connect to `host`; each side proves that it knows the token.
+
+    Raises:
+        OSError: no program answers there.
+        protocol.Garbage: another program answers.
+    """
+    connection = socket.create_connection((host, address.port), timeout=timeout)
+    try:
+        protocol.enable_keepalive(connection, address.keepalive_timeout)
+        greeting = _receive(connection, protocol.GREETING_BYTES)
+        if not greeting.startswith(protocol.HELLO):
+            raise protocol.Garbage("another program than a cpudist job answers")
+        theirs, ours = greeting[len(protocol.HELLO) :], secrets.token_bytes(protocol.NONCE_BYTES)
+        connection.sendall(ours + protocol.proof(address.token, b"client", theirs, ours))
+        if not protocol.same(
+            _receive(connection, protocol.PROOF_BYTES), protocol.proof(address.token, b"server", ours, theirs)
+        ):
+            raise protocol.Garbage("another job than this one answers")
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise protocol.Garbage("another job, or another program than a cpudist job, answers")
+        data += part
+    return data

@@ -1,0 +1,86 @@
+"""Start and end the process that serves the job's store."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import shlex
+import subprocess
+from contextlib import suppress
+
+from cpudist.errors import UserError
+from cpudist.processes import python_main
+
+_START_SECONDS = 60.0
+_END_SECONDS = 1.0
+# -I: modules in the working folder or on PYTHONPATH may have the names of Python's own. -S: starts faster.
+_COMMAND = python_main("cpudist.store.serve", "-I", "-S")
+
+
+class StoreProcess:
+    """The job's store in a child process, which ends when this process does.
+
+    Args:
+        addresses: addresses to listen on; empty: all of this machine.
+        port: port to listen on; 0: any free one.
+        token: the secret that clients must know.
+        keepalive_timeout: seconds after which a client counts as unreachable.
+
+    Raises:
+        UserError: the child does not start, or cannot listen there.
+    """
+
+    def __init__(self, addresses: list[str], port: int, token: bytes, keepalive_timeout: float) -> None:
+        self._process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # outlives a launcher's kill of rank 0's group, and reports it to the other ranks
+        )
+        # Through standard input, where no other user sees the token.
+        options = {"token": token.hex(), "addresses": addresses, "port": port, "keepalive_timeout": keepalive_timeout}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        with suppress(BrokenPipeError):
+            self._stdin.write(json.dumps(options) + "\n")
+            self._stdin.flush()
+        try:
+            answer = self._answer()
+        except BaseException:  # also when a notebook's cell is interrupted: leave no process behind
+            self._process.kill()
+            self.close()
+            raise
+        if not answer.isdigit():
+            self.close()
+            where = f"port {port} of {', '.join(addresses) or 'this host'}"
+            raise UserError(
+                f"rank 0 cannot serve the job's store at {where}: {answer.removeprefix('error ')}; "
+                "choose another port (MASTER_PORT), or wait until the job that has it is over"
+            )
+        self.port = int(answer)
+
+    def _answer(self) -> str:
+        """Return the child's first line; raise where there is none, since this process may be a notebook's kernel."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            answered = bool(selector.select(_START_SECONDS))
+        answer = self._stdout.readline().strip() if answered else ""
+        if not answer:
+            raise UserError(
+                f"rank 0 cannot start the job's store{'' if answered else f' within {_START_SECONDS:g} s'};"
+                f" to see why, run: {shlex.join(_COMMAND)} </dev/null"
+            )
+        return answer
+
+    def close_in_child(self) -> None:
+        """Close this end in a forked child; otherwise the store would live as long as the child."""
+        self._stdin.close()
+        self._stdout.close()
+
+    def close(self) -> None:
+        """Tell the child to end once no client is connected any more; wait for that at most a second."""
+        self.close_in_child()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)

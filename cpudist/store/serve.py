@@ -1,0 +1,67 @@
+"""Run the job's store in a process of its own beside rank 0.
+
+The process answers also while rank 0 is busy, and it notices the end of rank 0 as it notices the end of any other rank:
+the rank's connections break. It reads one line of JSON (token, addresses, port, keepalive_timeout) from standard input
+and prints the port. It ends when its standard input has ended and no client is connected any more, at most seconds
+later. Signals that are meant for the job do not end it: where a launcher kills all ranks at once, only this process can
+report which rank was lost first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+
+from cpudist.console import say
+from cpudist.store.server import Server
+
+_BACKLOG = 4096
+
+
+def main() -> None:
+    """Serve with the options from standard input, for as long as that stays open."""
+    # Slurm sends its signals to all processes of a rank, SIGUSR1 before the time limit too.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # ranks that end still report why through the store
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    options = json.loads(sys.stdin.readline())
+    try:
+        listening = listen(options["addresses"], options["port"])
+    except OSError as error:
+        print(f"error {error.strerror}".split(" (while")[0], flush=True)
+        return
+    print(listening[0].getsockname()[1], flush=True)
+    server = Server(bytes.fromhex(options["token"]), listening, options["keepalive_timeout"])
+    for text in server.run(sys.stdin.fileno(), _release_output)[:1]:  # later losses are consequences of the first
+        say(text)
+
+
+def _release_output() -> None:
+    """Close standard error, which is the job's: a launcher may wait until no process has it open."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.close(nowhere)
+
+
+def listen(addresses: list[str], port: int) -> list[socket.socket]:
+    """Listen on one port of `addresses`, or of all addresses if there are none; port 0 is any free one.
+
+    Raises:
+        OSError: an address is not this machine's, or the port is taken.
+    """
+    if addresses:
+        first = _listen_at(addresses[0], port)
+        return [first, *(_listen_at(address, first.getsockname()[1]) for address in addresses[1:])]
+    if socket.has_dualstack_ipv6():
+        return [socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
+    return [socket.create_server(("", port), backlog=_BACKLOG)]
+
+
+def _listen_at(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=_BACKLOG)

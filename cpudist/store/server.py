@@ -1,0 +1,284 @@
+"""Authenticated key-value server. Clients without the token are disconnected.
+
+It needs only the standard library; serve.py runs it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from cpudist.store import protocol
+from cpudist.store.protocol import Code
+from cpudist.store.values import Values, Wait
+
+_HANDSHAKE_SECONDS = 5.0
+# Clients at the handshake at a time. Of more, the oldest of the most frequent address is disconnected.
+_MOST_UNAUTHENTICATED = 128
+_LINGER_SECONDS = 5.0  # for the other ranks, after rank 0's process has ended
+_CHUNK_BYTES = 1 << 16
+_PAUSE_SECONDS = 1.0  # at most, between two looks for peers that are too slow at the handshake
+
+
+@dataclass(eq=False)
+class _Peer:
+    connection: socket.socket
+    address: str
+    since: float
+    nonce: bytes
+    received: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    on_disconnect: list[tuple[bytes, bytes]] = field(default_factory=list)
+    waiting: Wait | None = None
+
+
+class Server:
+    """Serve the store to every client that knows the token.
+
+    Args:
+        token: the job's secret.
+        listening: sockets to accept clients on, already bound.
+        keepalive_timeout: seconds after which a client counts as unreachable.
+    """
+
+    def __init__(self, token: bytes, listening: list[socket.socket], keepalive_timeout: float) -> None:
+        self._token = token
+        self._keepalive_timeout = keepalive_timeout
+        self._values = Values()
+        self._peers: set[_Peer] = set()
+        self._due: list[tuple[bytes, bytes]] = []  # what disconnected peers asked to append
+        self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}  # by what is appended: unless, text
+        self._due_reports: list[tuple[bytes, bytes]] = []  # of disconnected peers, in the order of their ends
+        self._unauthenticated: dict[_Peer, None] = {}  # the peers that are still at the handshake, the oldest first
+        self._owned = True
+        self._end = 0.0  # when to stop waiting for the peers, once the owner has ended
+        self._selector = selectors.DefaultSelector()
+        self._listening = listening
+        for one in listening:
+            one.setblocking(False)
+            self._selector.register(one, selectors.EVENT_READ, partial(self._accept, one))
+        self._answers: dict[Code, Callable[[_Peer, list[bytes]], bytes | None]] = {
+            Code.SET: self._set,
+            Code.GET: self._get,
+            Code.ADD: self._add,
+            Code.APPEND: self._append,
+            Code.COMPARE_SET: self._compare_set,
+            Code.DELETE: self._delete,
+            Code.COUNT: self._count,
+            Code.CHECK: self._check,
+            Code.AGES: self._ages,
+            Code.WAIT_ALL: self._wait_all,
+            Code.WAIT_ANY: self._wait_any,
+            Code.ON_DISCONNECT: self._on_disconnect,
+            Code.CANCEL_ON_DISCONNECT: self._cancel_on_disconnect,
+            Code.REPORT_ON_DISCONNECT: self._report_on_disconnect,
+        }
+
+    def run(self, owner: int, release_output: Callable[[], None]) -> list[str]:
+        """Serve until `owner` has ended and no client is connected any more, at most some seconds later.
+
+        Args:
+            owner: a file descriptor that ends when rank 0's process does.
+            release_output: called once the owner has ended and there is nothing left to report.
+
+        Returns:
+            The reports about lost clients that no other client was left to make, in the order of the losses.
+        """
+        self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._lose_owner(owner))
+        while self._owned or (self._peers and time.monotonic() < self._end):
+            for key, events in self._selector.select(min(self._values.expire() or _PAUSE_SECONDS, _PAUSE_SECONDS)):
+                key.data(events)
+            self._drop_unauthenticated()
+            self._append_due()
+            if not self._owned and not self._may_report():
+                release_output()
+        return [text.decode(errors="replace") for text in self._open_reports()]
+
+    def _may_report(self) -> bool:
+        return bool(self._open_reports()) or any(peer.on_disconnect for peer in self._peers)
+
+    def _open_reports(self) -> list[bytes]:
+        return [text for unless, text in self._due_reports if not self._values.has_all([unless])]
+
+    def _lose_owner(self, owner: int) -> None:
+        self._selector.unregister(owner)
+        for listening in self._listening:  # a client that connects now looks for another job
+            self._selector.unregister(listening)
+            listening.close()
+        self._owned = False
+        self._end = time.monotonic() + _LINGER_SECONDS
+
+    # Connections
+
+    def _accept(self, listening: socket.socket, _events: int) -> None:
+        try:
+            connection, address = listening.accept()
+        except OSError:
+            # The client has disconnected, or no descriptor is left: then the oldest at the handshake makes room.
+            self._drop_unauthenticated(max(0, len(self._unauthenticated) - 1))
+            return
+        connection.setblocking(False)
+        protocol.enable_keepalive(connection, self._keepalive_timeout)
+        peer = _Peer(connection, str(address[0]), time.monotonic(), secrets.token_bytes(protocol.NONCE_BYTES))
+        self._peers.add(peer)
+        self._unauthenticated[peer] = None
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._serve, peer))
+        self._send(peer, protocol.HELLO + peer.nonce)
+
+    def _drop_unauthenticated(self, most: int = _MOST_UNAUTHENTICATED) -> None:
+        """Disconnect peers that take too long at the handshake, or are more than `most` there."""
+        late = time.monotonic() - _HANDSHAKE_SECONDS
+        while self._unauthenticated and next(iter(self._unauthenticated)).since < late:
+            self._drop(next(iter(self._unauthenticated)), "ended")
+        while len(self._unauthenticated) > most:
+            ((address, _),) = Counter(peer.address for peer in self._unauthenticated).most_common(1)
+            self._drop(next(peer for peer in self._unauthenticated if peer.address == address), "ended")
+
+    def _drop(self, peer: _Peer, how: str) -> None:
+        if peer not in self._peers:
+            return
+        self._peers.discard(peer)
+        self._unauthenticated.pop(peer, None)
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        if peer.waiting is not None:
+            self._values.forget(peer.waiting)
+        self._due += [(key, value + f" {how}\n".encode()) for key, value in peer.on_disconnect]
+        if how == "ended":
+            self._due_reports += [self._reports[entry] for entry in peer.on_disconnect if entry in self._reports]
+
+    def _append_due(self) -> None:
+        """Append what disconnected peers asked for. Not done in `_drop`, which may run inside such an append."""
+        while self._due:
+            self._values.append(*self._due.pop(0))
+
+    # Bytes
+
+    def _serve(self, peer: _Peer, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._flush(peer)
+            if events & selectors.EVENT_READ and peer in self._peers:
+                data = peer.connection.recv(_CHUNK_BYTES)
+                peer.received += data
+                self._handle(peer)
+                if not data:
+                    self._drop(peer, "ended")
+        except BlockingIOError:
+            pass
+        except TimeoutError:
+            self._drop(peer, "unreachable")
+        except (OSError, protocol.Garbage) as error:
+            unreachable = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+            self._drop(peer, "unreachable" if unreachable else "ended")
+
+    def _handle(self, peer: _Peer) -> None:
+        if peer in self._unauthenticated:
+            if len(peer.received) < protocol.ANSWER_BYTES:
+                return
+            nonce = bytes(peer.received[: protocol.NONCE_BYTES])
+            answer = bytes(peer.received[protocol.NONCE_BYTES : protocol.ANSWER_BYTES])
+            if not protocol.same(answer, protocol.proof(self._token, b"client", peer.nonce, nonce)):
+                raise protocol.Garbage("a wrong proof")
+            del peer.received[: protocol.ANSWER_BYTES]
+            del self._unauthenticated[peer]
+            self._send(peer, protocol.proof(self._token, b"server", nonce, peer.nonce))
+        for code, fields in protocol.frames(peer.received):
+            try:
+                reply = self._answers[code](peer, fields)
+            except Exception as error:  # noqa: BLE001 - a bad request disconnects its peer alone
+                raise protocol.Garbage(f"code {code} with {len(fields)} fields: {error!r}") from None
+            if reply is not None:
+                self._send(peer, reply)
+
+    def _send(self, peer: _Peer, data: bytes) -> None:
+        peer.unsent += data
+        self._flush(peer)
+
+    def _flush(self, peer: _Peer) -> None:
+        try:
+            while peer.unsent:
+                del peer.unsent[: peer.connection.send(peer.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError as error:  # it has not got this answer, so it cannot go on
+            self._drop(peer, "unreachable" if isinstance(error, TimeoutError) else "ended")
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        registered = self._selector.get_key(peer.connection)
+        if registered.events != events:
+            self._selector.modify(peer.connection, events, registered.data)
+
+    # Requests
+
+    def _set(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        for key, value in zip(fields[::2], fields[1::2], strict=True):
+            self._values.set(key, value)
+        return protocol.pack(Code.SET)
+
+    def _get(self, _peer: _Peer, keys: list[bytes]) -> bytes:
+        values = self._values.get(keys)
+        return protocol.pack(Code.MISSING) if values is None else protocol.pack(Code.GET, *values)
+
+    def _add(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        key, amount = fields
+        return protocol.pack(Code.ADD, protocol.number(self._values.add(key, protocol.to_number(amount))))
+
+    def _append(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        key, value = fields
+        self._values.append(key, value)
+        return protocol.pack(Code.APPEND)
+
+    def _compare_set(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        key, expected, desired = fields
+        return protocol.pack(Code.COMPARE_SET, self._values.compare_set(key, expected, desired))
+
+    def _delete(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        (key,) = fields
+        return protocol.pack(Code.DELETE, protocol.number(self._values.delete(key)))
+
+    def _count(self, _peer: _Peer, _fields: list[bytes]) -> bytes:
+        return protocol.pack(Code.COUNT, protocol.number(len(self._values)))
+
+    def _check(self, _peer: _Peer, keys: list[bytes]) -> bytes:
+        return protocol.pack(Code.CHECK, protocol.number(self._values.has_all(keys)))
+
+    def _ages(self, _peer: _Peer, keys: list[bytes]) -> bytes:
+        ages = map(self._values.age, keys)
+        return protocol.pack(Code.AGES, *(protocol.number(-1 if age is None else round(1000 * age)) for age in ages))
+
+    def _wait_all(self, peer: _Peer, fields: list[bytes]) -> None:
+        self._wait(peer, Code.WAIT_ALL, all, fields)
+
+    def _wait_any(self, peer: _Peer, fields: list[bytes]) -> None:
+        self._wait(peer, Code.WAIT_ANY, any, fields)
+
+    def _wait(self, peer: _Peer, code: Code, enough: Callable[[Iterable[bool]], bool], fields: list[bytes]) -> None:
+        milliseconds, *keys = fields
+        peer.waiting = Wait(keys, enough, lambda there: self._send(peer, protocol.pack(code, protocol.number(there))))
+        self._values.wait(peer.waiting, protocol.to_number(milliseconds) / 1000)
+
+    def _on_disconnect(self, peer: _Peer, fields: list[bytes]) -> bytes:
+        key, value = fields
+        peer.on_disconnect.append((key, value))
+        return protocol.pack(Code.ON_DISCONNECT)
+
+    def _report_on_disconnect(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        key, value, unless, text = fields
+        self._reports[key, value] = unless, text
+        return protocol.pack(Code.REPORT_ON_DISCONNECT)
+
+    def _cancel_on_disconnect(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+        key, value = fields
+        self._reports.pop((key, value), None)
+        for peer in self._peers:
+            with suppress(ValueError):
+                peer.on_disconnect.remove((key, value))
+        return protocol.pack(Code.CANCEL_ON_DISCONNECT)

@@ -1,0 +1,118 @@
+"""Keys and values of the job's store, and the clients that wait for keys."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Wait:
+    """A client that waits for keys.
+
+    Attributes:
+        keys: the keys to wait for.
+        enough: `all` or `any` of them.
+        done: called once with whether they came in time.
+        over: completed or cancelled.
+    """
+
+    keys: list[bytes]
+    enough: Callable[[Iterable[bool]], bool]
+    done: Callable[[bool], None]
+    over: bool = False
+
+
+class Values:
+    """Keys and values, as bytes."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._since: dict[bytes, float] = {}  # when each was set last
+        self._waiting: defaultdict[bytes, set[Wait]] = defaultdict(set)
+        self._deadlines: list[tuple[float, int, Wait]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Set a key and complete the waits for it."""
+        self._values[key] = value
+        self._since[key] = time.monotonic()
+        for wait in list(self._waiting.get(key, ())):
+            if self._is_there(wait):
+                self._end(wait, True)
+
+    def get(self, keys: list[bytes]) -> list[bytes] | None:
+        """Return the values of all keys; None if one is missing."""
+        return [self._values[key] for key in keys] if self.has_all(keys) else None
+
+    def has_all(self, keys: list[bytes]) -> bool:
+        """Return whether all keys are there."""
+        return all(key in self._values for key in keys)
+
+    def add(self, key: bytes, amount: int) -> int:
+        """Add to a number, which is 0 at first; `get` returns it as text, as torch's stores do."""
+        total = int(self._values.get(key, b"0")) + amount
+        self.set(key, str(total).encode())
+        return total
+
+    def append(self, key: bytes, value: bytes) -> None:
+        """Append to a value, which is empty at first."""
+        self.set(key, self._values.get(key, b"") + value)
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        """Compare and set as `torch.distributed.Store.compare_set`: a missing key is set if `expected` is empty."""
+        if self._values.get(key, b"") == expected:
+            self.set(key, desired)
+        return self._values.get(key, expected)
+
+    def delete(self, key: bytes) -> bool:
+        """Delete a key; return whether it was there."""
+        self._since.pop(key, None)
+        return self._values.pop(key, None) is not None
+
+    def age(self, key: bytes) -> float | None:
+        """Return the seconds since a key was last set; None if it is missing."""
+        return time.monotonic() - self._since[key] if key in self._values else None
+
+    def wait(self, wait: Wait, seconds: float) -> None:
+        """Complete `wait` when its keys are there (at once if they are), or after `seconds`; see `expire`."""
+        if self._is_there(wait):
+            self._end(wait, True)
+            return
+        for key in wait.keys:
+            self._waiting[key].add(wait)
+        heapq.heappush(self._deadlines, (time.monotonic() + seconds, next(self._numbers), wait))
+
+    def forget(self, wait: Wait) -> None:
+        """Cancel `wait`."""
+        wait.over = True
+        for key in wait.keys:
+            self._waiting[key].discard(wait)
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+    def expire(self) -> float | None:
+        """Complete the waits whose time is over; return the seconds until the next deadline, None if there is none."""
+        while self._deadlines:
+            deadline, _, wait = self._deadlines[0]
+            left = deadline - time.monotonic()
+            if not wait.over and left > 0:
+                return left
+            heapq.heappop(self._deadlines)
+            if not wait.over:
+                self._end(wait, False)
+        return None
+
+    def _is_there(self, wait: Wait) -> bool:
+        return wait.enough(key in self._values for key in wait.keys)
+
+    def _end(self, wait: Wait, there: bool) -> None:
+        self.forget(wait)
+        wait.done(there)

@@ -1,0 +1,52 @@
+"""CPU numbers as the kernel and hwloc write them: lists such as ``0-3,8`` and masks such as ``ff,00000000``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+LAST_CPU = (1 << 16) - 1  # Linux has 8192 CPUs at most; a larger number is a mistake in a file
+_WORD = 32  # bits between two commas of a mask
+
+
+def parse_list(text: str) -> frozenset[int]:
+    """Read a list such as /sys/devices/system/cpu/online; an empty text is an empty list.
+
+    Raises:
+        ValueError: the text is not such a list.
+    """
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        if part.strip():
+            first, _, last = part.partition("-")
+            if int(last or first) > LAST_CPU:
+                raise ValueError(f"no machine has a CPU {last or first}")
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def parse_mask(text: str) -> frozenset[int]:
+    """Read a mask: words of 32 bits in hexadecimal, the highest first, an empty word for zero, with or without 0x.
+
+    Raises:
+        ValueError: the text is not such a mask, or is one that hwloc calls infinite (``0xf...f``).
+    """
+    value = 0
+    for word in text.strip().split(","):
+        value = (value << _WORD) | int(word or "0", 16)
+    return frozenset(bit for bit in range(value.bit_length()) if value >> bit & 1)
+
+
+def format_list(cpus: Iterable[int]) -> str:
+    """Write CPUs as a list, ranges joined: ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if ranges and ranges[-1][1] == cpu - 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def format_mask(cpus: Collection[int]) -> str:
+    """Write CPUs as one hexadecimal number, ``0x10f``, as Intel MPI and Slurm read it."""
+    return hex(sum(1 << cpu for cpu in set(cpus)))

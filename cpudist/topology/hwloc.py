@@ -1,0 +1,119 @@
+"""The topology from hwloc's XML (``lstopo --of xml``), of its versions 1, 2 and 3.
+
+Each object names its CPUs and its memory nodes by bit masks. Only these are used, not the tree that the objects form,
+because the tree differs between the versions.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+
+from cpudist.errors import UserError
+from cpudist.topology.cpulist import parse_mask
+from cpudist.topology.topology import Cpu, NumaNode, Topology, assemble
+
+_Element = ElementTree.Element
+
+
+def parse_machine(text: str) -> tuple[Topology, frozenset[int]]:
+    """Read hwloc's XML.
+
+    Returns:
+        The machine, and the CPUs that the process which wrote the file was allowed to use.
+
+    Raises:
+        UserError: the text is not hwloc's XML, or has no CPU.
+    """
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise UserError(f"this XML is broken ({error}): export it again with `lstopo --of xml FILE`") from None
+    try:
+        return _parse(root)
+    except ValueError as error:
+        raise UserError(f"this XML has a value that hwloc does not write ({error}): export it again") from None
+
+
+def _parse(root: _Element) -> tuple[Topology, frozenset[int]]:
+    objects = list(root.iter("object"))
+    units = [unit for unit in objects if unit.get("type") == "PU"]
+    if root.tag != "topology" or not units:
+        raise UserError("this XML is not hwloc's, or has no CPU: export it with `lstopo --of xml FILE`")
+    packages = _owners(objects, "Package", "Socket")
+    cores = _owners(objects, "Core")
+    caches = _owners(objects, "L3Cache", *(() if root.get("version") else ("Cache",)))
+    nodes = [node for node in objects if node.get("type") == "NUMANode"]
+    slow = _efficiency_cpus(root)
+    online = _mask(objects[0].get("cpuset"))
+    cpus = []
+    for unit in units:
+        number = _number(unit)
+        if online is None or number in online:
+            package, core, cache = packages.get(number), cores.get(number), caches.get(number)
+            cpus.append(
+                Cpu(
+                    number,
+                    core=number if core is None else core.get("cpuset"),
+                    socket=0 if package is None else max(_number(package), 0),
+                    numa_node=_node_of(unit, nodes),
+                    l3=None if cache is None else cache.get("cpuset"),
+                    efficiency=number in slow,
+                )
+            )
+    topology = assemble(cpus, [NumaNode(_number(node), _memory(node)) for node in nodes])
+    allowed = _mask(objects[0].get("allowed_cpuset"))
+    return topology, topology.cpus if allowed is None else topology.cpus & allowed
+
+
+def _owners(objects: Iterable[_Element], *types: str) -> dict[int, _Element]:
+    """Return for each CPU the object of one of these types that it belongs to."""
+    owners = {}
+    for item in objects:
+        # Version 1 has one type for all caches.
+        if item.get("type") in types and (item.get("type") != "Cache" or item.get("depth") == "3"):
+            owners.update(dict.fromkeys(_mask(item.get("cpuset")) or (), item))
+    return owners
+
+
+def _node_of(unit: _Element, nodes: Iterable[_Element]) -> int:
+    """Return the NUMA node of a CPU; of several the first, since the others are memory only (HBM, CXL)."""
+    near = _mask(unit.get("complete_nodeset")) or _mask(unit.get("nodeset"))
+    if near:
+        return min(near)
+    holding = [_number(node) for node in nodes if _number(unit) in (_mask(node.get("cpuset")) or ())]
+    return min(holding, default=0)
+
+
+def _memory(node: _Element) -> int | None:
+    memory = node.get("local_memory")
+    return None if memory is None else int(memory)
+
+
+def _efficiency_cpus(root: _Element) -> frozenset[int]:
+    """Return the CPUs of all kinds but the strongest. hwloc 2.4 and later rank kinds, and name those of Intel."""
+    kinds = [
+        (
+            {info.get("name"): info.get("value") for info in kind.iter("info")},
+            int(kind.get("forced_efficiency", "-1")),
+            _mask(kind.get("cpuset")) or frozenset(),
+        )
+        for kind in root.iter("cpukind")
+    ]
+    if any(names.get("CoreType") == "IntelAtom" for names, _, _ in kinds):
+        slow = [cpus for names, _, cpus in kinds if names.get("CoreType") == "IntelAtom"]
+    else:
+        # A few percent of clock speed make another kind, too; a forced efficiency certainly means another core.
+        strongest = max((rank for _, rank, _ in kinds), default=-1)
+        slow = [cpus for _, rank, cpus in kinds if 0 <= rank < strongest]
+    return frozenset().union(*slow)
+
+
+def _number(item: _Element) -> int:
+    return int(item.get("os_index", "-1"))
+
+
+def _mask(text: str | None) -> frozenset[int] | None:
+    """Return a set of CPUs or nodes; None if it is not given, or is infinite."""
+    return None if text is None or re.search(r"f\.\.\.f", text) else parse_mask(text)

@@ -1,0 +1,66 @@
+"""Which machine this is, and at which addresses others reach it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+from cpudist.errors import UserError
+
+
+def node_identity() -> str:
+    """Return a text that is the same in two processes exactly if they can share memory.
+
+    The host name does not suffice: two machines may have the same, and containers on one machine cannot share memory.
+    So the text also names the running kernel, the IPC namespace and the device of /dev/shm.
+    """
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    shared_memory = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else 0
+    return f"{socket.gethostname()}/{boot}/{os.stat('/proc/self/ns/ipc').st_ino}/{shared_memory}"
+
+
+def addresses(interface: str | None = None) -> list[str]:
+    """Return the addresses at which others may reach this machine, IPv4 first; 127.0.0.1 if it has no others.
+
+    Args:
+        interface: the network interface to use; None: all.
+
+    Raises:
+        UserError: the interface is missing or down, or has no address.
+    """
+    import psutil
+
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = {name: entries for name, entries in psutil.net_if_addrs().items() if name in up}
+    if interface is not None:
+        found = {name: entries for name, entries in found.items() if name == interface}
+    outward = [
+        entry.address
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for entry in itertools.chain(*found.values())
+        if entry.family == family and (interface or not entry.address.startswith(("127.", "::1")))
+        if not entry.address.startswith("fe80")
+    ]
+    if interface is not None and not outward:
+        raise UserError(
+            f"{socket.gethostname()} has no network interface {interface} that is up and has an address; "
+            f"give --interface one of {', '.join(sorted(up))}"
+        )
+    return outward or ["127.0.0.1"]
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has this address; None if none of this machine has it."""
+    import psutil
+
+    entries = psutil.net_if_addrs().items()
+    return next((name for name, found in entries if any(entry.address == address for entry in found)), None)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,191 @@
+"""What of the machine this process may use: CPUs, CPU time and memory.
+
+CPUs are limited by the affinity mask and by cgroup cpusets (a container, a Slurm job, a pod with whole CPUs), CPU time
+by cgroup quotas (`docker run --cpus`, a pod's `limits.cpu`), memory by cgroups. Slurm may count CPUs and memory without
+enforcing it; its variables tell.
+
+Control groups of version 1, version 2 or both at once are read (docs.kernel.org/admin-guide). A limit holds for a group
+and all groups below it, so the smallest one on the way up to the root counts. In a container the way ends at the
+container's own root. Limits above it cannot be seen, except for cpusets, which the kernel applies to the affinity mask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cpudist.text import number_of
+from cpudist.topology.cpulist import parse_list
+from cpudist.topology.files import Files
+
+_Number = TypeVar("_Number", int, float)
+
+# File systems: versions 1 and 2, and cpusets as they were before cgroups.
+_KINDS = ("cgroup", "cgroup2", "cpuset")
+_NO_LIMIT = 1 << 60  # version 1 writes a number close to 2**63 for "no limit"
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """How many scheduling periods of a group have passed, and in how many of them its CPU quota has stopped it."""
+
+    periods: int
+    throttled: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process may use; None is no limit.
+
+    Attributes:
+        cpus: the CPUs on which it may run.
+        quota: CPU time, in seconds per second: 1.5 is one and a half CPUs' worth, on whichever CPUs.
+        counted: how many CPUs (hardware threads) Slurm has given to this job step on this node.
+        memory: in bytes, for all ranks of the node together.
+        throttling: what the CPU quota has done so far; None without a quota.
+    """
+
+    cpus: frozenset[int] | None = None
+    quota: float | None = None
+    counted: int | None = None
+    memory: int | None = None
+    throttling: Throttling | None = field(default=None, compare=False)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """What limits the number of computing threads, in words, such as "a CPU quota of 1.5"."""
+        quota = () if self.quota is None else (f"a CPU quota of {self.quota:g}",)
+        counted = () if self.counted is None else (f"Slurm's count of {number_of(self.counted, 'CPU')}",)
+        return quota + counted
+
+
+def read_limits(files: Files, affinity: frozenset[int] | None, env: Mapping[str, str]) -> Limits:
+    """Read the limits of the process that `files` describes. Missing control groups are no limit.
+
+    Args:
+        files: this machine's files, or a copy.
+        affinity: the process's mask; None reads it from `files`, if it is there.
+        env: the variables that Slurm has set, if it did.
+    """
+    cpu, memory = list(_groups(files, "cpu")), list(_groups(files, "memory"))
+    sets = [cpus for cpus in (affinity or _affinity(files), _cpuset(files)) if cpus]
+    return Limits(
+        cpus=frozenset.intersection(*sets) if sets else None,
+        quota=_least(_quota(files, group) for group in cpu),
+        counted=_slurm_cpus(env),
+        memory=_least([*(_memory(files, group) for group in memory), _slurm_memory(env)]),
+        throttling=next((found for group in cpu if (found := _throttling(files, group))), None),
+    )
+
+
+def _slurm_cpus(env: Mapping[str, str]) -> int | None:
+    """Return how many CPUs Slurm has given to this step on this node; None if Slurm did not start it."""
+    text = env.get("SLURM_CPUS_ON_NODE", "") if "SLURM_JOB_ID" in env else ""
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def _slurm_memory(env: Mapping[str, str]) -> int | None:
+    """Return how many bytes Slurm has given to this job on this node, enforced or not; None if it did not say.
+
+    sbatch(1): --mem sets SLURM_MEM_PER_NODE and --mem-per-cpu SLURM_MEM_PER_CPU, in MiB; 0 is all of the node's.
+    """
+    if "SLURM_JOB_ID" not in env:
+        return None
+    per_node, per_cpu = (env.get(name, "") for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"))
+    if per_node.isdecimal():
+        return (int(per_node) << 20) or None
+    return (int(per_cpu) * (_slurm_cpus(env) or 1) << 20) or None if per_cpu.isdecimal() else None
+
+
+def _groups(files: Files, controller: str) -> Iterator[str]:
+    """Yield the folders of the groups in which this controller has the process, from its own group upwards."""
+    paths = _paths(files)
+    for mount, controllers, root in _mounts(files):
+        path = paths.get(controller if controllers is not None else "")
+        if path is None or (controllers is not None and controller not in controllers):
+            continue
+        # Where only a part of the hierarchy is mounted (a container without a namespace), paths count from there.
+        inner = path.removeprefix(root) if root != "/" and path.startswith(root) else path
+        parts = [part for part in inner.split("/") if part]
+        if ".." in parts or not files.names("/".join([mount, *parts])):
+            parts = []
+        for depth in range(len(parts), -1, -1):
+            yield "/".join([mount, *parts[:depth]])
+
+
+def _mounts(files: Files) -> Iterator[tuple[str, set[str] | None, str]]:
+    """Yield each mounted hierarchy: its folder, its controllers (None for version 2), and the part that is mounted."""
+    text = files.read("proc/self/mountinfo")
+    if text is None:  # copies have the older file
+        for line in (files.read("proc/mounts") or "").splitlines():
+            fields = line.split()
+            if len(fields) > 3 and fields[2] in _KINDS:
+                yield fields[1].lstrip("/"), _controllers(fields[2], fields[3]), "/"
+        return
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = [*after.split(), "", "", ""][:3]
+        if kind in _KINDS:
+            fields = before.split()
+            yield fields[4].lstrip("/"), _controllers(kind, options), fields[3]
+
+
+def _controllers(kind: str, options: str) -> set[str] | None:
+    return {"cgroup2": None, "cpuset": {"cpuset"}}.get(kind, set(options.split(",")))
+
+
+def _paths(files: Files) -> dict[str, str]:
+    """Return the process's group for each controller of version 1, and under "" that of version 2."""
+    paths = {}
+    for line in (files.read("proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(","):
+            paths[controller] = path
+    # A copy may have only the path of the cpuset, which schedulers make the same in all hierarchies.
+    if not paths and (path := files.read("proc/self/cpuset") or ""):
+        paths = dict.fromkeys(("", "cpuset", "cpu", "memory"), path)
+    return paths
+
+
+def _affinity(files: Files) -> frozenset[int] | None:
+    for line in (files.read("proc/self/status") or "").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            return parse_list(line.partition(":")[2])
+    return None
+
+
+def _cpuset(files: Files) -> frozenset[int] | None:
+    for group in _groups(files, "cpuset"):  # the group's own file has the effective set
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus"):
+            if text := files.read(f"{group}/{name}"):
+                return parse_list(text)
+    return None
+
+
+def _quota(files: Files, group: str) -> float | None:
+    if text := files.read(f"{group}/cpu.max"):
+        quota, period = [*text.split(), "100000"][:2]
+    else:
+        quota = files.read(f"{group}/cpu.cfs_quota_us") or "-1"
+        period = files.read(f"{group}/cpu.cfs_period_us") or "100000"
+    return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+
+
+def _memory(files: Files, group: str) -> int | None:
+    text = files.read(f"{group}/memory.max") or files.read(f"{group}/memory.limit_in_bytes")
+    return None if not text or text == "max" or int(text) >= _NO_LIMIT else int(text)
+
+
+def _throttling(files: Files, group: str) -> Throttling | None:
+    text = files.read(f"{group}/cpu.stat") or ""
+    counts = {name: int(value) for name, value in re.findall(r"^(nr_\w+) (\d+)$", text, re.MULTILINE)}
+    if "nr_periods" not in counts:
+        return None
+    return Throttling(counts["nr_periods"], counts.get("nr_throttled", 0))
+
+
+def _least(values: Iterable[_Number | None]) -> _Number | None:
+    return min((value for value in values if value is not None), default=None)

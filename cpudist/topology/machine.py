@@ -1,0 +1,131 @@
+"""A machine on which ranks are placed: this one with the limits of this process, or another one from a file."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import platform
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cpudist.errors import UserError
+from cpudist.topology import hwloc, lscpu, sysfs
+from cpudist.topology.cpulist import LAST_CPU
+from cpudist.topology.files import Files, open_copy
+from cpudist.topology.limits import Limits, read_limits
+from cpudist.topology.topology import Topology
+
+_ROOT = Files()
+_LARGEST = 64 << 20  # bytes; real descriptions have some kilobytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All CPUs that are online, and the limits of a process on them."""
+
+    topology: Topology
+    limits: Limits
+
+    @property
+    def usable(self) -> Topology:
+        """The CPUs that may be used."""
+        cpus = self.limits.cpus
+        return self.topology if cpus is None else self.topology.restricted_to(cpus)
+
+
+def this_machine(env: Mapping[str, str] = os.environ) -> Machine:
+    """Return this machine and the limits of this process. The topology is read once for each process.
+
+    Raises:
+        UserError: /sys is missing.
+    """
+    return Machine(_own_topology(), read_limits(_ROOT, frozenset(os.sched_getaffinity(0)), env))
+
+
+@cache  # a rank needs it twice, and it takes 40 ms for 128 CPUs
+def _own_topology() -> Topology:
+    return sysfs.read_topology(_ROOT)
+
+
+def allowed_cpus() -> list[int]:
+    """Return the numbers of the logical CPUs that this process may run on, in ascending order."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the kernel gives it, or the architecture where it gives none (on Arm)."""
+    lines = (_ROOT.read("proc/cpuinfo") or "").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def cpu_quota() -> float | None:
+    """Return how many CPUs' worth of time the processes of this container may use together; None without a limit."""
+    return read_limits(_ROOT, None, {}).quota
+
+
+def cores_to_spare(
+    own: Iterable[int], everyone: Collection[Collection[int]], threads: int, quota: float | None = None
+) -> int:
+    """Return how many CPUs a process's computing threads leave unused; negative if there are fewer CPUs than threads.
+
+    Processes that may use the same CPUs (no pinning) share them evenly.
+
+    Args:
+        own: the CPUs that this process may use.
+        everyone: those of every process of the job on this machine, this one included.
+        threads: how many threads of this process compute.
+        quota: how many CPUs' worth of time all of them may use together.
+    """
+    users = Counter(cpu for cpus in everyone for cpu in cpus)
+    share = sum(1 / users[cpu] for cpu in own)
+    if quota is not None:
+        share = min(share, quota / len(everyone))
+    return int(share + 1e-9) - threads
+
+
+def machine_from(path: Path) -> Machine:
+    """Read another machine from a file: a copy of sysfs (folder or tar archive), ``lscpu -p``, or hwloc's XML.
+
+    The limits are those that the copy shows: of the process that made it, or none.
+
+    Raises:
+        UserError: the file is missing or is none of these.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a copy of sysfs, the output of `lscpu -p`, or hwloc's XML")
+    if not path.is_dir() and not (path.is_file() and path.stat().st_size < _LARGEST):
+        raise UserError(f"{path} describes no machine: give a folder, or a file of less than 64 MB")
+    machine = _from_copy(path) if path.is_dir() or tarfile.is_tarfile(path) else _from_text(path)
+    if max(machine.topology.cpus) > LAST_CPU:
+        raise UserError(f"{path} names a CPU {max(machine.topology.cpus)}, which no machine has: make it again")
+    return machine
+
+
+def _from_copy(path: Path) -> Machine:
+    try:
+        files = open_copy(path)
+        return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
+    except ValueError as error:
+        raise UserError(f"{path} holds a file that the kernel does not write ({error}): copy it again") from None
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path} is damaged or cut off ({error}): copy it again") from None
+
+
+def _from_text(path: Path) -> Machine:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}): make it again") from None
+    try:
+        if text.lstrip().startswith("<"):
+            topology, allowed = hwloc.parse_machine(text)
+            return Machine(topology, Limits(cpus=allowed))
+        return Machine(lscpu.parse_topology(text), Limits())
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,162 @@
+"""A plan as a picture in plain text: every core of the machine, and its tasks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from cpudist.text import number_of, size
+from cpudist.topology.cpulist import format_list
+from cpudist.topology.machine import Machine
+from cpudist.topology.plan import Plan, RankPlan
+from cpudist.topology.topology import Core, NumaNode, Topology
+
+_IDLE, _FORBIDDEN = ".", "x"
+
+
+def draw(machine: Machine, plan: Plan, width: int) -> str:
+    """Return the machine and the plan as lines of at most `width` characters, if the width of one core fits."""
+    lines = [*_wrapped(_machine_line(machine), width)]
+    lines += [line for origin in _limit_lines(machine) for line in _wrapped(origin, width)]
+    lines += ["", *_cores(machine, plan, width), "", *_legend(machine, plan, width), "", *_table(plan, width)]
+    if plan.idle_cpus:
+        lines += ["", *_wrapped(f"idle CPUs: {format_list(plan.idle_cpus)}{_why_idle(machine, plan)}", width)]
+    return "\n".join(lines)
+
+
+def _machine_line(machine: Machine) -> str:
+    topology = machine.topology
+    nodes = [node for node in topology.numa_nodes if any(core.numa_node == node.number for core in topology.cores)]
+    parts = [
+        number_of(len({core.socket for core in topology.cores}), "socket"),
+        number_of(len(nodes), "NUMA node"),
+        number_of(len({core.l3 for core in topology.cores}), "L3 group"),
+        number_of(len(topology.cores), "core"),
+        number_of(len(topology.cpus), "CPU") + (" (hardware threads)" if topology.threads_per_core > 1 else ""),
+    ]
+    memory = sum(node.memory or 0 for node in topology.numa_nodes)
+    return "machine: " + ", ".join(parts) + (f", {size(memory)} of memory" if memory else "")
+
+
+def _limit_lines(machine: Machine) -> Iterator[str]:
+    limits = machine.limits
+    if len(machine.usable.cpus) < len(machine.topology.cpus):
+        yield f"this process may use only the CPUs {format_list(machine.usable.cpus)}"
+    for origin in limits.origins:
+        yield f"this process is limited by {origin}"
+    if limits.memory is not None:
+        yield f"this process may use only {size(limits.memory)} of memory"
+
+
+def _cores(machine: Machine, plan: Plan, width: int) -> Iterator[str]:
+    """Yield one cell for each core, in a row for each L3 group, under its NUMA node and socket."""
+    cells = _cells(machine.topology, machine.usable, plan)
+    wide = max(len(cell) for cell in cells.values()) + 1
+    for socket, of_socket in groupby(machine.topology.cores, key=lambda core: core.socket):
+        yield f"socket {socket}"
+        for node, of_node in groupby(of_socket, key=lambda core: core.numa_node):
+            yield f"  NUMA node {node}{_memory_of(machine.topology, node)}"
+            for _, of_l3 in groupby(of_node, key=lambda core: core.l3):
+                group = list(of_l3)
+                cpus = f"    CPUs {format_list(core.cpus[0] for core in group)}"
+                row = "".join(f"{cells[core]:<{wide}}" for core in group)
+                yield from _row(f"{cpus:<24}", row, wide, width)
+    with_cores = {core.numa_node for core in machine.topology.cores}
+    for memory_only in (node for node in machine.topology.numa_nodes if node.number not in with_cores):
+        yield f"NUMA node {memory_only.number}{_bytes_of(memory_only)}, memory only"
+
+
+def _row(head: str, row: str, wide: int, width: int) -> Iterator[str]:
+    """Yield the cells behind the head, in as many lines as needed."""
+    if len(head) + wide > width or len(head) > 24:
+        yield from textwrap.wrap(head.strip(), width, initial_indent="    ", subsequent_indent="      ")
+        head = " " * min(6, max(width - wide, 0))
+    room = max((width - len(head)) // wide, 1) * wide
+    for begin in range(0, len(row), room):
+        yield (head if begin == 0 else " " * len(head)) + row[begin : begin + room].rstrip()
+
+
+def _cells(topology: Topology, usable: Topology, plan: Plan) -> dict[Core, str]:
+    tasks: dict[int, list[str]] = {}
+    for rank in plan.ranks:
+        for suffix, cpus in (("", rank.cpus), ("c", rank.communication_cpus), ("d", rank.data_cpus)):
+            for cpu in cpus:
+                tasks.setdefault(cpu, []).append(f"{rank.rank}{suffix}")
+    cells = {}
+    for core in topology.cores:
+        of_core = list(dict.fromkeys(task for cpu in core.cpus for task in tasks.get(cpu, ())))
+        nothing = _IDLE if usable.cpus & set(core.cpus) else _FORBIDDEN
+        cells[core] = "+".join(of_core) or nothing
+    return cells
+
+
+def _legend(machine: Machine, plan: Plan, width: int) -> Iterator[str]:
+    parts = ["each cell is a core: 0 computes for rank 0"]
+    if any(rank.communication_cpus for rank in plan.ranks):
+        parts.append("0c moves its messages")
+    if any(rank.data_cpus for rank in plan.ranks):
+        parts.append("0d loads its data")
+    cells = set(_cells(machine.topology, machine.usable, plan).values())
+    if any("+" in cell for cell in cells):
+        parts.append("0+1 computes for both in turn")
+    if _IDLE in cells:
+        parts.append(f"{_IDLE} idle")
+    if _FORBIDDEN in cells:
+        parts.append(f"{_FORBIDDEN} not for this process")
+    yield from _wrapped(", ".join(parts), width)
+    if not plan.pinned:
+        yield from _wrapped("ranks are not pinned: the picture shows how many cores each rank gets, not which", width)
+
+
+def _table(plan: Plan, width: int) -> Iterator[str]:
+    """Yield a line for each rank, or a sentence if the columns do not fit the width."""
+    rows = [("rank", "computes on", "threads", "messages on", "data on", "NUMA nodes"), *map(_cells_of, plan.ranks)]
+    kept = [column for column in range(6) if column < 3 or any(row[column] not in ("-",) for row in rows[1:])]
+    sizes = [max(len(row[column]) for row in rows) for column in kept]
+    if sum(sizes) + 2 * len(sizes) > width:
+        for rank in plan.ranks:
+            yield from _wrapped(_sentence(rank), width)
+        return
+    for row in rows:
+        yield "  ".join(f"{row[column]:<{size}}" for column, size in zip(kept, sizes, strict=True)).rstrip()
+
+
+def _cells_of(rank: RankPlan) -> tuple[str, ...]:
+    lists = (rank.communication_cpus, rank.data_cpus, rank.numa_nodes)
+    return (
+        str(rank.rank),
+        format_list(rank.cpus),
+        str(rank.omp_threads),
+        *(format_list(cpus) or "-" for cpus in lists),
+    )
+
+
+def _sentence(rank: RankPlan) -> str:
+    text = f"rank {rank.rank} computes on {format_list(rank.cpus)} with {number_of(rank.omp_threads, 'thread')}"
+    if rank.communication_cpus:
+        text += f", messages on {format_list(rank.communication_cpus)}"
+    if rank.data_cpus:
+        text += f", data on {format_list(rank.data_cpus)}"
+    return text
+
+
+def _why_idle(machine: Machine, plan: Plan) -> str:
+    idle = set(plan.idle_cpus)
+    second = {cpu for core in machine.usable.cores for cpu in core.cpus[1:]}
+    slow = {cpu for core in machine.usable.cores if core.efficiency for cpu in core.cpus}
+    kinds = [("second hardware threads", idle & second), ("efficiency cores", idle & slow)]
+    named = [name for name, cpus in kinds if cpus]
+    return f" ({' and '.join(named)} would not make computing faster)" if named else ""
+
+
+def _memory_of(topology: Topology, number: int) -> str:
+    return _bytes_of(next(node for node in topology.numa_nodes if node.number == number))
+
+
+def _bytes_of(node: NumaNode) -> str:
+    return "" if node.memory is None else f", {size(node.memory)}"
+
+
+def _wrapped(text: str, width: int) -> Sequence[str]:
+    return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_long_words=True) or [text]

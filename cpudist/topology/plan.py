@@ -1,0 +1,279 @@
+"""From a machine and options to a plan: which rank computes on which cores. Nothing is read or changed.
+
+The rules, in the order in which they win:
+
+1. Ranks use nothing outside what may be used: affinity, cpusets, quotas.
+2. A core belongs to one rank. Ranks share cores only if there are more ranks than cores, and the plan says so.
+3. A rank stays inside one NUMA node. It spans several only if fewer ranks than nodes, or one rank for each socket, were
+   asked for.
+4. All cores are used. The numbers of cores of the ranks of a node differ by one at most.
+5. OpenMP's threads wait for the slowest one. So efficiency cores do not compute beside faster ones, nor does a second
+   hardware thread of a core beside the first. Efficiency cores communicate and load data instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cpudist.errors import UserError
+from cpudist.text import number_of
+from cpudist.topology.cpulist import format_list
+from cpudist.topology.machine import Machine
+from cpudist.topology.topology import Core
+
+Part = Literal["socket", "numa", "l3"]
+
+# A rank of so many cores keeps one for communication, at most an eighth of its computing. Intel's own advice is one of
+# 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); of two, it costs more than it brings.
+_CORES_FOR_A_COMMUNICATION_CORE = 8
+# Of so many cores of a rank, one may load data.
+CORES_FOR_A_DATA_CORE = 4
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the user asks of a plan.
+
+    Attributes:
+        ranks: how many ranks, or one for each part of the machine.
+        data_workers: processes that load data for each rank (Trainer's dataloader_num_workers).
+        omp_threads: the number of threads that the user has set, which is kept.
+        threads_variable: the variable that sets it.
+        communicates: whether there are other ranks to exchange messages with.
+    """
+
+    ranks: int | Part = "numa"
+    data_workers: int = 0
+    omp_threads: int | None = None
+    threads_variable: str = "OMP_NUM_THREADS"
+    communicates: bool = True
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's share of the node. All CPUs are the operating system's numbers.
+
+    Attributes:
+        rank: its number on this node.
+        cpus: where it computes: one CPU for each OpenMP thread, unless the user has set another number of threads.
+        omp_threads: how many threads compute (OpenMP's, torch's intra-op).
+        communication_cpus: for the thread that moves messages while others compute; empty if none can be spared.
+        data_cpus: for the processes that load data; empty if none can be spared.
+        numa_nodes: the nodes that its cores are in.
+    """
+
+    rank: int
+    cpus: tuple[int, ...]
+    omp_threads: int
+    communication_cpus: tuple[int, ...] = ()
+    data_cpus: tuple[int, ...] = ()
+    numa_nodes: tuple[int, ...] = ()
+
+    @property
+    def mask(self) -> tuple[int, ...]:
+        """All CPUs that the rank and the processes that it starts may run on."""
+        return tuple(sorted({*self.cpus, *self.communication_cpus, *self.data_cpus}))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of `cpudist plan --json` for this rank."""
+        return {
+            "rank": self.rank,
+            "cpus": list(self.cpus),
+            "omp_threads": self.omp_threads,
+            "communication_cpus": list(self.communication_cpus),
+            "data_cpus": list(self.data_cpus),
+            "numa_nodes": list(self.numa_nodes),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The ranks of one node, in the order of their local ranks.
+
+    Attributes:
+        ranks: the share of each rank.
+        idle_cpus: CPUs that may be used and are not: second hardware threads, cores beyond a quota.
+        pinned: whether ranks are bound to their CPUs. They are not under a CPU quota that does not pay for all CPUs:
+            the quota limits time, not CPUs, and other containers may have chosen the same ones.
+        warnings: one line each.
+    """
+
+    ranks: tuple[RankPlan, ...]
+    idle_cpus: tuple[int, ...] = ()
+    pinned: bool = True
+    warnings: tuple[str, ...] = ()
+
+
+def make_plan(machine: Machine, options: PlanOptions) -> Plan:
+    """Place ranks on the CPUs of `machine` that may be used.
+
+    Raises:
+        UserError: no CPU may be used, or the number of ranks is not positive.
+    """
+    allowed = machine.usable
+    if not allowed.cores:
+        raise UserError(
+            "no CPU may be used: the affinity mask and the cgroup's cpuset have no online CPU in common; change one"
+        )
+    least = options.ranks if isinstance(options.ranks, int) else 1
+    if least < 1:
+        raise UserError(f"a node needs at least one rank, not {least}: give --ppn 1 or more")
+    cores = _affordable(machine, least, options.ranks)
+    computing = _fast(cores, least)
+    spare = [core for core in cores if core not in computing]
+    shares = [share for group, ranks in _groups(computing, options.ranks) for share in _split(group, ranks)]
+    shared = len(shares) > len(computing)
+    ranks = tuple(_rank_plan(rank, share, [] if shared else spare, options) for rank, share in enumerate(shares))
+    used = {cpu for rank in ranks for cpu in rank.mask}
+    return Plan(
+        ranks,
+        idle_cpus=tuple(sorted(allowed.cpus - used)),
+        pinned=len(cores) == len(allowed.cores),
+        warnings=(*_core_warnings(machine, ranks, cores, computing), *_rank_warnings(ranks, options)),
+    )
+
+
+def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
+    """Return the cores that a quota, or Slurm's count, pays for: at least one for each of the `least` ranks.
+
+    A quota of 1.5 is one thread that never waits; two threads would be stopped for a quarter of the time. But two ranks
+    on two cores are stopped less than two ranks on one.
+    """
+    cores, limits = list(machine.usable.cores), machine.limits
+    paid = min((int(limit) for limit in (limits.quota, limits.counted) if limit is not None), default=len(cores))
+    cores.sort(key=lambda core: core.efficiency)
+    # With one rank for each part, all parts keep the same number of cores.
+    groups = _by_part(cores, ranks) if isinstance(ranks, str) else [cores]
+    turns = {core: turn for group in groups for turn, core in enumerate(group)}
+    kept = set(sorted(cores, key=lambda core: (core.efficiency, turns[core]))[: max(paid, least)])
+    return [core for core in machine.usable.cores if core in kept]
+
+
+def _fast(cores: Sequence[Core], ranks: int) -> list[Core]:
+    """Return the cores that compute: all of a kind, unless the faster ones are fewer than the ranks."""
+    fast = [core for core in cores if not core.efficiency]
+    return fast if len(fast) >= ranks else list(cores)
+
+
+def _groups(cores: Sequence[Core], ranks: int | Part) -> list[tuple[list[Core], int]]:
+    """Return groups of cores, and how many ranks each group gets."""
+    if isinstance(ranks, str):
+        return [(group, 1) for group in _by_part(cores, ranks)]
+    nodes = _by_part(cores, "numa")
+    if ranks < len(nodes):
+        return [(group, 1) for group in _joined(nodes, ranks)]
+    return list(zip(nodes, _apportioned([len(node) for node in nodes], ranks), strict=True))
+
+
+def _by_part(cores: Sequence[Core], part: Part) -> list[list[Core]]:
+    groups: dict[int, list[Core]] = {}
+    for core in cores:
+        key = {"socket": core.socket, "numa": core.numa_node, "l3": core.l3}[part]
+        groups.setdefault(key, []).append(core)
+    return list(groups.values())
+
+
+def _joined(nodes: Sequence[list[Core]], ranks: int) -> list[list[Core]]:
+    """Join neighbouring nodes to as many groups as ranks, similar in size, with at least one node in each."""
+    total = sum(len(node) for node in nodes)
+    groups: list[list[Core]] = [[]]
+    done = 0
+    for index, node in enumerate(nodes):
+        nodes_left, groups_left = len(nodes) - index, ranks - len(groups)
+        full = done >= total * len(groups) / ranks or nodes_left <= groups_left
+        if groups[-1] and full and groups_left:
+            groups.append([])
+        groups[-1].extend(node)
+        done += len(node)
+    return groups
+
+
+def _apportioned(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the ranks of each node: one, and each further one where a rank has most cores (D'Hondt's method)."""
+    counts = [1] * len(sizes)
+    for _ in range(ranks - len(sizes)):
+        roomiest = max(range(len(sizes)), key=lambda node: sizes[node] / (counts[node] + 1))
+        counts[roomiest] += 1
+    return counts
+
+
+def _split(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
+    """Return runs of neighbouring cores whose lengths differ by one at most; fewer cores than ranks are shared."""
+    if ranks > len(cores):
+        return [[cores[rank * len(cores) // ranks]] for rank in range(ranks)]
+    bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
+    return [list(cores[begin:end]) for begin, end in itertools.pairwise(bounds)]
+
+
+def _rank_plan(rank: int, share: list[Core], spare: list[Core], options: PlanOptions) -> RankPlan:
+    """Divide a rank's cores by purpose. Cores of `spare` in the rank's NUMA nodes are used first, and removed."""
+    nodes = {core.numa_node for core in share}
+    computing = list(share)
+
+    def take(number: int, of_computing: int) -> list[Core]:
+        near = [core for core in spare if core.numa_node in nodes][:number]
+        for core in near:
+            spare.remove(core)
+        own = min(number - len(near), of_computing)
+        return near + [computing.pop() for _ in range(own)]
+
+    enough = len(share) >= _CORES_FOR_A_COMMUNICATION_CORE or len(share) > (options.omp_threads or len(share))
+    communication = take(1, of_computing=1 if enough else 0) if options.communicates else []
+    data = take(options.data_workers, of_computing=len(share) // CORES_FOR_A_DATA_CORE)
+    return RankPlan(
+        rank,
+        cpus=tuple(sorted(core.cpus[0] for core in computing)),
+        omp_threads=options.omp_threads or len(computing),
+        communication_cpus=tuple(core.cpus[0] for core in communication),
+        data_cpus=tuple(sorted(core.cpus[0] for core in data)),
+        numa_nodes=tuple(sorted(nodes)),
+    )
+
+
+def _core_warnings(
+    machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[Core], computing: Sequence[Core]
+) -> Iterator[str]:
+    """Yield what is wrong with the number of cores, one line each, with the remedy."""
+    allowed, quota = machine.usable, machine.limits.quota
+    if len(ranks) > len(computing):
+        yield (
+            f"over-subscribed: {len(ranks)} ranks share {number_of(len(computing), 'core')}, which slows all of them;"
+            f" start at most {len(computing)} here"
+        )
+    if quota is not None and len(ranks) > quota:
+        yield (
+            f"over-subscribed: {len(ranks)} ranks share a CPU quota of {quota:g} and are stopped in turn; raise it or"
+            " start fewer"
+        )
+    if len(cores) < len(allowed.cores):
+        limits = " and ".join(machine.limits.origins)
+        yield (
+            f"{len(cores)} of {number_of(len(allowed.cores), 'core')} may be used at a time, because of {limits}: this"
+            " limits the number of threads, but they are not pinned, since others may use the same cores; ask for whole"
+            " cores (a cpuset) to be pinned"
+        )
+    if len(computing) < len(cores):
+        slow = number_of(len(cores) - len(computing), "efficiency core")
+        yield f"{slow} would slow the others down, so they do not compute"
+
+
+def _rank_warnings(ranks: Sequence[RankPlan], options: PlanOptions) -> Iterator[str]:
+    """Yield what is wrong with the shares of ranks, one line each, with the remedy."""
+    if isinstance(options.ranks, int) and (wide := next((rank for rank in ranks if len(rank.numa_nodes) > 1), None)):
+        yield (
+            f"rank {wide.rank} spans the NUMA nodes {format_list(wide.numa_nodes)}, where memory is far from some"
+            " cores; --ppn numa starts one rank for each node"
+        )
+    sizes = sorted(len(rank.cpus) for rank in ranks)
+    if sizes[-1] - sizes[0] > 1:
+        yield f"ranks compute on {sizes[0]} to {sizes[-1]} CPUs and all wait for the slowest; try another --ppn"
+    if options.omp_threads:
+        yield f"{options.threads_variable}={options.omp_threads} is set and stays"
+        if (fewest := sizes[0]) < options.omp_threads:
+            yield (
+                f"over-subscribed: {options.omp_threads} threads share {number_of(fewest, 'CPU')} of a rank; set"
+                f" {options.threads_variable} to {fewest}"
+            )

@@ -1,0 +1,110 @@
+"""The topology as the kernel shows it in /sys/devices/system.
+
+https://docs.kernel.org/admin-guide/cputopology.html and .../ABI/stable/sysfs-devices-system-cpu. Kernels before 2.6.26
+have masks only, newer ones lists as well. Both are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from cpudist.errors import UserError
+from cpudist.topology.cpulist import parse_list, parse_mask
+from cpudist.topology.files import Files
+from cpudist.topology.topology import Cpu, NumaNode, Topology, assemble
+
+_CPUS = "sys/devices/system/cpu"
+_NODES = "sys/devices/system/node"
+
+# A part of the strongest core's capacity, which the kernel gives on a scale to 1024. Cores of one kind differ by a few
+# percent if some may clock higher; efficiency cores have 70 % and less.
+_EFFICIENCY_CAPACITY = 0.8
+
+
+def read_topology(files: Files) -> Topology:
+    """Read the topology of all online CPUs.
+
+    Raises:
+        UserError: there are none.
+    """
+    online = online_cpus(files)
+    if not online:
+        raise UserError(f"no CPU in /{_CPUS}: is /sys mounted, or the copy complete?")
+    nodes = dict(_nodes(files))
+    node_of = {cpu: number for number, (_, cpus) in sorted(nodes.items(), reverse=True) for cpu in cpus}
+    slow = _efficiency_cpus(files, online)
+    cpus = [_cpu(files, number, node_of.get(number, 0), number in slow) for number in online]
+    return assemble(cpus, [NumaNode(number, memory) for number, (memory, _) in nodes.items()])
+
+
+def online_cpus(files: Files) -> frozenset[int]:
+    """Return the CPUs that exist and are switched on."""
+    text = files.read(f"{_CPUS}/online")
+    if text is not None:
+        return parse_list(text)
+    # Copies often lack that file; a CPU that is off has no topology.
+    return frozenset(
+        number
+        for number in _numbered(files.names(_CPUS), "cpu")
+        if files.read(f"{_CPUS}/cpu{number}/online") != "0" and files.names(f"{_CPUS}/cpu{number}/topology")
+    )
+
+
+def _cpu(files: Files, number: int, node: int, efficiency: bool) -> Cpu:
+    topology = f"{_CPUS}/cpu{number}/topology"
+    # core_id is unique in its package only, and on some machines in a die only. The siblings are always right.
+    siblings = _cpus_in(files, f"{topology}/core_cpus") or _cpus_in(files, f"{topology}/thread_siblings")
+    package = files.read(f"{topology}/physical_package_id")
+    return Cpu(
+        number,
+        core=min(siblings, default=number),
+        socket=max(int(package), 0) if package else 0,  # -1 is "not known"
+        numa_node=node,
+        l3=_l3(files, number),
+        efficiency=efficiency,
+    )
+
+
+def _l3(files: Files, cpu: int) -> frozenset[int] | None:
+    """Return the CPUs that share this one's L3 cache."""
+    caches = f"{_CPUS}/cpu{cpu}/cache"
+    for name in files.names(caches):
+        if name.startswith("index") and files.read(f"{caches}/{name}/level") == "3":
+            return _cpus_in(files, f"{caches}/{name}/shared_cpu") or None
+    return None
+
+
+def _nodes(files: Files) -> Iterator[tuple[int, tuple[int | None, frozenset[int]]]]:
+    """Yield each NUMA node's number, memory in bytes, and CPUs."""
+    for number in _numbered(files.names(_NODES), "node"):
+        node = f"{_NODES}/node{number}"
+        total = re.search(r"MemTotal:\s*(\d+) kB", files.read(f"{node}/meminfo") or "")
+        cpus = _cpus_in(files, f"{node}/cpu")
+        yield number, (int(total[1]) * 1024 if total else None, cpus)
+
+
+def _efficiency_cpus(files: Files, online: frozenset[int]) -> frozenset[int]:
+    """Return the slower CPUs of a hybrid processor: the kernel lists Intel's, and gives Arm's CPUs a capacity each."""
+    atoms = files.read("sys/devices/cpu_atom/cpus")
+    if atoms and files.read("sys/devices/cpu_core/cpus"):
+        return parse_list(atoms)
+    capacities = {cpu: int(files.read(f"{_CPUS}/cpu{cpu}/cpu_capacity") or 0) for cpu in online}
+    strongest = max(capacities.values())
+    return frozenset(cpu for cpu, capacity in capacities.items() if capacity < _EFFICIENCY_CAPACITY * strongest)
+
+
+def _cpus_in(files: Files, stem: str) -> frozenset[int]:
+    """Read a set of CPUs from a list (`…_list`, `cpulist`), or from the older mask (`cpumap`, `…_map`)."""
+    for name, parse in ((f"{stem}_list", parse_list), (f"{stem}list", parse_list)):
+        if text := files.read(name):
+            return parse(text)
+    for name in (stem, f"{stem}_map", f"{stem}map"):
+        if text := files.read(name):
+            return parse_mask(text)
+    return frozenset()
+
+
+def _numbered(names: list[str], prefix: str) -> list[int]:
+    """Return the numbers of cpu0, cpu1, … among `names`."""
+    return sorted(int(name[len(prefix) :]) for name in names if re.fullmatch(rf"{prefix}\d+", name))

@@ -1,0 +1,149 @@
+"""Callbacks of Trainer: measure its steps, and end it with a checkpoint after a signal.
+
+This module imports transformers, so run.py imports it only when the script has imported transformers itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from cpudist.console import say
+from cpudist.huggingface.shares import SharedSampler
+from cpudist.job.record import RunRecord, Training
+from cpudist.optimization import precision
+from cpudist.training.interruption import Interrupted, Interruption
+
+if TYPE_CHECKING:
+    from cpudist.backends import Backend
+
+
+class StepTimer(TrainerCallback):  # type: ignore[misc]
+    """Write the time of every optimizer step and the losses that Trainer logs into the run record.
+
+    A step lasts from the end of what precedes it (a step, an evaluation, a checkpoint) to its own end, so loading data
+    counts and evaluations do not. The first step warms up, and is left out if there are others. Where the devices of
+    the backend compute lazily, a step ends when they have computed it.
+    """
+
+    def __init__(
+        self, record: RunRecord, backend: Backend, world_size: int, after_step: Callable[[], None] | None = None
+    ) -> None:
+        self._record = record
+        self._backend = backend
+        self._world_size = world_size
+        self._after_step = after_step
+        self._warm = False
+        self._began = 0.0
+        self._communicated = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin the record of a training."""
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * self._world_size
+        sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
+        if isinstance(sampler, SharedSampler):  # the ranks' shares are not equal
+            samples = sampler.samples_per_step
+        self._record.training = Training(samples_per_step=samples)
+        self._record.dtype = _dtype(args, kwargs.get("model"))
+        self._warm = False
+        self._mark()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add a step to the record."""
+        self._backend.synchronize()
+        training = self._record.training
+        training.steps += 1
+        if training.steps == 2 and not self._warm:
+            self._warm = True
+            training.step_seconds.clear()
+            training.communication_seconds = None
+        training.step_seconds.append(time.perf_counter() - self._began)
+        communicated = self._backend.communication_seconds()
+        if communicated is not None:
+            total = training.communication_seconds or 0.0
+            training.communication_seconds = total + communicated - self._communicated
+        if self._after_step is not None:
+            self._after_step()
+        # The record has the first and the last loss, however seldom the user logs; all ranks decide alike.
+        if training.steps == 1 or state.global_step >= state.max_steps:
+            control.should_log = True
+        self._mark()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Add a loss to the record."""
+        if logs and "loss" in logs:
+            self._record.training.losses.append(float(logs["loss"]))
+        self._mark()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the checkpoint, or the evaluation, out of the next step's time."""
+        self._mark()
+
+    on_evaluate = on_save
+
+    def _mark(self) -> None:
+        self._began = time.perf_counter()
+        self._communicated = self._backend.communication_seconds() or 0.0
+
+
+def _dtype(args: Any, model: Any) -> str | None:
+    """Return the name of the type that the job computes in."""
+    if args.bf16:
+        return "bfloat16"
+    if args.fp16:
+        return "float16"
+    parameter = next(iter(model.parameters()), None) if model is not None else None
+    return None if parameter is None else precision.name(parameter.dtype)
+
+
+class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
+    """End training after the step that all ranks have agreed on, and have it saved."""
+
+    def __init__(self, interruption: Interruption) -> None:
+        self._interruption = interruption
+        self._stops = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the signals over."""
+        self._interruption.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint and the end if this step is the last."""
+        if self._interruption.is_last():
+            self._stops = control.should_save = control.should_training_stop = True
+            control.should_evaluate = False  # the scheduler may leave no time for it
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Announce the checkpoint, on rank 0."""
+        number = self._interruption.signal
+        if self._stops and number is not None and state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            say(f"{signal.Signals(number).name}: saved {checkpoint}; ending the job")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Prevent what Trainer does after each epoch, since the checkpoint exists."""
+        if self._stops:
+            control.should_save = control.should_evaluate = False
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give the signals back after a complete training; an interrupted one holds them until the job ends."""
+        if not self._stops:
+            self._interruption.end()
+
+    def ending(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a `Trainer.train` that raises `Interrupted` after all callbacks if a signal has ended the training."""
+
+        @functools.wraps(train)
+        def train_until_signal(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            output = train(trainer, *args, **kwargs)
+            if self._stops and self._interruption.signal is not None:
+                raise Interrupted(self._interruption.signal)
+            return output
+
+        return train_until_signal

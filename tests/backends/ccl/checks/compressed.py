@@ -1,0 +1,135 @@
+"""Allreduces that cross the network in another format: `compressed.py bf16|int8`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import cpudist
+from cpudist import job
+from cpudist.backends.ccl import extension
+from cpudist.backends.ccl.group import WireOptions
+
+wire = sys.argv[1]
+world = cpudist.init("ccl", timeout=60)
+group = dist.new_group(pg_options=WireOptions(wire))
+# The relative error of one conversion, of the largest magnitude that the values are converted with.
+ONE = {"bf16": 2**-8, "int8": 0.5 / 127 * 1.0001}[wire]
+SIZES = (16_384, 16_385, 100_003, 700_000, 3_000_001)
+
+
+def values(count: int, seed: int) -> list[torch.Tensor]:
+    """Return what each rank contributes; every rank makes all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(count, generator=generator) for _ in range(world.size)]
+
+
+def same_on_all_ranks(tensor: torch.Tensor) -> bool:
+    found = [torch.empty_like(tensor) for _ in range(world.size)]
+    dist.all_gather(found, tensor)
+    return all(torch.equal(found[0].view(torch.int32), other.view(torch.int32)) for other in found)
+
+
+def bound(inputs: list[torch.Tensor], average: bool) -> float:
+    """Return the largest error that the format allows: of every contribution, and of the sum."""
+    each = sum(float(one.abs().max()) for one in inputs) * ONE
+    most = float(sum(inputs).abs().max()) + each
+    return (each + most * ONE) * 1.001 / (world.size if average else 1)
+
+
+def check_sums_and_averages() -> None:
+    for count in SIZES:
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            inputs = values(count, count)
+            average = op == dist.ReduceOp.AVG
+            expected = torch.stack(inputs).double().sum(0) / (world.size if average else 1)
+            found = inputs[world.rank].clone()
+            dist.all_reduce(found, op=op, group=group)
+            error = float((found.double() - expected).abs().max())
+            assert 0 < error <= bound(inputs, average), (count, op, error, bound(inputs, average))
+            assert same_on_all_ranks(found), (count, op)
+
+
+def check_many_in_flight_among_other_calls() -> None:
+    """Also calls that are not converted: short ones, other types, other reductions."""
+    torch.manual_seed(world.rank)
+    tensors = [torch.randn(200_000 + i) for i in range(6)]
+    others = [torch.full((20_000,), float(world.rank)).double() for _ in tensors]
+    small = [torch.full((100,), 0.1 + world.rank) for _ in tensors]
+    works = []
+    for tensor, other, few in zip(tensors, others, small, strict=True):
+        works.append(dist.all_reduce(tensor, group=group, async_op=True))
+        works.append(dist.all_reduce(other, group=group, async_op=True))
+        works.append(dist.all_reduce(few, op=dist.ReduceOp.MAX, group=group, async_op=True))
+    for work in works:
+        work.wait()
+    assert all(same_on_all_ranks(tensor) for tensor in tensors)
+    assert all(float(other[-1]) == sum(range(world.size)) for other in others)
+    assert all(torch.equal(few, torch.full((100,), 0.1 + world.size - 1)) for few in small)
+
+
+def check_what_is_no_number_arrives() -> None:
+    for bad in (float("inf"), float("nan")):
+        tensor = torch.ones(50_000)
+        tensor[40_000 + world.rank] = bad
+        dist.all_reduce(tensor, group=group)
+        assert not tensor[40_000 : 40_000 + world.size].isfinite().any(), bad
+        assert tensor[:39_000].isfinite().all()
+        assert same_on_all_ranks(tensor)
+
+
+def check_residual() -> None:
+    """Over many calls the mean of the results approaches that of the inputs: what one call loses, the next one adds."""
+    inputs = values(100_003, 5)
+    expected = torch.stack(inputs).double().mean(0)
+    residual, total = torch.zeros(100_003), torch.zeros(100_003, dtype=torch.float64)
+    backend = group._get_backend(torch.device("cpu"))
+    errors = []
+    for call in range(1, 33):
+        tensor = inputs[world.rank].clone()
+        extension.load().allreduce_with_residual(backend, tensor, residual).wait()
+        assert same_on_all_ranks(tensor)
+        total += tensor
+        errors.append(float((total / call - expected).abs().max()))
+    assert errors[31] < errors[0] / 12, errors
+    assert float(residual.abs().max()) < 2 * world.size * bound(inputs, average=False)
+
+
+def trained(compress: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    job.require().backend.compress(wrapped, compress)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(world.rank)
+    for _ in range(8):
+        batch = torch.randn(16, 300, generator=generator)
+        (wrapped(batch) - batch[:, :1]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def check_ddp() -> None:
+    """A model trains as it does without compression, up to a little, and stays the same on all ranks."""
+    exact, compressed = trained("none"), trained(wire)
+    before = torch.nn.utils.parameters_to_vector(exact.parameters()).detach()
+    after = torch.nn.utils.parameters_to_vector(compressed.parameters()).detach()
+    assert same_on_all_ranks(after)
+    assert 0 < float((before - after).norm()) < 0.02 * float(before.norm())
+
+
+check_ddp()
+check_sums_and_averages()
+check_many_in_flight_among_other_calls()
+check_what_is_no_number_arrives()
+check_residual()
+before, after = extension.load().converted()
+assert before / after > {"bf16": 1.99, "int8": 3.9}[wire], (before, after)
+if world.rank == 0:
+    print(f"checks of {wire} passed")
+dist.destroy_process_group(group)
+cpudist.shutdown()

@@ -1,0 +1,77 @@
+"""Ranks that do not fit together, without a job: `disagree.py counts|gather|scatter|never|wrapped|killed`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import plain
+import torch
+import torch.distributed as dist
+
+from cpudist.backends.ccl import extension
+
+
+def counts() -> None:
+    """Rank 0 sends one element where rank 1 expects five."""
+    expected = [1] * size
+    if rank == 1:
+        expected[0] = 5
+    dist.all_to_all_single(torch.zeros(sum(expected)), torch.ones(size), expected, [1] * size)
+
+
+def gather() -> None:
+    """Rank 0 expects five elements of the last rank, which gives one."""
+    lengths = [1] * (size - 1) + [5 if rank == 0 else 1]
+    dist.all_gather([torch.empty(length) for length in lengths], torch.ones(1))
+
+
+def scatter() -> None:
+    """The same totals on every rank, and other shares on rank 0."""
+    lengths = [2] + [1] * (size - 1) if rank != 0 else [1] * (size - 1) + [2]
+    dist.reduce_scatter(torch.empty(lengths[rank]), [torch.ones(length) for length in lengths])
+
+
+def never() -> None:
+    """The others ask for their peer until the timeout."""
+    if rank == 1:
+        time.sleep(20)
+        os._exit(0)
+    work = dist.all_reduce(torch.ones(3), group=impatient, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.01)
+    work.wait()
+
+
+def wrapped() -> None:
+    """torch's wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL passes the timeout on; its own checks are left out."""
+    wrapper = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    extension.load().set_timeout(wrapper, 5)
+    if rank == 1:
+        time.sleep(20)
+        os._exit(0)
+    wrapper.wrapped_pg.allreduce([torch.ones(3)]).wait()
+
+
+def killed() -> None:
+    """With a timeout that is longer than the test."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(3))
+
+
+plain.set_variables()
+dist.init_process_group("ccl", timeout=timedelta(seconds=600))
+rank, size = dist.get_rank(), dist.get_world_size()
+dist.barrier()
+impatient = dist.new_group(timeout=timedelta(seconds=5))
+dist.barrier()
+begin = time.monotonic()
+try:
+    globals()[sys.argv[1]]()
+except dist.DistBackendError as error:
+    # In one piece: the launcher mixes the ranks' output.
+    os.write(1, f"rank {rank} after {time.monotonic() - begin:.1f} s: {error}\n".encode())

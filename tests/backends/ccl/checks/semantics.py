@@ -1,0 +1,160 @@
+"""What c10d's backends have in common besides the collectives, in a script that knows torch alone."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import plain
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+plain.set_variables()
+BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+
+
+def own_group() -> dist.Backend:
+    return distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+
+def check_bitwise_reductions() -> None:
+    for dtype in (torch.int8, torch.uint8, torch.int64, torch.bool):
+        high = 2 if dtype == torch.bool else 100
+        for count in (5, 300_000):
+            inputs = [torch.randint(0, high, (count,), generator=seed(rank)).to(dtype) for rank in range(size)]
+            for name, operation in BITWISE.items():
+                op, expected = getattr(dist.ReduceOp, name), functools.reduce(operation, inputs)
+                tensor = inputs[rank].clone()
+                dist.all_reduce(tensor, op)
+                assert torch.equal(tensor, expected), (dtype, name)
+                tensor = inputs[rank].clone()
+                dist.reduce(tensor, 0, op)
+                assert rank != 0 or torch.equal(tensor, expected), (dtype, name)
+                output = torch.empty(count, dtype=dtype)
+                dist.reduce_scatter(output, [inputs[rank]] * size, op)
+                assert torch.equal(output, expected), (dtype, name)
+
+
+def seed(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def check_sparse_sums() -> None:
+    def contribution(rank: int) -> torch.Tensor:
+        return torch.sparse_coo_tensor([[rank, 5, rank]], torch.ones(3, 4) * (rank + 1), (10, 4))
+
+    expected = sum(contribution(each).to_dense() for each in range(size))
+    tensor = contribution(rank)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense(), expected)
+    # Rank 0 contributes nothing.
+    tensor = torch.sparse_coo_tensor(
+        torch.zeros(1, min(rank, 1), dtype=torch.long), [float(rank)] * min(rank, 1), (10,)
+    )
+    dist.all_reduce(tensor, async_op=True).wait()
+    assert tensor.to_dense()[0] == sum(range(size))
+    with pytest.raises(ValueError, match="only be summed"):
+        dist.all_reduce(contribution(rank), dist.ReduceOp.MAX)
+
+
+def check_sparse_gradients_in_ddp() -> None:
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(10, 3, sparse=True)
+    model = DistributedDataParallel(embedding)
+    model(torch.tensor([rank, 5])).sum().backward()
+    gradient = embedding.weight.grad.to_dense()
+    torch.testing.assert_close(gradient[5], torch.ones(3))
+    torch.testing.assert_close(gradient[:size], torch.full((size, 3), 1 / size))
+
+
+def check_one_floating_point_state() -> None:
+    """The smallest numbers are kept, whatever state the ranks' threads have, who polls, and how many ranks reduce."""
+    smallest = torch.tensor([0x00010000], dtype=torch.int32).view(torch.float32)
+    assert torch.set_flush_denormal(rank == 1)
+    for count in (3, 1000, 100_000):
+        for wait in ("wait", "future"):
+            tensor = smallest.expand(count).clone()
+            work = dist.all_reduce(tensor, async_op=True)
+            work.get_future().wait() if wait == "future" else work.wait()
+            assert (tensor.view(torch.int32) == 0x00010000 * size).all()
+    # The state of the caller is as it was.
+    assert ((smallest * 1).view(torch.int32) == 0).all() == (rank == 1)
+    torch.set_flush_denormal(False)
+
+
+def check_refusals() -> None:
+    other = (rank + 1) % size
+    for call in (dist.send, dist.recv, dist.isend, dist.irecv):
+        with pytest.raises(ValueError, match="a tag cannot be negative, got -1"):
+            call(torch.zeros(1), other, tag=-1)
+    with pytest.raises(ValueError, match="bitwise reductions take integers"):
+        dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR)
+    dist.barrier()
+
+
+def check_what_a_backend_answers() -> None:
+    group = own_group()
+    assert group.supports_tensor_alloc(torch.device("cpu"))
+    assert group.allocate_tensor(5, dtype=torch.float64, device=torch.device("cpu")).shape == (5,)
+    if hasattr(group, "options"):
+        assert group.options._timeout == timedelta(seconds=60)
+
+
+def check_groups_that_come_and_go_beside_a_thread() -> None:
+    """The garbage collector frees a group while it holds Python's lock, and the thread needs both locks."""
+    beside = dist.new_group()
+
+    def reduce() -> None:
+        for count in range(300):
+            tensor = torch.ones(1 + count)
+            dist.all_reduce(tensor, group=beside)
+            assert tensor[-1] == size
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    for _ in range(5):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True).get_future().wait()
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+    thread.join()
+
+
+def check_groups_made_again() -> None:
+    """The keys of an earlier group of the same name are still in the store, and ranks come at different times."""
+    for _ in range(3):
+        if rank < 2:
+            group = dist.new_group([0, 1], use_local_synchronization=True)
+            time.sleep(0.1 * rank)
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == 2
+            dist.destroy_process_group(group)
+
+
+CHECKS: list[Callable[[], None]] = [check for name, check in list(globals().items()) if name.startswith("check_")]
+
+for turn in range(3):
+    options = {} if turn else {"pg_options": Backend.Options("ccl", timedelta(seconds=60))}
+    dist.init_process_group("ccl", timeout=timedelta(seconds=60), **options)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for check in CHECKS if turn == 0 else CHECKS[-1:]:
+        check()
+    tensor = torch.tensor(float(rank + turn))
+    dist.all_reduce(tensor)
+    assert tensor.item() == sum(range(size)) + turn * size
+    dist.destroy_process_group()
+    time.sleep(0.2 * rank)
+if rank == 0:
+    print(f"{len(CHECKS)} checks of semantics passed")
+sys.stdout.flush()

@@ -1,0 +1,77 @@
+"""What c10d's backends have in common besides the collectives, over every transport; without a job."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+
+import pytest
+from checks_run import JOBS, only, run
+
+pytestmark = pytest.mark.job
+
+over_each = pytest.mark.parametrize(
+    ("name", "transport"),
+    [
+        ("intel-mpi, 2 ranks", "shared_memory"),
+        ("intel-mpi, 3 ranks", "shared_memory"),
+        ("intel-mpi, 3 ranks", "oneccl"),
+        ("torchrun, 2 ranks", "oneccl"),
+    ],
+)
+
+
+@over_each
+def test_semantics(name: str, transport: str) -> None:
+    result = run(JOBS[name], "semantics.py", timeout=100, **only(transport))
+    assert result.returncode == 0, result.output
+    assert "checks of semantics passed" in result.stdout, result.output
+
+
+@over_each
+@pytest.mark.parametrize("what", ["counts", "gather", "scatter"])
+def test_ranks_that_exchange_different_counts_get_one_error(name: str, transport: str, what: str) -> None:
+    ranks = int(name.split()[-2])
+    words = {
+        ("counts", "shared_memory"): "rank 0 sends 4 bytes to rank 1, which expects 20",
+        ("counts", "oneccl"): "rank 0 sends 4 bytes to rank 1, which expects 20",
+        ("gather", "shared_memory"): f"rank {ranks - 1} calls allgather of 1 .*, rank 0 expects allgather of 5 ",
+        ("gather", "oneccl"): f"the share of rank {ranks - 1} has 1 elements, but rank 0 expects 5",
+        ("scatter", "shared_memory"): r"rank \d calls reduce_scatter of 1 .*, rank \d expects reduce_scatter of 2 ",
+        ("scatter", "oneccl"): f"the share of rank {ranks - 1} has 1 elements, but rank 0 expects 2",
+    }
+    result = run(JOBS[name], "disagree.py", what, timeout=100, **only(transport))
+    assert result.returncode != 0
+    assert len(re.findall(rf"rank \d after .*?{words[what, transport]}", result.stdout)) == ranks, result.output
+
+
+@over_each
+def test_set_timeout_through_torchs_wrapper(name: str, transport: str) -> None:
+    variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", **only(transport)}
+    result = run(JOBS[name], "disagree.py", "wrapped", timeout=60, **variables)
+    found = re.findall(r"rank \d after ([\d.]+) s: ccl: all_reduce #\d+ .* timed out after 5\.", result.stdout)
+    assert len(found) == int(name.split()[-2]) - 1, result.output
+
+
+@over_each
+def test_is_completed_ends_with_the_timeout(name: str, transport: str) -> None:
+    result = run(JOBS[name], "disagree.py", "never", timeout=60, **only(transport))
+    found = re.findall(r"rank \d after ([\d.]+) s: ccl: all_reduce #\d+ .* timed out after 5\.", result.stdout)
+    assert len(found) == int(name.split()[-2]) - 1, result.output
+
+
+def test_a_killed_peer_is_noticed_without_a_job() -> None:
+    """Ranks that no launcher started, so nothing but the group can end them."""
+    start = 'for r in 0 1 2; do RANK=$r "$@" & done; wait'
+    variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    result = run(["bash", "-c", start, "bash", sys.executable], "disagree.py", "killed", timeout=60, **variables)
+    found = re.findall(r"rank \d after ([\d.]+) s: .*rank 1 has ended or has left the group", result.stdout)
+    assert len(found) == 2, result.output
+    assert all(float(seconds) < 5 for seconds in found), result.output
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])

@@ -1,0 +1,155 @@
+"""Checkpoints as folders: what counts as one, and how one comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from cpudist.checkpoints import folders
+from cpudist.checkpoints.folders import INCOMPLETE, clear, delete, numbered, publish, restore, rotate, sync, why_full
+from cpudist.huggingface.checkpoint_files import adopt, checkpoints
+
+
+def _write(folder: Path, text: str = "{}") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text(text)
+    return folder
+
+
+def test_only_what_was_saved_to_its_end_counts(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        _write(tmp_path / f"checkpoint-{step}")
+    (tmp_path / "checkpoint-101").mkdir()  # plain Trainer was killed here
+    (_write(tmp_path / "checkpoint-102") / "checkpoint-is-incomplete.txt").touch()  # here it saved on SIGTERM
+    _write(tmp_path / INCOMPLETE / "checkpoint-103")
+    _write(tmp_path / "checkpoint-best")
+    (tmp_path / "checkpoint-104").touch()
+    assert list(checkpoints(tmp_path).items()) == [(step, tmp_path / f"checkpoint-{step}") for step in (9, 10, 100)]
+    assert checkpoints(tmp_path / "missing") == {}
+
+
+def test_one_is_brought_out_in_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    _write(tmp_path / "checkpoint-5", "old")
+    written = _write(tmp_path / INCOMPLETE / "job" / "checkpoint-5", "new")
+    sync(written)
+    for _ in range(2):  # ranks of two hosts that share the disk
+        publish(written, tmp_path)
+        assert (tmp_path / "checkpoint-5" / "trainer_state.json").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_kill_while_one_takes_the_place_of_another_loses_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    """With an atomic exchange, and without, as on NFS: at each rename, before and after it."""
+    rename, state = Path.rename, Path("checkpoint-5") / "trainer_state.json"
+    if not exchanges:
+        monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
+    for renames in range(4):
+        folder, left = tmp_path / str(renames), [renames]
+        _write(folder / "checkpoint-5", "old")
+        written = _write(folder / INCOMPLETE / "job" / "checkpoint-5", "new")
+
+        def killed(self: Path, target: Path, left: list[int] = left) -> Path:
+            if not left[0]:
+                raise _Killed
+            left[0] -= 1
+            return rename(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", killed)
+            with contextlib.suppress(_Killed):
+                publish(written, folder)
+        restore(folder)
+        assert (folder / state).read_text() in ("old", "new"), f"killed after {renames} renames"
+        clear(folder)
+        assert [path.name for path in folder.iterdir()] == ["checkpoint-5"]
+    assert (folder / state).read_text() == "new", "not killed"
+
+
+def test_the_oldest_are_deleted_by_when_they_were_saved_and_by_their_steps(tmp_path: Path) -> None:
+    """Modification times say the opposite; an earlier run's have the highest steps; the best one stays."""
+
+    def left(keep: int, saved: list[int], best: int | None = None) -> list[int]:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        paths = {step: _write(tmp_path / "out" / f"checkpoint-{step}") for step in (5, 10, 15, 200, 300)}
+        for age, path in enumerate(paths.values()):
+            os.utime(path, (10_000 - 100 * age, 10_000 - 100 * age))
+        rotate(numbered(tmp_path / "out").values(), keep, [paths[step] for step in saved], paths.get(best or 0))
+        return sorted(checkpoints(tmp_path / "out"))
+
+    assert left(2, []) == [200, 300]
+    assert left(2, [5, 10, 15]) == [10, 15]
+    assert left(4, [10, 15]) == [10, 15, 200, 300]
+    assert left(2, [15, 10, 5], best=200) == [5, 200]
+    assert left(1, [15, 10, 5], best=200) == [5, 200]
+    assert left(1, [5], best=5) == [5]
+    assert left(9, [5]) == [5, 10, 15, 200, 300]
+
+
+def test_one_that_is_being_deleted_is_none_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = _write(tmp_path / "checkpoint-5")
+    rmtree = shutil.rmtree
+
+    def watched(folder: Path, ignore_errors: bool) -> None:
+        assert not checkpoint.exists()
+        assert (folder / "checkpoint-5" / "trainer_state.json").exists()
+        rmtree(folder, ignore_errors)
+
+    monkeypatch.setattr(folders.shutil, "rmtree", watched)
+    delete(str(checkpoint), ignore_errors=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_there_cannot_be_deleted(tmp_path: Path) -> None:
+    delete(tmp_path / "checkpoint-5", ignore_errors=True)
+    delete(tmp_path / "missing" / "checkpoint-5", ignore_errors=True)
+    with pytest.raises(FileNotFoundError):
+        delete(tmp_path / "checkpoint-5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_derived_trainer_has_saved_by_itself_is_kept(tmp_path: Path) -> None:
+    folder, written = tmp_path / "checkpoint-5", _write(tmp_path / INCOMPLETE / "job" / "checkpoint-5")
+    folder.mkdir()
+    (folder / "adapter.bin").write_text("own")
+    adopt(folder, written)
+    publish(written, tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter.bin", "trainer_state.json"]
+
+    adopt(folder, _write(tmp_path / INCOMPLETE / "job" / "checkpoint-5"))  # that one is complete: of an earlier run
+    assert (folder / "adapter.bin").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_syncs_no_folders_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sync(_write(tmp_path / "checkpoint-5"))
+
+
+def test_a_full_disk_is_recognised_by_its_error_and_no_other(tmp_path: Path) -> None:
+    assert why_full(RuntimeError("file write failed"), tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    full = RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors says it
+    for error in (OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), full):
+        assert "is full (" in str(why_full(error, tmp_path))
+    caused = RuntimeError("cannot save")
+    caused.__cause__ = OSError(errno.ENOSPC, "full")
+    assert str(why_full(caused, tmp_path)).startswith("the disk at /")

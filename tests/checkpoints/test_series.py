@@ -1,0 +1,251 @@
+"""Checkpoints of one's own loops, in this process alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import cpudist
+from cpudist.checkpoints import folders
+from cpudist.errors import UserError
+
+pytestmark = pytest.mark.versions
+
+
+class Training:
+    """A model that draws random numbers, its optimizer and its schedule."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        layers = (torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+        self.model = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": self.model[0].parameters(), "lr": 0.1}, {"params": self.model[3].parameters()}], lr=0.01
+        )
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4])
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+    def step(self) -> float:
+        noise = random.random() + float(np.random.rand())
+        loss = self.model(torch.randn(16, 4) + noise).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss.item()
+
+
+def _steps(folder: Path) -> list[int]:
+    return list(folders.numbered(folder))
+
+
+def test_a_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    whole, checkpoints = Training(), cpudist.Checkpoints(tmp_path / "new" / "out")
+    assert checkpoints.restore(**whole.parts, epoch=0) == 0
+    assert checkpoints.values == {"epoch": 0}
+    for step in range(1, 4):
+        whole.step()
+        checkpoints.save(step, **whole.parts, epoch=step // 2, milestones={2: "int keys stay", "empty": {}})
+    losses = [whole.step() for _ in range(3)]
+
+    again, checkpoints = Training(seed=1), cpudist.Checkpoints(tmp_path / "new" / "out")
+    assert checkpoints.restore(**again.parts, epoch=0, best=9.0) == 3
+    assert checkpoints.values == {"epoch": 1, "best": 9.0, "milestones": {2: "int keys stay", "empty": {}}}
+    assert again.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert [again.step() for _ in range(3)] == losses
+
+
+def test_the_newest_are_kept_and_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    training, checkpoints = Training(), cpudist.Checkpoints(tmp_path, keep=2)
+    (tmp_path / "checkpoint-1").mkdir()  # of Trainer, say
+    (tmp_path / "checkpoint-1" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-999").touch()
+    left = tmp_path / folders.INCOMPLETE / "name" / "checkpoint-100"  # a job was killed here
+    left.mkdir(parents=True)
+    for step in (5, 10, 15):
+        checkpoints.save(step, model=training.model)
+    assert _steps(tmp_path) == [1, 10, 15]
+    assert not (tmp_path / folders.INCOMPLETE).exists()
+    assert cpudist.Checkpoints(tmp_path).restore(model=training.model) == 15
+    with pytest.raises(UserError, match=r"checkpoint-1 is there and is no checkpoint of cpudist"):
+        checkpoints.save(1, model=training.model)
+    checkpoints.save(10, model=training.model)  # again, after going back
+    assert _steps(tmp_path) == [1, 10, 15]
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [
+        ("__0_0.distcp", _cut, "bytes instead of"),
+        ("__0_0.distcp", _flip, "has another checksum than when it was written"),
+        (".metadata", Path.unlink, ".metadata: No such file"),
+        ("checkpoint.json", _cut, None),
+        ("checkpoint.json", lambda path: path.write_text("{}"), "checkpoint.json cannot be read"),
+    ],
+)
+def test_a_damaged_one_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, harm: Any, said: str | None
+) -> None:
+    training, checkpoints = Training(), cpudist.Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, **training.parts)
+    harm(tmp_path / "checkpoint-2" / name)
+    if said is None:  # only the line's end is missing
+        assert checkpoints.restore(**training.parts) == 2
+        return
+    assert checkpoints.restore(**training.parts) == 1
+    warning, *_ = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}/checkpoint-2 is damaged: " in warning
+    assert said in warning
+    with pytest.raises(UserError, match="checkpoint-2 is damaged"):
+        cpudist.load(tmp_path / "checkpoint-2", model=training.model)
+    harm(tmp_path / "checkpoint-1" / name)
+    with pytest.raises(UserError, match=r"no checkpoint in [^ ]* is whole"):
+        checkpoints.restore(**training.parts)
+
+
+@pytest.mark.parametrize("keep", [0, -1, True, 1.5])
+def test_at_least_one_is_kept(tmp_path: Path, keep: Any) -> None:
+    with pytest.raises(UserError, match="keep is how many checkpoints stay"):
+        cpudist.Checkpoints(tmp_path, keep=keep)
+
+
+def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:
+    training = Training()
+    cpudist.save(tmp_path / "one", training.model, training.optimizer)
+    small = torch.nn.Sequential(torch.nn.Linear(4, 9))
+    with pytest.raises(UserError, match=r"it has 1\.weight, 1\.bias, 1\.running_mean and 4 more besides") as caught:
+        cpudist.load(tmp_path / "one", small)
+    assert "has 0.weight of shape (8, 4) instead of (9, 4)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"has no 0\.0\.weight"):
+        cpudist.load(tmp_path / "one", torch.nn.Sequential(training.model))
+    with pytest.raises(UserError, match="has no scheduler"):
+        cpudist.load(tmp_path / "one", training.model, scheduler=training.scheduler)
+    other = torch.optim.SGD(training.model[1].parameters())
+    with pytest.raises(UserError, match=r"optimizer does not have 1\.weight, 1\.bias"):
+        cpudist.load(tmp_path / "one", training.model, other)
+    with pytest.raises(UserError, match="updates 2 parameters that the model does not have"):
+        cpudist.save(tmp_path / "two", small, other)
+    with pytest.raises(UserError, match="give model= too"):
+        cpudist.save(tmp_path / "two", optimizer=other)
+    with pytest.raises(UserError, match="values= is a name"):
+        cpudist.save(tmp_path / "two", values=1)
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        cpudist.load(tmp_path / "two", small)
+    with pytest.raises(UserError, match="step is how many steps"):
+        cpudist.Checkpoints(tmp_path).save(-1, small)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_one_checkpoint_is_saved_and_loaded_by_its_folder(tmp_path: Path) -> None:
+    training, average = Training(), torch.nn.Linear(2, 2)
+    for epoch in range(2):  # the second takes the place of the first
+        training.step()
+        cpudist.save(tmp_path / "best", training.model, training.optimizer, average=average, epoch=epoch)
+    again, empty = Training(seed=1), torch.nn.Linear(2, 2)
+    before = torch.get_rng_state()
+    assert cpudist.load(tmp_path / "best", again.model, average=empty) == {"epoch": 1}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(empty.weight, average.weight)
+    for name, value in training.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    dcp_to_torch_save(tmp_path / "best", tmp_path / "plain.pt")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=False)
+    assert torch.equal(plain["model"]["0.weight"], training.model[0].weight)
+
+
+def test_a_file_in_the_way_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(UserError, match="is there and is no checkpoint"):
+        cpudist.save(tmp_path / "notes", torch.nn.Linear(1, 1))
+    assert (tmp_path / "notes").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    cpudist.save(tmp_path / "empty", torch.nn.Linear(1, 1))
+    assert json.loads((tmp_path / "empty" / "checkpoint.json").read_text())["step"] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_optimised_models_go_on_bit_by_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    """With master weights, and a fused optimizer's state in the layout of channels-last convolutions."""
+
+    def made(seed: int) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 4))
+        model = torch.nn.Sequential(*layers)
+        return cpudist.optimize(model, torch.optim.AdamW(model.parameters(), 1e-2), dtype=dtype, keep_memory=False)
+
+    def steps(model: Any, optimizer: Any, *numbers: int) -> list[float]:
+        losses = []
+        for number in numbers:
+            images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+            loss = model(images).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    whole, again = made(0), made(1)
+    steps(*whole, 1, 2)
+    cpudist.save(tmp_path / "one", *whole)
+    cpudist.load(tmp_path / "one", *again)
+    assert steps(*again, 3, 4, 5) == steps(*whole, 3, 4, 5)
+    assert whole[0].state_dict()["0.weight"].dtype is torch.float32
+
+
+def test_in_the_background_a_copy_is_written(tmp_path: Path) -> None:
+    training, checkpoints = Training(), cpudist.Checkpoints(tmp_path, keep=3, asynchronous=True)
+    kept = {}
+    for step in (1, 2, 3):
+        training.step()
+        checkpoints.save(step, **training.parts, seen=[step])
+        kept[step] = training.model[0].weight.detach().clone()
+    losses = [training.step() for _ in range(2)]
+    checkpoints.wait()
+    again = Training(seed=1)
+    for step, weight in kept.items():
+        assert cpudist.load(tmp_path / f"checkpoint-{step}", again.model) == {"seen": [step]}
+        assert torch.equal(again.model[0].weight, weight)
+    assert checkpoints.restore(**again.parts) == 3
+    assert [again.step() for _ in range(2)] == losses
+
+
+def test_what_failed_in_the_background_is_raised_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, checkpoints = Training(), cpudist.Checkpoints(tmp_path, asynchronous=True)
+    checkpoints.save(1, **training.parts)
+    checkpoints.wait()
+
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders, "sync", full)
+    checkpoints.save(2, **training.parts)
+    with pytest.raises(UserError, match=r"cannot save .*/checkpoint-2: the disk at .* is full"):
+        checkpoints.save(3, **training.parts)
+    monkeypatch.undo()
+    assert checkpoints.restore(**training.parts) == 1

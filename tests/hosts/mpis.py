@@ -1,0 +1,47 @@
+"""The mpirun of each MPI, as users start it by hand on the hosts of a bed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from bed import Bed
+
+from cpudist.launchers.mpi import MpiLauncher
+from cpudist.launchers.mpis import MPI_BY_OPTION
+
+MPIS = tuple(MPI_BY_OPTION)
+# Open MPI refuses to start as root, and passes no variables on, unless it is told to.
+_PROGRAMS = {
+    "intel": [str(Path(sys.executable).with_name("mpirun"))],
+    "mpich": ["mpirun.mpich"],
+    "openmpi": ["mpirun.openmpi", "--allow-run-as-root"],
+}
+_PASSED_ON = [word for name in ("PATH", "PYTHONPATH", "CPUDIST_CACHE", "MPI4PY_LIBMPI") for word in ("-x", name)]
+
+
+def named(mpi: str) -> type[MpiLauncher]:
+    """Return an MPI by its option."""
+    return MPI_BY_OPTION[mpi]
+
+
+def require(mpi: str) -> None:
+    """Skip the test where the mpirun of an MPI is not installed."""
+    if shutil.which(_PROGRAMS[mpi][0]) is None:
+        pytest.skip(f"{_PROGRAMS[mpi][0]} is not installed")
+
+
+def mpirun(mpi: str) -> list[str]:
+    """Return the command without options; skip the test where it is not installed."""
+    require(mpi)
+    return _PROGRAMS[mpi]
+
+
+def mpirun_on(bed: Bed, mpi: str, per_host: int) -> list[str]:
+    """Return the command that starts so many ranks on each host of a bed, with the variables that tests set."""
+    count = ["-n", str(per_host * len(bed.addresses))]
+    if mpi == "openmpi":
+        return [*mpirun(mpi), "--hostfile", bed.hostfile(per_host), *count, *_PASSED_ON]
+    return [*mpirun(mpi), "-f", bed.hostfile(), *count, "-ppn", str(per_host)]

@@ -1,0 +1,118 @@
+"""The commands that guides print: a plain script starts its job, and trains as under cpudist-train."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import BIN, Result, mpirun, run, torchrun, train
+from pretrained import minilm
+
+pytestmark = [pytest.mark.job, pytest.mark.versions]
+
+BOUND = 150.0
+SCRIPTS = Path(__file__).parent / "scripts"
+VILLAGE = Path(__file__).parents[1] / "training" / "recipes" / "village.json"
+
+# What Intel's guide exports before the command; it sets the number of threads for its own machines.
+EXPORTED = {"MASTER_ADDR": "127.0.0.1", "CCL_WORKER_COUNT": "1"}
+THEN = ["--no_cuda", "--ddp_backend", "ccl", "--use_ipex", "--bf16"]
+TODAY = ["--use_cpu", "--bf16"]
+
+
+def _trained(command: list[str], output: Path, flags: list[str]) -> dict[str, Any]:
+    words = ["--model_name_or_path", minilm(), "--train_file", str(VILLAGE), "--output_dir", str(output), "--do_train"]
+    words += ["--max_steps", "20", "--per_device_train_batch_size", "6", "--learning_rate", "6e-4", "--seed", "3"]
+    words += ["--logging_steps", "1", "--save_strategy", "no", "--report_to", "none", *flags]
+    genv = ["-genv", "OMP_NUM_THREADS=1"]
+    result = run(mpirun(2, *genv, *command, str(SCRIPTS / "answers.py"), *words), timeout=BOUND, env=EXPORTED)
+    assert result.returncode == 0, result.output
+    found: dict[str, Any] = json.loads((output / "found.json").read_text())
+    return {**found, "result": result}
+
+
+@pytest.fixture(scope="module")
+def as_printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the documented command does, as it is printed."""
+    return _trained([sys.executable], tmp_path_factory.mktemp("then"), THEN)
+
+
+def test_the_documented_command_as_printed(as_printed: dict[str, Any]) -> None:
+    result: Result = as_printed["result"]
+    assert (as_printed["backend"], as_printed["ranks"], as_printed["use_cpu"]) == ("ccl", 2, True)
+    assert (as_printed["threads"], as_printed["told"], as_printed["timeout"]) == (1, "1", 300)
+    assert as_printed["losses"][-1] < as_printed["losses"][0] / 2
+    assert as_printed["right"] > as_printed["questions"] / 3
+    assert result.stderr.count("cpudist: optimize: ") == 1, result.output
+
+
+def test_cpudist_train_does_the_same(tmp_path: Path, as_printed: dict[str, Any]) -> None:
+    found = _trained(train(), tmp_path, THEN)
+    assert found["losses"] == pytest.approx(as_printed["losses"], rel=0.05)
+    names = ("backend", "ranks", "threads", "told", "timeout", "use_cpu", "questions")
+    assert {name: found[name] for name in names} == {name: as_printed[name] for name in names}
+
+
+def test_the_flags_of_todays_page(tmp_path: Path) -> None:
+    found = _trained(train("--backend", "ccl"), tmp_path, TODAY)
+    assert (found["backend"], found["ranks"], found["use_cpu"]) == ("ccl", 2, True)
+    assert found["losses"][-1] < found["losses"][0] / 2
+
+
+def test_arguments_from_files_and_code_and_a_rank_that_fails(tmp_path: Path) -> None:
+    """Started by `accelerate launch`, which runs torchrun's agent."""
+    flags = {"output_dir": str(tmp_path), "ddp_backend": "ccl", "use_ipex": True, "no_cuda": True, "extra": 4}
+    (tmp_path / "flags.json").write_text(json.dumps(flags))
+    command = [str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    result = run([*command, str(SCRIPTS / "plain.py"), str(tmp_path), "starts"], timeout=BOUND)
+    assert result.returncode == 1, result.output
+    assert result.stdout == "true\ntrue\n", result.output
+    assert result.stderr.count("RuntimeError: rank 1 has had enough\n") == 1, result.output
+    assert "failed: RuntimeError: rank 1 has had enough; ending the job\n" in result.stderr, result.output
+
+
+def test_arguments_that_do_not_ask_for_ccl_change_nothing(tmp_path: Path) -> None:
+    # Without a job of cpudist, accelerate prefers torch_xla where it is installed.
+    variables = {"USE_TORCH_XLA": "0"}
+    result = run(torchrun(2, str(SCRIPTS / "plain.py"), str(tmp_path), "inert"), timeout=BOUND, env=variables)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("no job gloo\n") == 2, result.output  # torch 2.8 prints lines of gloo there, too
+
+
+def test_flags_without_the_backend_are_refused_in_one_line(tmp_path: Path) -> None:
+    result = run(mpirun(2, sys.executable, str(SCRIPTS / "plain.py"), str(tmp_path), "refused"), timeout=BOUND)
+    assert result.returncode == 2, result.output
+    line = "cpudist: --use_ipex without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"
+    assert [text for text in result.stderr.splitlines() if text.startswith("cpudist")] == [line], result.output
+    assert "Traceback" not in result.stderr, result.output
+
+
+def test_a_job_that_cannot_start_ends_in_one_line(tmp_path: Path) -> None:
+    words = ["--output_dir", str(tmp_path), "--ddp_backend", "ccl", "--model_name_or_path", "-", "--train_file", "-"]
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400", "LOCAL_RANK": "0"}
+    result = run([sys.executable, str(SCRIPTS / "answers.py"), *words], timeout=BOUND, env=variables)
+    assert result.returncode == 2, result.output
+    assert result.stderr.endswith(
+        "cpudist: the launcher's variables give a local rank but no local size: set both or neither\n"
+    )
+    assert "Traceback" not in result.stderr, result.output
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        'path=$(python -c "from oneccl_bindings_for_pytorch import cwd; print(cwd)")',
+        'path=$(python -c "import torch; import torch_ccl; import os;  '
+        'print(os.path.abspath(os.path.dirname(torch_ccl.__file__)))")',
+    ],
+)
+def test_the_guides_setup_lines(tmp_path: Path, find: str) -> None:
+    source = "env | sort > before; source $path/env/setvars.sh; env | sort > after; cmp before after; echo $path"
+    lines = f"set -e; {find}; {source}"
+    result = run(["bash", "-c", lines], timeout=60, cwd=tmp_path)
+    assert result.returncode == 0, result.output
+    assert result.stdout.endswith("/cpudist/backends/ccl\n"), result.output

@@ -1,0 +1,143 @@
+"""The table of patches: versions it does not know are refused, all of it is undone, and the documentation shows it."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import accelerate
+import accelerate.state
+import pytest
+import torch
+import transformers
+import transformers.trainer
+from transformers import Trainer, TrainingArguments
+
+import cpudist
+from cpudist import UserError, huggingface, job
+from cpudist.huggingface import resuming
+from cpudist.huggingface.shares import BatchGeometry
+
+pytestmark = pytest.mark.versions
+
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A job of this process alone."""
+    cpudist.init("gloo")
+    yield
+    cpudist.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("package", "owner", "name", "value"),
+    [
+        ("accelerate", accelerate, "__version__", "2.0.0"),
+        ("accelerate", accelerate, "__version__", "1.14.3"),
+        ("accelerate", accelerate.state.PartialState, "_prepare_backend", None),
+        ("transformers", transformers, "__version__", "6.0.0"),
+        ("transformers", transformers, "__version__", "4.57.5"),
+        ("transformers", Trainer, "_wrap_model", None),
+        ("transformers", Trainer, "compute_loss", lambda self, model, inputs: None),
+        ("transformers", transformers.trainer, "shutil", object()),
+    ],
+)
+@pytest.mark.usefixtures("alone")
+def test_an_unknown_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, package: str, owner: object, name: str, value: object
+) -> None:
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(UserError, match=f"cpudist does not know {package} ") as caught:
+        huggingface.install(job.require())
+    assert f"pip install '{package}>=" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_everything_is_taken_back() -> None:
+    before = dict(vars(TrainingArguments)), dict(vars(Trainer)), dict(vars(transformers.trainer)), dict(os.environ)
+    filters = list(warnings.filters)
+    cpudist.init("gloo")
+    try:
+        assert TrainingArguments("out", use_ipex=True).use_ipex
+        assert all(vars(Trainer)[name] is not before[1][name] for name in ("train", "compute_loss", "_save_checkpoint"))
+        assert list(warnings.filters) != filters
+        user_filter = ("ignore", None, UserWarning, None, 0)
+        warnings.filters.insert(0, user_filter)
+    finally:
+        cpudist.shutdown()
+    assert list(warnings.filters) == [user_filter, *filters], "what the script has added stays"
+    after = dict(vars(TrainingArguments)), dict(vars(Trainer)), dict(vars(transformers.trainer)), dict(os.environ)
+    assert before[:3] == after[:3], [key for key in after[0] if before[0].get(key) is not after[0][key]]
+    for name in ("ACCELERATE_TORCH_DEVICE", "USE_TORCH_XLA"):
+        assert before[3].get(name) == after[3].get(name)
+    if "use_ipex" not in before[0]:
+        with pytest.raises(TypeError):
+            TrainingArguments("out", use_ipex=True)
+
+
+def test_the_documentation_shows_the_table() -> None:
+    """Each row names what is changed for one reason, in the words of the table."""
+    text = DESIGN.read_text(encoding="utf-8").partition("| changed or relied on | because |")[2].partition("\n\n")[0]
+    shown = {row.split(" | ")[1].removesuffix(" |"): row for row in text.splitlines()[2:]}
+    for patch in huggingface.PATCHES:
+        assert f"`{patch.target.partition(':')[2]}`" in shown.get(patch.why, ""), patch.target
+    variables = [row for row in shown.values() if re.match(r"\| `[A-Z_]+=", row)]
+    assert len(shown) == len({patch.why for patch in huggingface.PATCHES}) + len(variables), "a row has no patch"
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_cannot_be_had_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="--backend ccl"):
+        TrainingArguments("out", ddp_backend="ccl")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
+    for name in ("fp16", "fp16_full_eval"):
+        with pytest.raises(UserError, match="float16"):
+            TrainingArguments("out", **{name: True})
+
+
+def _trainer(ranks: int, batch: int, **changes: Any) -> Any:
+    """Return what `_keep_steps` reads of a Trainer of 204 samples on so many ranks."""
+    args = {
+        "world_size": ranks,
+        "process_index": 1,
+        "gradient_accumulation_steps": 1,
+        "average_tokens_across_devices": True,
+        "dataloader_drop_last": False,
+        **changes,
+    }
+    trainer = Trainer.__new__(changes.pop("cls", Trainer))
+    vars(trainer).update(args=SimpleNamespace(**args), _train_batch_size=batch, train_dataset=range(204))
+    return trainer
+
+
+class Weighting(Trainer):
+    """A Trainer with a loss of its own."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        (
+            {"average_tokens_across_devices": False},
+            "2 cannot have equal shares, nor unequal ones: --average_tokens_across_devices is false; start 1$",
+        ),
+        ({"group_by_length": True}, "grouped by length, they come in another order on 2: start as many ranks$"),
+        ({"train_sampling_strategy": "group_by_length"}, "grouped by length"),
+        ({"cls": Weighting}, "Weighting.compute_loss would not weight them"),
+    ],
+)
+def test_a_training_that_cannot_go_on_with_the_same_steps_is_a_user_error(changes: dict[str, Any], part: str) -> None:
+    trainer = _trainer(2, 6, **changes)
+    with pytest.raises(UserError, match=part) as caught:
+        resuming._keep_steps(trainer, Trainer, BatchGeometry(5, 15, 15), "it has 15 samples in a step")
+    assert str(caught.value).startswith("it has 15 samples in a step, as on the 5 ranks that it was begun with; ")

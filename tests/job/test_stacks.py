@@ -1,0 +1,240 @@
+"""`cpudist stacks` on a real job that hangs, and the signal; what it leaves, and whom it does not answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import BIN, mpirun, run, train
+
+from cpudist.job.stacks import SIGNAL, StackAddress, StackServer, ask_all
+from cpudist.waiting import poll
+
+SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
+RANK = """
+import ctypes, os, signal, sys
+from cpudist.job.stacks import StackServer
+
+def block():
+    # The second call waits for ever, and PyDLL keeps the interpreter's lock meanwhile.
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    print("ready", flush=True)
+    lock(mutex), lock(mutex)
+
+StackServer("a job", 5, 8, "rank 5 on h1", lambda: "in the text")
+if sys.argv[1] == "blocks":
+    block()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+TAKEN = """
+import socket
+import cpudist
+from cpudist.job.stacks import StackAddress
+
+StackAddress.socket_name = lambda self: "\\0cpudist-test-taken-too"
+taken = socket.socket(socket.AF_UNIX)
+taken.bind(StackAddress.socket_name(None))
+cpudist.init("gloo")
+print("started")
+cpudist.shutdown()
+"""
+FORKED = """
+import os, sys
+from cpudist.job.stacks import StackServer
+
+answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
+child = os.fork()
+if child == 0:
+    answers.close()
+    files = [open(sys.argv[1], "w") for _ in range(8)]
+    answers.stop()
+    for file in files:
+        file.write("still open")
+        file.flush()
+    os._exit(0)
+answers.stop()
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+@pytest.mark.job
+def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    command = mpirun(4, *train("--backend", "ccl", str(SCRIPT), str(over)))
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(run, command, 120)
+        try:
+            assert poll(lambda: ending.done() or len(list(tmp_path.glob("there-*"))) == 4, 90)
+            shown = subprocess.run([BIN / "cpudist", "stacks"], capture_output=True, text=True, timeout=60, check=False)
+            assert shown.returncode == 0, shown.stderr
+            process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown.stdout)
+            assert process, shown.stdout
+        finally:
+            over.touch()
+            ending.result()
+    # Other jobs of this user may run on this machine.
+    text = next(job for job in shown.stdout.split("job of ") if f"process {process[1]}" in job)
+    ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
+    assert [int(rank.split()[1]) for rank in ranks] == [0, 1, 2, 3], text
+    assert re.search(r"in all_reduce #2 \(4 MB, four_ways\.py:24\) for \d", ranks[0]), ranks[0]
+    assert re.search(r"MainThread.*line 28, in wait_for_the_end.*poll\(over\.exists", ranks[1], re.DOTALL), ranks[1]
+    assert "runs no Python just now" in ranks[2], ranks[2]
+    assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
+    assert re.search(r"is stopped; kill -CONT \d+", ranks[3]), ranks[3]
+
+
+@contextmanager
+def rank_that(does: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that answers as a rank does, and waits for its standard input to end, or for ever."""
+    with subprocess.Popen(
+        [sys.executable, "-c", RANK, does],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def asked(pid: int) -> list[str]:
+    return [text for _, text in ask_all() if f"process {pid})" in text]
+
+
+@pytest.mark.job
+def test_a_killed_rank_leaves_nothing() -> None:
+    with rank_that("waits") as process:
+        (text,) = asked(process.pid)
+        assert text.startswith(f"rank 5 on h1 (process {process.pid}): in the text\n")
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert asked(process.pid) == []
+
+
+@pytest.mark.job
+def test_a_rank_that_is_blocked_in_c() -> None:
+    with rank_that("blocks") as process:
+        assert poll(lambda: "runs no Python just now" in asked(process.pid)[0], 60)  # it has come to its second call
+        process.send_signal(SIGNAL)  # nobody reads what it writes then
+        for _ in range(2):
+            (text,) = asked(process.pid)
+            first, *stacks = text.splitlines()
+            assert first.startswith(f"rank 5 (process {process.pid}) runs no Python just now")
+            assert text.count("most recent call first") == 2, text
+            assert re.search(r'line 9 in block\n +File "<string>", line 13 in <module>', "\n".join(stacks)), text
+
+
+@pytest.mark.job
+def test_a_rank_that_has_been_stopped() -> None:
+    with rank_that("waits") as process:
+        process.send_signal(signal.SIGSTOP)
+        assert poll(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 20)
+        assert asked(process.pid) == [
+            f"rank 5 (process {process.pid}) is stopped; kill -CONT {process.pid} lets it go on\n"
+        ]
+        process.send_signal(signal.SIGCONT)
+        assert "in the text" in asked(process.pid)[0]
+        process.communicate("")
+    assert process.returncode == 0
+
+
+@pytest.mark.job
+def test_the_signal_makes_a_rank_write_its_stacks_and_go_on() -> None:
+    with rank_that("waits") as process:
+        process.send_signal(SIGNAL)
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        assert lines[0] == f"cpudist: rank 5 on h1 (process {process.pid}): in the text\n"
+        assert "most recent call first" in lines[1]
+        assert process.poll() is None
+        process.communicate("")
+    assert process.returncode == 0
+
+
+def test_after_stop_nobody_answers_and_files_are_closed() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):  # a process may join one job after the other
+        answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+        assert len(asked(os.getpid())) == 1
+        answers.stop()
+        assert asked(os.getpid()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_name_that_is_taken_leaves_no_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackAddress, "socket_name", lambda self: "\0cpudist-test-taken")
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind("\0cpudist-test-taken")
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="Address already in use"):
+            StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.job
+def test_a_job_starts_also_where_its_name_is_taken() -> None:
+    done = run([sys.executable, "-c", TAKEN], 60)
+    assert done.stdout == "started\n", done.output
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"cpudist: warning: cpudist stacks will not find rank 0 on .*: Address already in use\n", done.stderr
+    )
+
+
+@pytest.mark.job
+def test_a_forked_child_lets_go_once(tmp_path: Path) -> None:
+    """What it opens afterwards may have the same numbers."""
+    done = run([sys.executable, "-c", FORKED, str(tmp_path / "file")], 60)
+    assert done.returncode == 0, done.output
+
+
+def test_a_failure_to_say_where_does_not_hide_the_stacks() -> None:
+    def where() -> str:
+        raise RuntimeError("no idea")
+
+    answers = StackServer("again", 0, 1, "rank 0 on h0", where)
+    for _ in range(2):
+        (text,) = asked(os.getpid())
+        assert "no idea" in text
+        assert "MainThread" in text
+    answers.stop()
+
+
+@given(
+    st.builds(
+        StackAddress,
+        st.text(st.characters(codec="ascii", exclude_characters="\n"), max_size=40),
+        *[st.integers(0, 10**6)] * 3,
+    )
+)
+def test_names_of_sockets_and_back(address: StackAddress) -> None:
+    assert StackAddress.of("@" + address.socket_name()[1:]) == address
+
+
+def test_other_sockets_are_not_taken_for_ranks() -> None:
+    assert StackAddress.of("@/tmp/.X11-unix/X0") is None
+    assert StackAddress.of("/run/cpudist/rank/1.2.3.a") is None
+
+
+@pytest.mark.job
+def test_the_command_does_not_import_torch() -> None:
+    program = "import sys, cpudist.cli.stacks; print('torch' in sys.modules)"
+    assert run([sys.executable, "-c", program], 60).stdout == "False\n"

@@ -1,0 +1,147 @@
+"""A node agent finds a job's processes by their mark alone, reports its ranks, and kills them all at its own end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpudist.processes import python_main
+from cpudist.waiting import poll
+
+pytestmark = pytest.mark.job
+
+_, *AGENT = python_main("cpudist.launch.node_agent", "-S")
+SLEEP = "import time; time.sleep(60)"
+# Starts a child in a session of its own and waits.
+STARTS_ANOTHER = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def job() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts Python programs, and takes them away after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(words: list[str], **env: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-I", *words], text=True, env={**os.environ, **env}, **pipes)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        with process:  # closes its pipes and waits
+            process.kill()
+
+
+def watch(start: Callable[..., subprocess.Popen[str]], job: str) -> subprocess.Popen[str]:
+    return start([*AGENT, job, "MY_RANK"])
+
+
+def until(watching: subprocess.Popen[str], line: str) -> list[str]:
+    """Return what the agent reports up to `line`."""
+    said = []
+    assert watching.stdout is not None
+    while not said or said[-1] != line:
+        text = watching.stdout.readline()  # one in every second at least
+        assert text, f"it ended without {line}: {said}"
+        said.append(text.strip())
+        assert len(said) < 60, said
+    return said
+
+
+def say(watching: subprocess.Popen[str], word: str) -> None:
+    assert watching.stdin is not None
+    watching.stdin.write(f"{word}\n")
+    watching.stdin.flush()
+
+
+def test_it_tells_of_ranks_and_ends_what_is_left(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    watching = watch(start, job)
+    until(watching, "ranks 0")
+    first = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    second = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="1")
+    helper = start(["-c", SLEEP], CPUDIST_JOB_ID=job)
+    stranger = start(["-c", SLEEP], CPUDIST_JOB_ID="another", MY_RANK="0")
+    until(watching, "ranks 2")
+    second.kill()
+    until(watching, "gone 1")
+    until(watching, "ranks 1")
+    say(watching, "end")
+    until(watching, "left 0")
+    assert first.wait(10) == helper.wait(10) == -9
+    assert stranger.poll() is None
+
+
+def test_a_child_of_a_rank_is_no_rank_and_goes_with_it(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    watching = watch(start, job)
+    rank = start(["-c", STARTS_ANOTHER], CPUDIST_JOB_ID=job, MY_RANK="0")
+    assert rank.stdout is not None
+    child = psutil.Process(int(rank.stdout.readline()))
+    assert "ranks 2" not in until(watching, "ranks 1")
+    say(watching, "end")
+    until(watching, "left 0")
+    assert rank.wait(10) == -9
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_signals_reach_the_ranks_alone(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    watching = watch(start, job)
+    rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    helper = start(["-c", SLEEP], CPUDIST_JOB_ID=job)
+    until(watching, "ranks 1")
+    say(watching, "signal 15")
+    until(watching, "gone 0")
+    assert rank.wait(10) == -15
+    assert helper.poll() is None
+
+
+def test_any_name_of_a_process(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    """Programs may name themselves in bytes that are no text (prctl(2))."""
+    watching = watch(start, job)
+    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) \\xfe'); "
+    rank = start(["-c", name + SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    assert poll(lambda: b"\xff" in Path(f"/proc/{rank.pid}/comm").read_bytes(), 20)
+    until(watching, "ranks 1")
+    until(watching, "ranks 1")
+    say(watching, "end")
+    until(watching, "left 0")
+    assert rank.wait(10) == -9
+
+
+def test_left_alone_it_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    """Its input ends when `cpudist launch` is killed, or ssh with it."""
+    watching = watch(start, job)
+    rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    until(watching, "ranks 1")
+    assert watching.stdin is not None
+    watching.stdin.close()
+    until(watching, "left 0")
+    assert rank.wait(10) == -9
+
+
+def test_silence_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    """A link that has gone down ends nobody's input."""
+    short = "import cpudist.launch.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 3"
+    *flags, program = AGENT
+    watching = start([*flags, program.replace("from", f"{short}; from"), job, "MY_RANK"])
+    rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    until(watching, "ranks 1")
+    until(watching, "left 0")
+    assert rank.wait(10) == -9

@@ -1,0 +1,204 @@
+"""Launchers are recognised by the variables that launchers really set (Slurm's and Kubeflow's: from documents)."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpudist.errors import UserError
+from cpudist.launchers import Alone, AtAddress, OverMpi, RendezvousMethod, detect
+from cpudist.launchers.mpich import requested_nodes
+
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+INTEL = HYDRA | {"I_MPI_HYDRA_UUID": "d4290000-8e0b-5026-c860-0600515b653a", "I_MPI_MPIRUN": "mpirun"}
+# Intel's mpirun is a script that runs the first mpiexec.hydra on PATH: here MPICH's.
+INTEL_SCRIPT_MPICH_HYDRA = HYDRA | {"I_MPI_MPIRUN": "mpirun"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "PMIX_RANK": "1",
+}
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "2eb830bd",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "42805",
+}
+POD = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "2",
+}
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
+INSIDE = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "rendezvous", "rank"),
+    [
+        ({}, "single", Alone(), 0),
+        (INTEL, "intel-mpi", OverMpi(), 1),
+        (HYDRA, "mpich", OverMpi(), 1),
+        (OPEN_MPI | {"OMPI_LIBDIR_LOC": "/nowhere"}, "open-mpi", OverMpi("libmpi.so.40", mpich_abi=False), 1),
+        (STEP | {"SLURM_STEP_NODELIST": "n[1-2]"}, "slurm", AtAddress("n1", 15217, token="7.0"), 1),
+        (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
+        (BATCH_SCRIPT, "single", Alone(), 0),
+        (TORCHRUN, "torchrun", AtAddress("localhost", 42805), 1),
+        (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", AtAddress("localhost", 42805, True), 1),
+        (POD | INSIDE, "pytorchjob", AtAddress("job-master-0", 23456), 3),
+        (BY_HAND, "env", AtAddress("h0", 29500), 1),
+        (BY_HAND | INTEL, "intel-mpi", OverMpi(), 1),
+    ],
+)
+def test_recognises_the_launcher(env: dict[str, str], name: str, rendezvous: RendezvousMethod, rank: int) -> None:
+    launcher = detect(env)
+    assert (launcher.name, launcher.placement().rank) == (name, rank)
+    assert launcher.rendezvous() == rendezvous
+    assert (launcher.rank, launcher.is_main_process) == (rank, rank == 0)
+
+
+def test_intels_script_with_mpichs_hydra_is_refused_before_it_aborts() -> None:
+    launcher = detect(INTEL_SCRIPT_MPICH_HYDRA)
+    assert (launcher.name, launcher.placement().rank) == ("mpich", 1)
+    with pytest.raises(UserError, match=r"comes first on PATH; .* export PATH="):
+        launcher.rendezvous()
+
+
+@pytest.mark.parametrize(
+    ("env", "restarts"),
+    [
+        ({}, 0),
+        ({"CPUDIST_RESTART_COUNT": "3"}, 3),
+        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
+        (STEP | {"SLURM_RESTART_COUNT": "1"}, 1),
+    ],
+)
+def test_knows_how_often_the_job_was_started_again(env: dict[str, str], restarts: int) -> None:
+    assert detect(env).restarts == restarts
+
+
+AGENT = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_xy/none_uw/attempt_1/0/error.json"}
+
+
+@pytest.mark.parametrize(
+    ("env", "run_ids"),
+    [
+        ({}, {}),
+        (BY_HAND, {}),
+        ({"CPUDIST_RUN_ID": ""}, {}),  # a pod without the label that it is taken from
+        (INTEL | {"CPUDIST_RUN_ID": "mine"}, {"mine": True}),
+        (STEP, {"slurm-7.0": False}),
+        (STEP | {"SLURM_RESTART_COUNT": "1"}, {"slurm-7.0": True}),
+        (BATCH_SCRIPT | INTEL, {}),
+        (STEP | INTEL | {"SLURM_RESTART_COUNT": "1"}, {"slurm-7.0": True}),
+        (TORCHRUN | AGENT, {"torchrun-none_uw": True}),
+        (STEP | TORCHRUN | AGENT, {"slurm-7.0": False, "torchrun-none_uw": True}),
+        (TORCHRUN, {"torchrun-2eb830bd": False}),
+        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"torchrun-2eb830bd": True}),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, {}),
+        (POD | INSIDE | {"CPUDIST_RUN_ID": "uid"}, {"uid": True}),
+    ],
+)
+def test_knows_the_names_that_restarts_of_the_run_keep(env: dict[str, str], run_ids: dict[str, bool]) -> None:
+    assert detect(env).run_ids == run_ids
+
+
+def test_an_environment_is_what_it_was_when_it_was_detected() -> None:
+    variables = dict(BY_HAND)
+    launcher = detect(variables)
+    variables["RANK"] = "0"
+    assert launcher.rank == 1
+
+
+def test_where_variables_make_no_sense_every_rank_speaks() -> None:
+    assert detect({"RANK": "one", "WORLD_SIZE": "2"}).is_main_process
+
+
+@pytest.mark.parametrize("inner", [INTEL, HYDRA, OPEN_MPI])
+def test_mpirun_inside_an_allocation_wins_over_the_step_of_its_helpers(inner: dict[str, str]) -> None:
+    proxy = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    assert detect(proxy | inner).placement().size == 4
+
+
+def test_torchrun_wins_over_the_srun_and_the_pod_it_runs_in() -> None:
+    assert detect(STEP | POD | TORCHRUN).name == "torchrun"
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("3(x2),1", [3, 3, 1])])
+def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -> None:
+    for node, local_size in enumerate(sizes):
+        env = STEP | {
+            "SLURM_NODEID": str(node),
+            "SLURM_LOCALID": "0",
+            "SLURM_STEP_TASKS_PER_NODE": text,
+            "SLURM_STEP_NUM_NODES": str(len(sizes)),
+            "SLURM_STEP_NUM_TASKS": str(sum(sizes)),
+            "SLURM_PROCID": "0",
+        }
+        assert detect(env).placement().local_size == local_size
+
+
+def test_pod_with_several_processes_and_no_launcher_inside_names_torchrun() -> None:
+    with pytest.raises(UserError, match="torchrun"):
+        detect(POD).placement()
+
+
+@pytest.mark.parametrize(
+    ("env", "variable"),
+    [
+        ({k: v for k, v in HYDRA.items() if k != "PMI_SIZE"}, "PMI_SIZE"),
+        (HYDRA | {"PMI_SIZE": "four"}, "PMI_SIZE='four'"),
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR"),
+        (HYDRA | {"PMI_RANK": "4"}, "contradict"),
+        (HYDRA | {"MPI_LOCALRANKID": "2"}, "contradict"),
+        (TORCHRUN | {"RANK": "4"}, "contradict"),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, "contradict"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, "contradict"),
+        (TORCHRUN | {"GROUP_RANK": "2"}, "contradict"),
+        (STEP | {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "two"),
+    ],
+)
+def test_half_set_and_contradicting_variables_are_one_clear_line(env: dict[str, str], variable: str) -> None:
+    with pytest.raises(UserError) as error:
+        detect(env).placement()
+    assert variable in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes"),
+    [
+        ("mpiexec.hydra -f hosts -n 4 -ppn 2 cpudist-train train.py", 2),
+        ("mpirun -np 5 -perhost 2 train", 3),
+        ("mpirun -ppn 2 -n 2 train -n 8", 1),
+        ("mpirun -n 4 train", None),
+        ("mpirun -ppn 2 train", None),
+    ],
+)
+def test_on_how_many_nodes_hydra_was_asked_to_start_ranks(line: str, nodes: int | None) -> None:
+    assert requested_nodes(line.split()) == nodes

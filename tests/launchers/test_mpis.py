@@ -1,0 +1,128 @@
+"""The command line of each MPI, the search for its mpirun, and the killed ranks that its output reports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpudist.errors import UserError
+from cpudist.launchers.intel_mpi import IntelMpi
+from cpudist.launchers.mpi import MpiLauncher, Ranks
+from cpudist.launchers.mpich import Mpich
+from cpudist.launchers.mpis import MPIS, find_mpirun
+from cpudist.launchers.openmpi import OpenMpi
+from cpudist.losses import first_killed
+
+TRAIN = ("/env/bin/cpudist-train", "--backend", "ccl", "train.py")
+NAMES = ("CCL_LOG_LEVEL", "HOME", "PATH", "SECRET")
+
+
+@pytest.fixture(autouse=True)
+def _not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+
+def command(mpi: type[MpiLauncher], version: str = "", **options: Any) -> str:
+    ranks = Ranks(3, TRAIN, variables=NAMES, **options)
+    return " ".join(mpi.command(Path("/mpi/bin/mpirun"), version, ranks))
+
+
+def test_command_lines_with_a_hostfile() -> None:
+    train = " ".join(TRAIN)
+    options = {"hostfile": "hosts", "interface": "eth1", "all_output": True}
+    assert command(IntelMpi, **options) == (
+        "/mpi/bin/mpirun -launcher ssh -genv I_MPI_PIN off -machinefile hosts -iface eth1 -prepend-rank -n 3 " + train
+    )
+    assert command(Mpich, **options) == (
+        "/mpi/bin/mpirun -launcher ssh -bind-to none -f hosts -iface eth1 -prepend-rank -n 3 " + train
+    )
+    assert command(OpenMpi, "mpirun (Open MPI) 4.1.4", **options) == (
+        "/mpi/bin/mpirun --bind-to none --hostfile hosts --mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth1 "
+        "--tag-output -x CCL_LOG_LEVEL -x PATH -n 3 " + train
+    )
+    assert command(OpenMpi, "mpirun (Open MPI) 5.0.8", **options) == (
+        "/mpi/bin/mpirun --bind-to none --hostfile hosts --prtemca prte_if_include eth1 "
+        "--mca btl_tcp_if_include eth1 --output tag -x CCL_LOG_LEVEL -x PATH -n 3 " + train
+    )
+
+
+def test_command_lines_on_this_host() -> None:
+    train = " ".join(TRAIN)
+    assert command(IntelMpi, hostfile=None) == "/mpi/bin/mpirun -launcher fork -genv I_MPI_PIN off -n 3 " + train
+    assert command(Mpich, hostfile=None) == "/mpi/bin/mpirun -launcher fork -bind-to none -ppn 3 -n 3 " + train
+    assert command(OpenMpi, hostfile=None) == (
+        "/mpi/bin/mpirun --bind-to none --host localhost:3 -x CCL_LOG_LEVEL -x PATH -n 3 " + train
+    )
+
+
+def test_pinning_that_the_user_has_chosen_stays() -> None:
+    ranks = Ranks(3, TRAIN, variables=("I_MPI_PIN_DOMAIN",))
+    assert "I_MPI_PIN" not in IntelMpi.command(Path("mpirun"), "", ranks)
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("mpi", MPIS)
+def test_the_real_ones_are_found(mpi: type[MpiLauncher]) -> None:
+    own = Path(sys.executable).with_name("mpirun") if mpi is IntelMpi else Path(f"mpirun.{mpi.option}")
+    if shutil.which(own) is None:
+        pytest.skip(f"{own} is not installed")
+    assert find_mpirun(mpi.option).mpi is mpi
+
+
+@pytest.mark.job
+def test_none_that_fits(tmp_path: Path) -> None:
+    for name, says in (("mpirun", "HYDRA build details:"), ("mpiexec", "a queue of its own, 1.0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": str(tmp_path)}
+    assert find_mpirun("auto", path, own=tmp_path / "none").mpi is Mpich
+    with pytest.raises(UserError, match=r"--mpi openmpi was found \(.*mpirun is mpich; .*mpiexec is of an unknown MPI"):
+        find_mpirun("openmpi", path, own=tmp_path / "none")
+    with pytest.raises(UserError, match="there is none at all"):
+        find_mpirun("auto", {"PATH": os.devnull}, own=tmp_path / "none")
+
+
+# As the launchers wrote it, when rank 1 of 2 was killed.
+INTEL = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   RANK 0 PID 26955 RUNNING AT h0
+=   KILLED BY SIGNAL: 9 (Killed)
+===================================================================================
+
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   RANK 1 PID 26956 RUNNING AT h1
+=   KILLED BY SIGNAL: 11 (Segmentation fault)
+===================================================================================
+"""
+MPICH = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 26962 RUNNING AT h1
+=   EXIT CODE: 11
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
+This typically refers to a problem with your application.
+"""
+OPEN_MPI = """
+--------------------------------------------------------------------------
+mpirun.openmpi noticed that process rank 1 with PID 0 on node h1 exited on signal 11 (Segmentation fault).
+--------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize(("mpi", "said"), [(IntelMpi, INTEL), (Mpich, MPICH), (OpenMpi, OPEN_MPI)])
+def test_who_was_killed(mpi: type[MpiLauncher], said: str) -> None:
+    killed = mpi.killed_ranks(said)
+    assert str(first_killed(killed, {"h0": 0, "h1": 1})) == "rank 1 on h1 was killed by SIGSEGV"
+    unseen = "a rank" if mpi is Mpich else "rank 1"
+    assert str(first_killed(killed, {})) == f"{unseen} on h1 was killed by SIGSEGV"
+    assert mpi.killed_ranks("rank 1 on h1 failed: ValueError: signal 9; ending the job") == []

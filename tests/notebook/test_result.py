@@ -1,0 +1,71 @@
+"""The cause is found among several failures, and the caller gets what a rank returns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+
+from cpudist.errors import UserError
+from cpudist.notebook.result import Failure, Mailbox, RankFailed, Result
+
+HOST = socket.gethostname()
+
+
+class Twofold(Exception):
+    """Can be pickled and not unpickled: its __init__ takes two arguments."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one + two)
+
+
+def test_the_cause_comes_first() -> None:
+    """A killed rank comes first even if others fail before its end is noticed. A rank that just ends comes last."""
+    raised, killed = Failure("a", "", at=10.0), Failure("b", "", at=10.5, how="killed")
+    late, ended = Failure("c", "", at=12.0, how="killed"), Failure("d", "", at=1.0, how="ended")
+    assert sorted([ended, late, raised, killed], key=lambda one: one.order) == [killed, raised, late, ended]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ValueError("x"), ValueError, "^x$"),
+        (UserError("x"), UserError, "^x$"),
+        (SystemExit(3), RankFailed, f"^rank 1 on {HOST} failed:\n\nsaid$"),
+        (Twofold(1, 2), RankFailed, f"^rank 1 on {HOST} failed:\n\nsaid$"),
+    ],
+)
+def test_an_exception_comes_as_it_is_where_it_can(error: BaseException, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        Failure.of(1, error, "said").raise_here()
+
+
+def test_over_the_network_goes_text_alone() -> None:
+    told = Failure.from_json(Failure.of(1, ValueError("x"), "said").to_json())
+    assert told.error is None
+    with pytest.raises(RankFailed, match=f"rank 1 on {HOST} failed:\n\nsaid"):
+        told.raise_here()
+
+
+def test_ends_of_status() -> None:
+    assert Failure.of_status(1, -signal.SIGSEGV).said == "was killed by SIGSEGV"
+    assert Failure.of_status(1, 3).said == "ended with exit status 3 and without an exception"
+
+
+@pytest.mark.job
+def test_a_mailbox_is_shared_and_written_once() -> None:
+    mailbox = Mailbox()
+    try:
+        assert mailbox.content() is None
+        if os.fork() == 0:
+            Mailbox(mailbox.descriptor).leave(Result([1, "two"]))
+            os._exit(0)
+        os.wait()
+        assert mailbox.content() == Result([1, "two"])
+        with pytest.raises(UserError, match=r"the function's result, of type lock, cannot be carried back"):
+            mailbox.leave(Result(threading.Lock()))
+    finally:
+        mailbox.close()

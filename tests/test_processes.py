@@ -1,0 +1,51 @@
+"""Processes as /proc shows them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from cpudist import processes
+
+
+def test_this_process_and_its_parents() -> None:
+    own = processes.read(os.getpid())
+    assert own is not None
+    assert (own.pid, own.parent) == (os.getpid(), os.getppid())
+    assert processes.read_all()[own.pid] == own
+    assert next(processes.ancestors()).pid == os.getppid()
+    assert processes.executable(own.pid) == Path(sys.executable).resolve()
+    assert (processes.environment(own.pid) or {}).keys() <= os.environ.keys() | {"PYTEST_VERSION"}
+
+
+@pytest.mark.job
+def test_a_script_has_its_own_name(tmp_path: Path) -> None:
+    script = tmp_path / "mpirun"
+    script.write_text("#!/bin/sh\nread line\n")
+    script.chmod(0o755)
+    with subprocess.Popen([str(script)], stdin=subprocess.PIPE) as running:
+        process = processes.read(running.pid)
+        assert process is not None
+        assert process.name == "mpirun"
+    assert processes.read(running.pid) is None
+    assert processes.environment(running.pid) is None
+    assert processes.executable(running.pid) is None
+
+
+@pytest.mark.job
+def test_the_processes_with_a_variable_are_killed_and_no_others() -> None:
+    mark = uuid.uuid4().hex
+    with (
+        subprocess.Popen(["sleep", "300"], env={"MARK": mark}) as marked,
+        subprocess.Popen(["sleep", "300"], env={"MARK": f"{mark}0"}) as other,
+    ):
+        assert processes.kill_all_with("MARK", mark) == 1
+        assert marked.wait(20) == -9
+        assert processes.kill_all_with("MARK", mark) == 0
+        assert other.poll() is None
+        other.kill()

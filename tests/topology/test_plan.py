@@ -1,0 +1,274 @@
+"""Plans: the rules on random machines and on real ones, and what Intel has published for its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import FOLDER, LAYOUTS
+
+from cpudist.errors import UserError
+from cpudist.topology.limits import Limits
+from cpudist.topology.machine import Machine, machine_from
+from cpudist.topology.plan import Plan, PlanOptions, make_plan
+from cpudist.topology.topology import Core, Cpu, assemble
+
+
+def machine(
+    sockets: int = 1,
+    nodes: int = 1,
+    caches: int = 1,
+    cores: int = 1,
+    threads: int = 1,
+    slow: int = 0,
+    limits: Limits | None = None,
+) -> Machine:
+    """A regular machine: so many NUMA nodes in a socket, L3 caches in a node, cores in a cache; `slow` cores more."""
+    places = [
+        (socket, socket * nodes + node, (socket, node, cache))
+        for socket in range(sockets)
+        for node in range(nodes)
+        for cache in range(caches)
+        for _ in range(cores)
+    ]
+    cpus = [
+        Cpu(number + thread * len(places), number, socket, node, cache)
+        for number, (socket, node, cache) in enumerate(places)
+        for thread in range(threads)
+    ]
+    first = len(cpus)
+    cpus += [Cpu(first + number, first + number, efficiency=True) for number in range(slow)]
+    return Machine(assemble(cpus), limits or Limits())
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Any machine, regular or not, any part of which may be used."""
+    cpus = []
+    for socket in range(draw(st.integers(1, 3))):
+        for node in range(draw(st.integers(1, 3))):
+            for cache in range(draw(st.integers(1, 3))):
+                for core in range(draw(st.integers(1, 5))):
+                    slow = draw(st.booleans()) if draw(st.integers(0, 9)) == 0 else False
+                    for _ in range(draw(st.integers(1, 2))):
+                        number = len(cpus)
+                        cpus.append(Cpu(number, (cache, core), socket, 10 * socket + node, cache, slow))
+    numbers = draw(st.permutations(range(len(cpus))))
+    cpus = [dataclasses.replace(cpu, number=number) for cpu, number in zip(cpus, numbers, strict=True)]
+    allowed = draw(st.none() | st.sets(st.sampled_from(numbers), min_size=1))
+    quota = draw(st.none() | st.floats(0.1, len(cpus) + 2))
+    counted = draw(st.none() | st.integers(1, len(cpus) + 2))
+    return Machine(assemble(cpus), Limits(None if allowed is None else frozenset(allowed), quota, counted))
+
+
+OPTIONS = st.builds(
+    PlanOptions,
+    ranks=st.integers(1, 12) | st.sampled_from(["socket", "numa", "l3"]),
+    data_workers=st.integers(0, 3),
+    omp_threads=st.none() | st.integers(1, 6),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(machines(), OPTIONS)
+def test_the_rules(machine: Machine, options: PlanOptions) -> None:
+    plan = make_plan(machine, options)
+    check(machine, options, plan)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 16, "socket", "numa", "l3"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_rules_on_real_machines(name: str, ranks: int | str) -> None:
+    options = PlanOptions(ranks)  # type: ignore[arg-type]
+    found = machine_from(FOLDER / name)
+    check(found, options, make_plan(found, options))
+
+
+def _part(core: Core, part: str) -> int:
+    return {"socket": core.socket, "numa": core.numa_node, "l3": core.l3}[part]
+
+
+def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
+    usable = machine.usable
+    core_of = {cpu: core for core in usable.cores for cpu in core.cpus}
+    ranks = plan.ranks
+    assert [rank.rank for rank in ranks] == list(range(len(ranks)))
+    if isinstance(options.ranks, int):
+        assert len(ranks) == options.ranks
+
+    # Nothing outside what is allowed; what is allowed is used or named as idle.
+    used = [cpu for rank in ranks for cpu in rank.mask]
+    assert set(used) <= usable.cpus
+    assert set(used) | set(plan.idle_cpus) == usable.cpus
+    assert not set(used) & set(plan.idle_cpus)
+
+    # No core twice, unless there are fewer than ranks, and then it is said.
+    cores = [core_of[cpu] for rank in ranks for cpu in {core_of[cpu].cpus[0] for cpu in rank.mask}]
+    fast = [core for core in usable.cores if not core.efficiency]
+    if len(set(cores)) < len(cores):
+        assert len(ranks) > len(fast)
+        assert any(line.startswith("over-subscribed") for line in plan.warnings)
+    for rank in ranks:
+        jobs = (rank.cpus, rank.communication_cpus, rank.data_cpus)
+        assert len(rank.mask) == sum(map(len, jobs)), "a CPU has one job"
+        assert rank.cpus, "every rank computes"
+        assert rank.omp_threads == (options.omp_threads or len(rank.cpus))
+        assert set(rank.numa_nodes) == {core_of[cpu].numa_node for cpu in rank.mask}
+        assert len({core_of[cpu] for cpu in rank.mask}) == len(rank.mask), "second hardware threads stay idle"
+
+    # No rank straddles NUMA nodes unless that was wished.
+    used_nodes = {core_of[cpu].numa_node for cpu in used}
+    wide = [rank for rank in ranks if len(rank.numa_nodes) > 1]
+    if wide and options.ranks != "socket":
+        assert isinstance(options.ranks, int)
+        assert options.ranks < len(used_nodes)
+        assert any("spans the NUMA nodes" in line for line in plan.warnings)
+
+    # All that may be used is: every core of the kind that computes, as far as a quota pays.
+    limits = [limit for limit in (machine.limits.quota, machine.limits.counted) if limit is not None]
+    if not limits:
+        kind = fast if len(fast) >= (options.ranks if isinstance(options.ranks, int) else 1) else list(usable.cores)
+        assert set(kind) <= set(cores) or len(ranks) > len(kind)
+        assert plan.pinned
+    else:
+        threads = sum(len(rank.mask) for rank in ranks)
+        assert threads <= max(min(limits), 1, len(ranks))
+        if min(limits) >= len(usable.cores):
+            assert plan.pinned
+            assert {core for core in usable.cores if not core.efficiency} <= set(cores) or len(ranks) > len(fast)
+
+    # A rank for each part, inside that part, as far as a quota pays.
+    if isinstance(options.ranks, str):
+        parts = [{_part(core_of[cpu], options.ranks) for cpu in rank.cpus} for rank in ranks]
+        assert all(len(part) == 1 for part in parts)
+        there = {_part(core, options.ranks) for core in fast or usable.cores}
+        assert len(ranks) == len(set.union(*parts)) <= len(there)
+        pays = int(min(limits, default=len(usable.cores)))
+        assert len(ranks) == min(len(there), max(pays, 1))
+
+    # Ranks of one NUMA node have as many CPUs as each other, or one core more.
+    for node in used_nodes:
+        sizes = [len({core_of[cpu] for cpu in rank.mask}) for rank in ranks if rank.numa_nodes == (node,)]
+        if sizes and isinstance(options.ranks, int) and not any(core.efficiency for core in usable.cores):
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("sockets", "cores", "domains", "workers"),
+    [
+        # Intel's launcher for IPEX, its own example: two ranks on two Xeon 8280, four workers each.
+        (2, 28, "0xffffff0,0xffffff00000000", "0,1,2,3,28,29,30,31"),
+        # The same with workers on second hardware threads.
+        (2, 28, "0xfffffff,0xfffffff0000000", ""),
+        # Intel's DLRM recipe on sockets of 24 cores, and of 48 with workers elsewhere.
+        (2, 24, "0xfffff0,0xfffff0000000", "0,1,2,3,24,25,26,27"),
+        (2, 48, "0xffffffffffff,0xffffffffffff000000000000", ""),
+    ],
+)
+def test_intels_published_domains_with_their_workers(sockets: int, cores: int, domains: str, workers: str) -> None:
+    """They keep other cores for workers than we do, and more, but each rank has the same cores for all its work.
+
+    Left out, because they are wrong: the launcher's other example for the first machine, [0xffffff0,0xffffff0000000],
+    gives rank 1 the workers' cores and leaves its own last four idle.
+    """
+    plan = make_plan(machine(sockets=sockets, cores=cores, threads=2), PlanOptions("socket"))
+    affinity = [int(cpu) for cpu in workers.split(",") if cpu]
+    for rank, domain in zip(plan.ranks, domains.split(","), strict=True):
+        own = [cpu for cpu in affinity if cpu // cores == rank.rank]
+        assert set(rank.mask) == bits(domain) | set(own)
+
+
+def bits(text: str) -> set[int]:
+    value = int(text, 16)
+    return {bit for bit in range(value.bit_length()) if value >> bit & 1}
+
+
+def test_intels_published_threads_and_workers() -> None:
+    """The documentation of Trainer on CPUs: OMP_NUM_THREADS=23 and CCL_WORKER_COUNT=1 on two sockets of 24 cores."""
+    plan = make_plan(machine(sockets=2, cores=24, threads=2), PlanOptions("socket"))
+    assert [rank.omp_threads for rank in plan.ranks] == [23, 23]
+    assert [rank.communication_cpus for rank in plan.ranks] == [(23,), (47,)]  # the last of each, as CCL's "auto"
+
+
+def test_few_cores_are_all_for_computing() -> None:
+    plan = make_plan(machine(cores=4), PlanOptions(2))
+    assert [rank.cpus for rank in plan.ranks] == [(0, 1), (2, 3)]
+    assert not any(rank.communication_cpus for rank in plan.ranks)
+
+
+def test_data_workers_are_counted_in() -> None:
+    (rank,) = make_plan(machine(cores=16), PlanOptions(1, data_workers=2)).ranks
+    assert (rank.omp_threads, rank.communication_cpus, rank.data_cpus) == (13, (15,), (13, 14))
+    (few,) = make_plan(machine(cores=2), PlanOptions(1, data_workers=2)).ranks
+    assert (few.omp_threads, few.data_cpus) == (2, ())
+
+
+def test_efficiency_cores_load_data_and_communicate() -> None:
+    plan = make_plan(machine(cores=6, threads=2, slow=8), PlanOptions(1, data_workers=2))
+    (rank,) = plan.ranks
+    assert (rank.cpus, rank.communication_cpus, rank.data_cpus) == (tuple(range(6)), (12,), (13, 14))
+    assert any("8 efficiency cores" in line for line in plan.warnings)
+
+
+def test_ranks_follow_l3_caches_inside_a_node() -> None:
+    plan = make_plan(machine(nodes=2, caches=4, cores=3), PlanOptions(4))
+    assert [rank.mask for rank in plan.ranks] == [tuple(range(6 * rank, 6 * rank + 6)) for rank in range(4)]
+
+
+def test_more_ranks_than_nodes_go_where_there_is_room() -> None:
+    allowed = frozenset(range(12)) | {16, 17, 18, 19}
+    plan = make_plan(machine(nodes=2, cores=16, limits=Limits(allowed)), PlanOptions(4))
+    assert [(rank.numa_nodes, len(rank.mask)) for rank in plan.ranks] == [((0,), 4)] * 3 + [((1,), 4)]
+
+
+@pytest.mark.parametrize(
+    ("quota", "ranks", "cores", "pinned"),
+    [
+        (1.5, 1, [1], False),
+        (8.0, 2, [4, 4], False),
+        (0.5, 1, [1], False),
+        (3.0, 4, [1] * 4, False),
+        (64.0, 1, [32], True),
+    ],
+)
+def test_threads_are_counted_by_the_quota(quota: float, ranks: int, cores: list[int], pinned: bool) -> None:
+    plan = make_plan(machine(cores=32, limits=Limits(quota=quota)), PlanOptions(ranks))
+    assert [len(rank.mask) for rank in plan.ranks] == cores
+    assert plan.pinned is pinned
+    assert any("not pinned" in line for line in plan.warnings) is not pinned
+
+
+def test_a_quota_is_spread_over_the_parts_that_get_a_rank_each() -> None:
+    half = machine(sockets=2, cores=8, limits=Limits(quota=8.0))
+    assert [rank.omp_threads for rank in make_plan(half, PlanOptions("numa")).ranks] == [4, 4]
+    little = machine(sockets=2, nodes=4, cores=8, limits=Limits(quota=1.5))
+    assert [rank.omp_threads for rank in make_plan(little, PlanOptions("numa")).ranks] == [1]
+
+
+def test_an_efficiency_core_does_not_cost_its_part_the_rank() -> None:
+    cpus = [Cpu(number, number, numa_node=number // 2, efficiency=number == 2) for number in range(4)]
+    plan = make_plan(Machine(assemble(cpus), Limits(quota=2.0)), PlanOptions("numa"))
+    assert [rank.cpus for rank in plan.ranks] == [(0,), (3,)]
+
+
+def test_slurms_count_is_a_quota_on_threads() -> None:
+    plan = make_plan(machine(cores=64, threads=2, limits=Limits(counted=16)), PlanOptions(4))
+    assert [rank.omp_threads for rank in plan.ranks] == [4] * 4
+    assert not plan.pinned
+
+
+def test_threads_that_the_user_has_set_stay_and_what_they_leave_over_communicates() -> None:
+    plan = make_plan(machine(cores=4), PlanOptions(1, omp_threads=3))
+    assert (plan.ranks[0].omp_threads, plan.ranks[0].communication_cpus) == (3, (3,))
+    plan = make_plan(machine(cores=4), PlanOptions(2, omp_threads=4))
+    assert [rank.omp_threads for rank in plan.ranks] == [4, 4]
+    assert any(line.startswith("over-subscribed: 4 threads share 2 CPUs") for line in plan.warnings)
+
+
+def test_what_cannot_be_placed() -> None:
+    with pytest.raises(UserError, match="no CPU may be used"):
+        make_plan(machine(cores=2, limits=Limits(frozenset({7}))), PlanOptions(1))
+    with pytest.raises(UserError, match="at least one rank"):
+        make_plan(machine(cores=2), PlanOptions(0))

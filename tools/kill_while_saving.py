@@ -1,0 +1,160 @@
+"""Kill a training job at random moments of saving a checkpoint, resume it, and print what each moment left behind.
+
+    python tools/kill_while_saving.py [--moments 50] [--seed 0]
+
+The recipe clm on two ranks saves after every step, keeps two checkpoints, and goes on by itself from the newest one, as
+after a restart by `cpudist launch`. Each time rank 0, rank 1 or all processes are killed, at a random moment of its
+savings. Then all checkpoints that are there must be readable, and the next job must go on from the newest of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from jobs import mpirun, train
+
+RANKS = 2
+_START_SECONDS = 120.0
+_SAVING_SECONDS = 0.2  # the kill comes at most so long after a checkpoint was begun
+_MODEL = ["--config_overrides", "n_layer=2,n_embd=256,n_head=4", "--vocab_size", "1024", "--block_size", "16"]
+_OPTIONS = ["--do_train", "--max_steps", "100000", "--per_device_train_batch_size", "1", "--save_steps", "1"]
+_OPTIONS += ["--save_total_limit", "2", "--logging_steps", "1000", "--disable_tqdm", "true"]
+
+
+def main() -> int:
+    """Print a line for each moment and a summary; return 1 if a checkpoint was broken or not resumed from."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    found: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        output, newest = Path(folder) / "out", 0
+        for moment in range(options.moments):
+            victims = chance.choice(["rank 0", "rank 1", "all"])
+            was, problem, newest = _kill_once(output, moment, victims, chance.random() * _SAVING_SECONDS, newest)
+            print(
+                f"{moment + 1:3}  {victims:7} killed, {was:44} {problem or f'checkpoint-{newest} is whole'}", flush=True
+            )
+            found["broken" if problem else re.sub(r"\d+ files", "some files", was)] += 1
+    print(f"\n{options.moments} moments, broken: {found.pop('broken', 0)}")
+    for was, count in found.most_common():
+        print(f"{count:5}  {was}")
+    return 0 if sum(found.values()) == options.moments else 1
+
+
+def _kill_once(output: Path, restart: int, victims: str, delay: float, newest: int) -> tuple[str, str, int]:
+    """Run one job and kill it `delay` seconds after it has begun its second checkpoint.
+
+    Args:
+        output: folder of the checkpoints.
+        restart: how many jobs ran there before.
+        victims: `rank 0`, `rank 1` or `all`.
+        delay: seconds.
+        newest: step of the newest checkpoint, from which the job must go on.
+
+    Returns:
+        What the job was doing, what is wrong (empty if nothing), and the step of the newest checkpoint now.
+    """
+    log = output.parent / "log"
+    library = Path(sysconfig.get_path("stdlib"))
+    command = mpirun(RANKS, *train("clm", "--output_dir", str(output), "--train_file", str(library / "heapq.py")))
+    environment = {**os.environ, "CPUDIST_RESTART_COUNT": str(restart)}
+    with log.open("w") as file:
+        job = subprocess.Popen(
+            [*command, *_MODEL, *_OPTIONS], stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not (output / f"checkpoint-{newest + 1}").is_dir():
+            if job.poll() is not None or time.monotonic() > deadline:
+                return "", f"did not go on from checkpoint-{newest}: {log.read_text()[-2000:]}", newest
+            time.sleep(0.005)
+        chosen = [pid for pid, rank in _ranks().items() if victims in ("all", f"rank {rank}")]
+        while not (output / ".incomplete").is_dir() and job.poll() is None:
+            time.sleep(0.001)
+        time.sleep(delay)
+        _kill(chosen)
+        was = _doing(output / ".incomplete")
+        job.wait(_START_SECONDS)
+    finally:
+        _kill(_ranks())
+        job.wait()
+    if newest and f"going on from {output}/checkpoint-{newest}\n" not in log.read_text():
+        return was, f"went on from elsewhere than checkpoint-{newest}", newest
+    return was, *_look_at(output)
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _look_at(output: Path) -> tuple[str, int]:
+    """Return what is wrong with the checkpoints (empty if nothing), and the step of the newest one."""
+    steps = sorted(int(path.name.removeprefix("checkpoint-")) for path in output.glob("checkpoint-*"))
+    for step in steps:
+        checkpoint = output / f"checkpoint-{step}"
+        try:
+            load_file(checkpoint / "model.safetensors")
+            for name in ("optimizer.pt", "scheduler.pt", *(f"rng_state_{rank}.pth" for rank in range(RANKS))):
+                torch.load(checkpoint / name, weights_only=False)
+            assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == step
+        except Exception as error:  # noqa: BLE001 - any error means a broken checkpoint
+            return f"{checkpoint.name} is broken: {error}", steps[-1]
+    return "" if steps else "no checkpoint is left", steps[-1] if steps else 0
+
+
+def _doing(incomplete: Path) -> str:
+    """Return what the job was doing, judged by the files in its folder of incomplete checkpoints."""
+    left = sorted(path.name for path in incomplete.iterdir()) if incomplete.is_dir() else []
+    deleting = [name for name in left if name.startswith("old-")]
+    if deleting:
+        return "deleting"
+    if left:
+        return f"writing: {sum(1 for _ in (incomplete / left[0]).glob('*/*'))} files"
+    return "between two savings" if not incomplete.is_dir() else "about to write, or just brought out"
+
+
+def _ranks() -> dict[int, int]:
+    """Return the ranks of the job that this process has started: process id -> rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            mine = f"CPUDIST_KILLED_JOB={os.getpid()}".encode() in variables
+            if mine and words[0].endswith(b"python") and words[1].endswith(b"cpudist-train"):
+                rank = next(word for word in variables if word.startswith(b"PMI_RANK="))
+                found[int(entry.name)] = int(rank.removeprefix(b"PMI_RANK="))
+    return found
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the job too
+    os.environ["CPUDIST_KILLED_JOB"] = str(os.getpid())
+    sys.exit(main())
