@@ -20,7 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.topology.identity import free_port
 
-pytestmark = [pytest.mark.job, pytest.mark.versions]
+pytestmark = pytest.mark.job
 
 BOUND = 150.0
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -67,6 +67,7 @@ def _is_like(found: dict[str, Any], whole: dict[str, Any]) -> None:
     assert found["parameters"] == pytest.approx(whole["parameters"], abs=1e-5)
 
 
+@pytest.mark.versions
 def test_killed_while_saving_it_resumes_as_if_nothing_had_been(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -95,7 +96,7 @@ def _earlier_run(whole: Path, output: Path) -> None:
         shutil.copytree(whole / "checkpoint-8", output / name)
 
 
-@pytest.mark.parametrize("launcher", ["launch", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("launch", marks=pytest.mark.versions), "torchrun"])
 def test_a_restarted_script_goes_on_by_itself(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]], launcher: str
 ) -> None:
@@ -192,6 +193,7 @@ def test_goes_on_with_the_same_samples_on_fewer_and_more_ranks(tmp_path: Path) -
     assert "going on with as many" not in asked["stderr"]
 
 
+@pytest.mark.versions
 def test_goes_on_with_unequal_shares_and_the_same_samples(tmp_path: Path) -> None:
     """32 samples in a step, 4 ranks, then 3 and 3 again; the step is in the second of the epochs of 7 steps.
 
@@ -219,7 +221,9 @@ def test_goes_on_with_unequal_shares_and_the_same_samples(tmp_path: Path) -> Non
     assert record["samples_per_second"] * record["step_seconds"]["median"] == pytest.approx(32, rel=1e-4)
 
 
-@pytest.mark.parametrize(("rank", "name", "status"), [("1", "SIGTERM", 143), ("0", "SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("rank", "name", "status"), [pytest.param("1", "SIGTERM", 143, marks=pytest.mark.versions), ("0", "SIGINT", 130)]
+)
 def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank: str, name: str, status: int) -> None:
     """And the callbacks of the script see it, although the job's own stand before them."""
     output = tmp_path / "out"

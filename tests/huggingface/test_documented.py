@@ -11,7 +11,7 @@ import pytest
 from jobs import BIN, Result, mpirun, run, torchrun, train
 from pretrained import minilm
 
-pytestmark = [pytest.mark.job, pytest.mark.versions]
+pytestmark = pytest.mark.job
 
 BOUND = 150.0
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -40,6 +40,7 @@ def as_printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return _trained([sys.executable], tmp_path_factory.mktemp("then"), THEN)
 
 
+@pytest.mark.versions
 def test_the_documented_command_as_printed(as_printed: dict[str, Any]) -> None:
     result: Result = as_printed["result"]
     assert (as_printed["backend"], as_printed["ranks"], as_printed["use_cpu"]) == ("ccl", 2, True)
@@ -49,6 +50,7 @@ def test_the_documented_command_as_printed(as_printed: dict[str, Any]) -> None:
     assert result.stderr.count("cpudist: optimize: ") == 1, result.output
 
 
+@pytest.mark.versions
 def test_cpudist_train_does_the_same(tmp_path: Path, as_printed: dict[str, Any]) -> None:
     found = _trained(train(), tmp_path, THEN)
     assert found["losses"] == pytest.approx(as_printed["losses"], rel=0.05)
@@ -62,6 +64,7 @@ def test_the_flags_of_todays_page(tmp_path: Path) -> None:
     assert found["losses"][-1] < found["losses"][0] / 2
 
 
+@pytest.mark.versions
 def test_arguments_from_files_and_code_and_a_rank_that_fails(tmp_path: Path) -> None:
     """Started by `accelerate launch`, which runs torchrun's agent."""
     flags = {"output_dir": str(tmp_path), "ddp_backend": "ccl", "use_ipex": True, "no_cuda": True, "extra": 4}

@@ -14,7 +14,7 @@ from jobs import Result, mpirun, run, train
 
 from cpudist.optimization import ipex
 
-pytestmark = [pytest.mark.job, pytest.mark.versions]
+pytestmark = pytest.mark.job
 
 BACKENDS = ["gloo", "ccl"]
 BOUND = 150.0
@@ -42,6 +42,7 @@ def _train(ranks: int, output: Path, *words: str, backend: str = "ccl") -> dict[
     return _course(ranks, output, *words, backend=backend)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path, backend: str) -> None:
     record = tmp_path / "record.json"
@@ -64,7 +65,13 @@ def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path, bac
         assert "warning: --use_ipex: " + ipex.missing() + "; going on with native" in lines[0]
 
 
-@pytest.mark.parametrize("flags", [[], ["--use_ipex", "--bf16"]], ids=["float32", "use_ipex-bf16"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param([], id="float32"),
+        pytest.param(["--use_ipex", "--bf16"], id="use_ipex-bf16", marks=pytest.mark.versions),
+    ],
+)
 def test_saves_resumes_and_loads_the_best(tmp_path: Path, flags: list[str]) -> None:
     """At a learning rate that ends badly, so that the last model is not the best."""
     words = [*flags, "--dropout", "--per_device_train_batch_size", "6", "--max_steps", "40", "--learning_rate", "1e-1"]
@@ -81,6 +88,7 @@ def test_saves_resumes_and_loads_the_best(tmp_path: Path, flags: list[str]) -> N
     assert resumed["parameters"] == pytest.approx(whole["parameters"], abs=1e-5)
 
 
+@pytest.mark.versions
 def test_ipex_and_bf16_train_and_what_is_saved_is_what_was_trained(tmp_path: Path) -> None:
     """Prepacked weights would be corrupted without an error by accelerate's move to cpu:0; then this does not learn."""
     words = ["--use_ipex", "--bf16", "--per_device_train_batch_size", "10", "--learning_rate", "5e-3"]
@@ -104,11 +112,10 @@ def test_ipex_and_bf16_train_and_what_is_saved_is_what_was_trained(tmp_path: Pat
     assert accuracy == pytest.approx(trained["metrics"]["eval_accuracy"], abs=0.021)  # one sample of 51 may differ
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("group", ["world", "new"])
+@pytest.mark.versions
+@pytest.mark.parametrize(("backend", "group"), [("gloo", "world"), ("ccl", "new")])
 def test_ddp_timeout_bounds_collectives(tmp_path: Path, backend: str, group: str) -> None:
-    if group == "new" and backend == "gloo" and not GLOO_CHANGES_ITS_TIMEOUT:
-        pytest.skip("refused before there is a group, as with the world's")
+    """On gloo, flags.py reads the bounds of both groups."""
     command = train("--backend", backend, str(SCRIPTS / "late.py"), str(tmp_path), backend, group)
     result = run(mpirun(2, *command), timeout=BOUND)
     if backend == "gloo" and not GLOO_CHANGES_ITS_TIMEOUT:
@@ -129,7 +136,7 @@ def test_a_script_of_ones_own_without_cpudist_train(tmp_path: Path) -> None:
     assert len(found["losses"]) == 3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("ccl", marks=pytest.mark.versions)])
 def test_scripts_with_accelerate_alone(backend: str) -> None:
     """On ccl also the scripts that accelerate tests itself with, in the same job."""
     modules = [f"accelerate.test_utils.scripts.{name}" for name in ("test_script", "test_ops", "test_sync")]

@@ -24,15 +24,14 @@ BY_HAND = f"""
 """
 
 
-@pytest.mark.versions
 @pytest.mark.job
 @pytest.mark.parametrize(
     ("launcher", "launch", "size"),
     [
         ("single", [sys.executable], 1),
-        ("intel-mpi", mpirun(3, sys.executable), 3),
+        pytest.param("intel-mpi", mpirun(3, sys.executable), 3, marks=pytest.mark.versions),
         ("open-mpi", ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable], 2),
-        ("torchrun", torchrun(2), 2),
+        pytest.param("torchrun", torchrun(2), 2, marks=pytest.mark.versions),
         ("env", [], 2),
     ],
 )

@@ -15,9 +15,14 @@ from checks_run import JOBS, only, run, run_all
 KILLED = re.compile(r"^cpudist: rank 1 on \S+ ended without an error message", re.MULTILINE)
 
 
-@pytest.mark.versions
+# Over MPI and over libfabric: the other environments need no more.
+_IN_ALL_ENVIRONMENTS = ("intel-mpi, 2 ranks", "torchrun, 2 ranks")
+
+
 @pytest.mark.job
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.versions] * (name in _IN_ALL_ENVIRONMENTS)) for name in JOBS]
+)
 def test_collectives_and_what_torch_builds_on_them(name: str, tmp_path: Path) -> None:
     """Every collective agrees with gloo; DDP, FSDP, DTensor, checkpoints and functional collectives work."""
     checks = ["collectives.py 40", f"stack.py {tmp_path / 'checkpoint'}"]
@@ -79,10 +84,16 @@ def test_the_transports_agree_and_shared_memory_gives_all_ranks_the_same_bits() 
     assert "60 cases agree" in result.stdout, result.output
 
 
-@pytest.mark.versions
 @pytest.mark.job
-@pytest.mark.parametrize("leave", ["destroy", "just end"])
-@pytest.mark.parametrize("transport", ["shared_memory", "oneccl"])
+@pytest.mark.parametrize(
+    ("transport", "leave"),
+    [
+        pytest.param("shared_memory", "destroy", marks=pytest.mark.versions),
+        ("shared_memory", "just end"),
+        ("oneccl", "destroy"),
+        pytest.param("oneccl", "just end", marks=pytest.mark.versions),
+    ],
+)
 def test_init_process_group_without_cpudist(leave: str, transport: str) -> None:
     """A script that knows torch alone, under mpirun: oneCCL starts and ends MPI itself."""
     plain_torch(leave, **only(transport))
