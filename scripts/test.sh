@@ -34,14 +34,12 @@ run_tests() {
     timeout 3300 python -m pytest "$@"
 }
 
-# Makes both environments side by side, because pip and the compiler use one core each. The tests take turns: their time
-# limits are for a machine that does nothing else. The second environment's run even if the first fails.
+# The second environment is made beside the first one and its style checks, because pip and the compiler use one core each.
+# The tests take turns: their time limits are for a machine that does nothing else. The second environment's run even if
+# the first fails.
 run_in_both() {
     local environment results=() failed=0
-    for environment in newest torch2.8; do
-        prepare "$environment" &
-    done
-    wait # with status 0; what could not be installed or compiled is tried again below, and reported
+    prepare torch2.8 & # what fails there is tried again below, and reported
     for environment in newest torch2.8; do
         say "in the environment $environment"
         if scripts/test.sh "$environment" "$@"; then
@@ -50,6 +48,7 @@ run_in_both() {
             results+=("$environment: FAILED")
             failed=1
         fi
+        wait
     done
     say "results"
     printf '%s\n' "${results[@]}"

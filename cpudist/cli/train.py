@@ -140,6 +140,12 @@ def _parser() -> Parser:
         help="on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)",
     )
     parser.add_argument(
+        "--async-checkpoint",
+        action="store_true",
+        help="a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy; all are complete "
+        "when the training ends",
+    )
+    parser.add_argument(
         "--resume",
         choices=("auto", "never"),
         default="auto",
@@ -206,6 +212,7 @@ def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinnin
         running = api.enter(launcher, options.backend, options.timeout, settings, options.interface, pinning)
         running.set_compression(options.compress)
         running.resumes = options.resume == "auto"
+        running.async_checkpoint = options.async_checkpoint
         return run_target(target, running, options.record, options.checkpoint_on_signal)
     except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
         job.fail(error, _show, launcher.rank)

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from cpudist.checkpoints.background import Background
 from cpudist.errors import UserError
 from cpudist.huggingface import accelerate_patches, checkpoints, resuming, trainer, training_arguments
 from cpudist.on_import import after_import
@@ -50,6 +51,7 @@ class Context:
         geometries: the batch geometry of each Trainer's training.
         trainings: the number of each Trainer's training among those of its output folder.
         weights: for each Trainer whose ranks have unequal shares, the weights of the batches of the current step.
+        background: the thread that writes checkpoints with `--async-checkpoint`.
     """
 
     job: Job
@@ -57,6 +59,7 @@ class Context:
     geometries: WeakKeyDictionary[Any, BatchGeometry] = field(default_factory=WeakKeyDictionary)
     trainings: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
+    background: Background = field(default_factory=Background)
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,17 @@ PATCHES = (
         "self, model, inputs, return_outputs, num_items_in_batch",
     ),
     Patch("transformers.trainer:Trainer._save_checkpoint", _SAVING, checkpoints.save_checkpoint, "self, model, trial"),
+    Patch(
+        "transformers.trainer:Trainer._load_best_model",
+        "with --async-checkpoint the best checkpoint may not be complete yet",
+        checkpoints.load_best_model,
+        "self",
+    ),
+    Patch(
+        "transformers.modeling_utils:safe_save_file",
+        "with --async-checkpoint it is kept in memory, and written later",
+        parameters="tensors, filename, metadata",
+    ),
     Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
     Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),
     Patch("transformers.trainer:shutil", _DELETING, checkpoints.replace_shutil, attributes="rmtree"),

@@ -2,7 +2,8 @@
 
 Trainer (4.57 and 5.x) writes straight into `checkpoint-N`, and resumes from the highest N whatever it finds there. Here
 every rank writes into a folder beside it, all ranks wait for each other, and a rename publishes the checkpoint
-(checkpoints/folders.py). Older ones are deleted only after that.
+(checkpoints/folders.py). Older ones are deleted only after that. With `--async-checkpoint` Trainer saves large files in
+memory, and a thread does the rest while the training goes on.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cpudist.checkpoints import folders
 from cpudist.errors import UserError
 from cpudist.huggingface import checkpoint_files
+from cpudist.huggingface.deferred_files import DeferredFiles
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -37,54 +39,108 @@ def replace_shutil(original: Any, context: Context) -> Any:
 
 def save_checkpoint(original: Callable[..., None], context: Context) -> Callable[..., None]:
     """Replace `Trainer._save_checkpoint`: a checkpoint appears under its name once it is complete."""
-    job = context.job
+    job, background = context.job, context.background
     cleared: set[Path] = set()  # folders without leftovers of jobs that were killed
     saved: list[Path] = []  # by this process, in this order
 
     @functools.wraps(original)
     def save(self: Any, model: Any, trial: Any) -> None:
+        background.wait()
         run_dir = Path(self._get_output_dir(trial=trial))
         if self.args.should_save and run_dir not in cleared:
             folders.clear(run_dir)
         cleared.add(run_dir)
         made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
-        complete = _save_complete(self, run_dir, job, made, lambda: original(self, model, trial))
+        # The last one is complete before the training ends, and one to be uploaded before that.
+        later = job.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
+        files = DeferredFiles()
+        with files.collect() if later else nullcontext():
+            written = _write_aside(self, run_dir, job, made, lambda: original(self, model, trial))
+        checkpoint = _Checkpoint(job, self.args, run_dir, written, files, self.state.best_model_checkpoint, saved)
+        if later:
+            ranks = background.ranks()
+            background.start(lambda: checkpoint.complete(lambda: ranks.all_gather(None)))
+            return
+        checkpoint.complete(self.accelerator.wait_for_everyone)
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(complete))
-        saved[:] = [*(path for path in saved if path != complete), complete]
-        if self.args.should_save and (self.args.save_total_limit or 0) > 0:
-            best = self.state.best_model_checkpoint
-            found = folders.numbered(run_dir).values()
-            folders.rotate(found, self.args.save_total_limit, saved, best and Path(best))
+            self._push_from_checkpoint(str(run_dir / written.name))
 
     return save
 
 
-def _save_complete(trainer: Any, run_dir: Path, job: Job, made: dict[str, Any], save: Callable[[], None]) -> Path:
-    """Have `save` write a checkpoint aside on every rank, and publish it when all of it is on the disk.
+def load_best_model(original: Callable[..., None], context: Context) -> Callable[..., None]:
+    """Replace `Trainer._load_best_model`: wait until the best checkpoint is complete."""
 
-    Returns its folder; `made` is for `checkpoint_files.WORLD`.
+    @functools.wraps(original)
+    def load(self: Any) -> None:
+        context.background.wait()
+        original(self)
+
+    return load
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A checkpoint that Trainer has saved aside.
+
+    Attributes:
+        job: the running job.
+        args: the TrainingArguments.
+        run_dir: where it is to appear.
+        written: the folder that Trainer has saved into.
+        files: those that are not written yet.
+        best: the best checkpoint so far, which stays.
+        saved: the checkpoints that this process has saved, in this order.
     """
-    saves, wait = trainer.args.should_save, trainer.accelerator.wait_for_everyone
+
+    job: Job
+    args: Any
+    run_dir: Path
+    written: Path
+    files: DeferredFiles
+    best: str | None
+    saved: list[Path]
+
+    def complete(self, wait: Callable[[], object]) -> None:
+        """Write the rest, publish the checkpoint when all of it is on the disk, and delete the oldest ones.
+
+        Args:
+            wait: waits for all ranks.
+        """
+        with self._refusing_full_disk():
+            self.files.write()
+        wait()  # until every rank has written its part
+        with self._refusing_full_disk():
+            if self.args.should_save:
+                checkpoint_files.adopt(self.run_dir / self.written.name, self.written)
+            if self.job.world.local_rank == 0 and self.written.is_dir():  # only the host that wrote it can sync it
+                folders.sync(self.written)
+        wait()
+        if self.args.should_save:
+            with self._refusing_full_disk():
+                folders.publish(self.written, self.run_dir)
+        wait()  # a rank that goes on may end the job, so the checkpoint must be there
+        target = self.run_dir / self.written.name
+        self.saved[:] = [*(path for path in self.saved if path != target), target]
+        if self.args.should_save and (self.args.save_total_limit or 0) > 0:
+            best = Path(self.best) if self.best else None
+            folders.rotate(folders.numbered(self.run_dir).values(), self.args.save_total_limit, self.saved, best)
+
+    def _refusing_full_disk(self) -> AbstractContextManager[None]:
+        return _refusing_full_disk(self.run_dir, self.written.name, self.job)
+
+
+def _write_aside(trainer: Any, run_dir: Path, job: Job, made: dict[str, Any], save: Callable[[], None]) -> Path:
+    """Have `save` write a checkpoint aside on every rank; return its folder. `made` is for `checkpoint_files.WORLD`."""
     folder = run_dir / folders.INCOMPLETE / _name_of(job)
-    wait()  # until leftovers are cleared: nobody may write there before
-    with _refusing_full_disk(trainer, run_dir, job), _writing_to(trainer, folder) as written:
+    trainer.accelerator.wait_for_everyone()  # until leftovers are cleared: nobody may write there before
+    name = f"{folders.PREFIX}{trainer.state.global_step}"
+    with _refusing_full_disk(run_dir, name, job), _writing_to(trainer, folder):
         save()
-        _name_the_best(trainer, run_dir, written)
-        if saves:
-            (written / checkpoint_files.WORLD).write_text(json.dumps(made) + "\n", encoding="utf-8")
-    wait()  # until every rank has written its part
-    with _refusing_full_disk(trainer, run_dir, job):
-        if saves:
-            checkpoint_files.adopt(run_dir / written.name, written)
-        if job.world.local_rank == 0 and written.is_dir():  # only the host that wrote it can send it to the disk
-            folders.sync(written)
-    wait()
-    if saves:
-        with _refusing_full_disk(trainer, run_dir, job):
-            folders.publish(written, run_dir)
-    wait()  # a rank that goes on may end the job, so the checkpoint must be there
-    return run_dir / written.name
+        _name_the_best(trainer, run_dir, folder / name)
+        if trainer.args.should_save:
+            (folder / name / checkpoint_files.WORLD).write_text(json.dumps(made) + "\n", encoding="utf-8")
+    return folder / name
 
 
 def _name_of(job: Job) -> str:
@@ -96,12 +152,12 @@ def _name_of(job: Job) -> str:
 
 
 @contextmanager
-def _writing_to(trainer: Any, folder: Path) -> Iterator[Path]:
-    """Have the trainer save into `folder` and upload nothing; yields where its checkpoint is then."""
+def _writing_to(trainer: Any, folder: Path) -> Iterator[None]:
+    """Have the trainer save into `folder` and upload nothing while the block runs."""
     vars(trainer)["_get_output_dir"] = lambda trial: str(folder)
     vars(trainer)["_push_from_checkpoint"] = lambda checkpoint_folder: None
     try:
-        yield folder / f"checkpoint-{trainer.state.global_step}"
+        yield
     finally:
         del trainer._get_output_dir, trainer._push_from_checkpoint
 
@@ -119,10 +175,10 @@ def _name_the_best(trainer: Any, run_dir: Path, written: Path) -> None:
 
 
 @contextmanager
-def _refusing_full_disk(trainer: Any, run_dir: Path, job: Job) -> Iterator[None]:
-    """Raise `UserError` where a part of a checkpoint cannot be saved because the disk is full.
+def _refusing_full_disk(run_dir: Path, name: str, job: Job) -> Iterator[None]:
+    """Raise `UserError` where a part of the checkpoint `name` cannot be saved because the disk is full.
 
-    Not for use around `wait`: where a file system hangs, writing a probe to it hangs too.
+    Not for use around waits for other ranks: where a file system hangs, writing a probe to it hangs too.
     """
     try:
         yield
@@ -130,14 +186,14 @@ def _refusing_full_disk(trainer: Any, run_dir: Path, job: Job) -> Iterator[None]
         full = folders.why_full(error, run_dir)
         if full is None:
             raise
-        raise _no_space(trainer, run_dir, job, full) from error
+        raise _no_space(run_dir, name, job, full) from error
 
 
-def _no_space(trainer: Any, run_dir: Path, job: Job, full: str) -> UserError:
+def _no_space(run_dir: Path, name: str, job: Job, full: str) -> UserError:
     folders.clear(run_dir)  # makes room for the run record
     host, complete = job.world.hosts[job.world.node_rank], list(checkpoint_files.checkpoints(run_dir).values())
     kept = f"{complete[-1]} is complete" if complete else "there is no earlier one"
     return UserError(
-        f"rank {job.world.rank} on {host} cannot save checkpoint-{trainer.state.global_step}: {full}; {kept}; "
+        f"rank {job.world.rank} on {host} cannot save {name}: {full}; {kept}; "
         f"make room, or give --save_total_limit or another --output_dir"
     )

@@ -33,6 +33,11 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     module: Any = sys.modules["transformers.trainer"]
 
     @functools.wraps(original)
+    def train_to_the_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = train_on(self, *args, **kwargs)
+        context.background.wait()  # then all checkpoints are complete
+        return result
+
     def train_on(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         trial = kwargs.get("trial", args[0] if args else None)
         checkpoint = resume_from_checkpoint
@@ -58,7 +63,7 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         with _loading_batch_size(module.TrainerState, self._train_batch_size), unequal:
             return original(self, resume_from_checkpoint, *args, **kwargs)
 
-    return train_on
+    return train_to_the_end
 
 
 def _is_finished(checkpoint: Path) -> bool:

@@ -59,6 +59,7 @@ class Job:
         run_ids: the names of this run, which its restarts keep; empty where the launcher has none.
         earlier_run_ids: those of them that an earlier attempt may have had.
         resumes: whether a training goes on from this run's newest checkpoint after a restart (`--resume`).
+        async_checkpoint: whether Trainer's checkpoints are written while the training goes on (`--async-checkpoint`).
         compression: the scheme in which gradients cross the network, where nothing else is said (`--compress`).
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
@@ -76,6 +77,7 @@ class Job:
         self.pinning = pinning
         self.owned_by_cli = False
         self.resumes = True
+        self.async_checkpoint = False
         self.compression = NONE
         self.launcher = membership.launcher
         self.changes = membership.changes

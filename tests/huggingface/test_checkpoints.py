@@ -72,14 +72,14 @@ def test_killed_while_saving_it_resumes_as_if_nothing_had_been(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     """Killed while it writes, before it brings out what it wrote, while it deletes the one before; then to the end."""
-    words, output = _EIGHT, tmp_path / "killed"
-    for event, part, newest in (
-        ("open", "/checkpoint-4/trainer_state.json", 2),
-        ("os.rename", "/checkpoint-4", 2),
-        ("shutil.rmtree", ".incomplete/old-", 4),
+    words, output, beside = _EIGHT, tmp_path / "killed", ("--async-checkpoint",)
+    for event, part, newest, options in (
+        ("open", "/checkpoint-4/trainer_state.json", 2, ()),
+        ("os.rename", "/checkpoint-4", 2, beside),
+        ("shutil.rmtree", ".incomplete/old-", 4, beside),
     ):
         resume = ["--resume_from_checkpoint", str(get_last_checkpoint(output))] if output.exists() else []
-        result = _start(2, output, ["killed.py", event, part, "--dropout"], *words, *resume)
+        result = _start(2, output, ["killed.py", event, part, "--dropout"], *words, *resume, options=options)
         assert result.returncode != 0, result.output
         assert (output / ".incomplete").is_dir(), "killed where it should be"
         assert list(output.glob("checkpoint-*")) == [output / f"checkpoint-{newest}"], result.output

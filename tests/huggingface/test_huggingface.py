@@ -24,22 +24,24 @@ SCRIPTS = Path(__file__).parent / "scripts"
 _COURSE = ["--report_to", "none", "--disable_tqdm", "true", "--no_cuda", "--seed", "3", "--save_only_model", "false"]
 
 
-def _course(ranks: int, output: Path, *words: str, backend: str = "ccl") -> dict[str, Any]:
-    """Run course.py on `ranks` ranks and return what it found; it must succeed."""
-    script = str(SCRIPTS / "course.py")
+def _course(ranks: int, output: Path, *words: str, backend: str = "ccl", beside: bool = False) -> dict[str, Any]:
+    """Run course.py on `ranks` ranks and return what it found; it must succeed. `beside`: by beside.py."""
+    script = str(SCRIPTS / ("beside.py" if beside else "course.py"))
+    options = ["--async-checkpoint"] if beside else []
     first = ["--dropout"] if "--dropout" in words else []
     words = tuple(word for word in words if word not in first)
     words = (*first, "--output_dir", str(output), "--ddp_backend", backend, *_COURSE, *words)
     record = output.with_suffix(".json")
-    result = run(mpirun(ranks, *train("--backend", backend, "--record", str(record), script, *words)), timeout=BOUND)
+    command = train("--backend", backend, "--record", str(record), *options, script, *words)
+    result = run(mpirun(ranks, *command), timeout=BOUND)
     assert result.returncode == 0, result.output
     found: dict[str, Any] = json.loads((output / "found.json").read_text())
     return {**found, "record": json.loads(record.read_text()), "result": result}
 
 
-def _train(ranks: int, output: Path, *words: str, backend: str = "ccl") -> dict[str, Any]:
+def _train(ranks: int, output: Path, *words: str, beside: bool = False) -> dict[str, Any]:
     words = ("--do_train", "--logging_steps", "1", "--lr_scheduler_type", "constant", *words)
-    return _course(ranks, output, *words, backend=backend)
+    return _course(ranks, output, *words, beside=beside)
 
 
 @pytest.mark.versions
@@ -73,11 +75,11 @@ def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path, bac
     ],
 )
 def test_saves_resumes_and_loads_the_best(tmp_path: Path, flags: list[str]) -> None:
-    """At a learning rate that ends badly, so that the last model is not the best."""
+    """With a learning rate that ends badly, the last model is not the best. Checkpoints are written beside steps."""
     words = [*flags, "--dropout", "--per_device_train_batch_size", "6", "--max_steps", "40", "--learning_rate", "1e-1"]
     words += ["--save_strategy", "steps", "--save_steps", "10", "--eval_strategy", "steps", "--eval_steps", "10"]
     words += ["--load_best_model_at_end", "--metric_for_best_model", "loss"]
-    whole = _train(2, tmp_path / "whole", *words)
+    whole = _train(2, tmp_path / "whole", *words, beside=True)
     # Evaluated again after training, then with all parameters in float32.
     assert whole["metrics"]["eval_loss"] == pytest.approx(whole["best"], rel=2e-2 if flags else 1e-5)
     assert whole["checkpoint"].startswith(str(tmp_path / "whole" / "checkpoint-"))
