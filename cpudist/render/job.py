@@ -1,20 +1,17 @@
-"""What every kind of job has: options as fields of a dataclass, cpudist-train's arguments, variables from the plan."""
+"""What every kind of job has: options as fields of a dataclass, and cpudist-train's arguments.
+
+No number of threads is rendered: how many cores a rank has is known where it runs, and ranks plan it there. A CPU of
+Kubernetes or Slurm may be a core or one of its hardware threads.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from cpudist.launchers.export import export
-from cpudist.pinning.options import data_workers
 from cpudist.render import values
-from cpudist.topology.limits import Limits
-from cpudist.topology.machine import Machine
-from cpudist.topology.plan import Plan, PlanOptions, make_plan
-from cpudist.topology.thread_variables import THREADS, threads_set
-from cpudist.topology.topology import Cpu, assemble
 
 _CHECKPOINT = "--checkpoint-on-signal"
 
@@ -67,34 +64,3 @@ class RenderedJob:
     def train(self) -> list[str]:
         """Arguments of cpudist-train, with a checkpoint on SIGTERM."""
         return [*([] if _CHECKPOINT in self.arguments else [_CHECKPOINT]), *self.arguments]
-
-    def planned_variables(self, cpus: int, ranks: int, nodes: int) -> dict[str, tuple[str, str]]:
-        """Plan ranks on a node; return the variables that follow from the plan, each with its value and its reason.
-
-        Which CPUs the ranks get is known on the node alone. So the variables pin nothing; ranks pin themselves at
-        their start. Variables that the user sets win.
-
-        Args:
-            cpus: number of CPUs for these ranks.
-            ranks: number of ranks on the node.
-            nodes: number of such nodes.
-        """
-        own = dict(self.env)
-        topology = assemble(Cpu(number, core=number) for number in range(cpus))
-        threads, variable = threads_set(own) or (None, THREADS)
-        options = PlanOptions(ranks, data_workers(self.arguments), threads, variable, nodes * ranks > 1)
-        plan = replace(make_plan(Machine(topology, Limits()), options), pinned=False)
-        found, why = export(plan, own).variables, _reasons(plan, cpus)
-        return {name: (value, why[name]) for name, value in found.items() if not name.startswith("I_MPI_PIN")}
-
-
-def _reasons(plan: Plan, cpus: int) -> dict[str, str]:
-    first = plan.ranks[0]
-    reserved = {"to move messages": first.communication_cpus, "to load data": first.data_cpus}
-    less = " and ".join(f"{len(numbers)} {what}" for what, numbers in reserved.items() if numbers)
-    without = f"; the plan keeps {less}" if less else ""
-    return {
-        THREADS: f"OpenMP's and torch's threads of each rank: {cpus} CPUs, divided by {len(plan.ranks)}{without}",
-        "CCL_WORKER_OFFLOAD": "no CPU can be spared for a worker thread of oneCCL, which would slow the computation",
-        "CCL_WORKER_COUNT": "one worker thread of oneCCL, on the CPU that the plan keeps for messages",
-    }

@@ -64,13 +64,13 @@ class MpiJob(PodJob):
     def _launcher(self) -> dict[str, Any]:
         command = ["cpudist", "launch", "--hostfile", _HOSTFILE, "--mpi", self.mpi, "--wait", str(self.wait)]
         command += ["--grace", str(self.saving)]
-        return self.launcher_pod(_JOB_UID, command, ["--", *self.train])
+        container = {"name": "launcher", "command": command, "args": ["--", *self.train]}
+        return self.template({**container, "env": self.variables(_JOB_UID)}, trains=False)
 
     def _worker(self) -> dict[str, Any]:
-        spec = self.pod("worker", ["sh", "-c"], [Script(_WORKER)])
-        del spec["containers"][0]["env"]  # ranks get the launcher's variables
-        return spec
+        # Without variables: ranks get the launcher's.
+        return self.template({"name": "worker", "command": ["sh", "-c"], "args": [Script(_WORKER)]})
 
 
-def _replica(replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"replicas": replicas, "restartPolicy": "Never", "template": {"spec": spec}}
+def _replica(replicas: int, template: dict[str, Any]) -> dict[str, Any]:
+    return {"replicas": replicas, "restartPolicy": "Never", "template": template}

@@ -1,25 +1,25 @@
-"""What jobs of pods share: options, resources, variables, shared memory, volumes."""
+"""The template of a pod, which all kinds of Kubernetes jobs are made of, and its options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpudist.pinning.preload import allocator_decided
 from cpudist.render import values
 from cpudist.render.document import Noted
 from cpudist.render.job import RenderedJob, option
+from cpudist.render.patch import merged, read_template
 from cpudist.render.values import MEBIBYTE, quantity
 from cpudist.text import number_of
 from cpudist.version import __version__
 
-USER = 1000  # of the Dockerfile's image
+_USER = 1000  # of the Dockerfile's image
 
-# Without a path: where the library lies differs between processors, and the loader finds it by its name.
-_ALLOCATOR = "libtcmalloc_minimal.so.4"
+# With the pod's securityContext below what the policy "restricted" of Kubernetes' pod security standards wants.
+_UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _LAUNCHER_CPUS, _LAUNCHER_MEMORY = 1, 1024 * MEBIBYTE
-_RUN_ID = "CPUDIST_RUN_ID"
+_RUN_ID, _CACHE = "CPUDIST_RUN_ID", "HF_HOME"
 _SHARED_MEMORY, _DATA = "shared-memory", "data"
 # In /dev/shm, for each rank: MPI and processes that load data use it. cpudist's own shared memory lies elsewhere.
 _RANK_SHARED_MEMORY = 256 * MEBIBYTE
@@ -38,7 +38,7 @@ class PodJob(RenderedJob):
     image: str = option("IMAGE", values.image, "made from the Dockerfile", f"cpudist:{__version__}")
     replicas: int = option("N", values.count, "pods that train", "2")
     ranks_per_pod: int = option("N", values.count, "ranks in each of them", "1")
-    cpus: int = option("N", values.cpus, "whole CPUs of each pod", "4")
+    cpus: int = option("N", values.cpus, "whole CPUs (hardware threads) of each pod", "4")
     memory: int = option("AMOUNT", values.memory, "memory of each pod, /dev/shm included", "8Gi")
     shm: int | None = option("AMOUNT", values.memory, "size of /dev/shm (default 256Mi for each rank)")
     pvc: str | None = option(
@@ -52,11 +52,14 @@ class PodJob(RenderedJob):
         "KEY[=VALUE][:EFFECT]", values.toleration, "a taint of nodes to tolerate", several=True
     )
     grace: int = option("SECONDS", values.count, "for the checkpoint when a pod is evicted", "120")
+    patch: Mapping[str, Any] | None = option(
+        "FILE", read_template, "a pod template in YAML, merged over that of each pod; its metadata goes to the job too"
+    )
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The manifest's metadata."""
-        return {"name": self.name, "namespace": self.namespace}
+        return {"name": self.name, "namespace": self.namespace, **(self.patch or {}).get("metadata", {})}
 
     @property
     def saving(self) -> int:
@@ -94,27 +97,37 @@ class PodJob(RenderedJob):
             )
         return problems
 
-    def pod(self, container: str, command: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the spec of a pod whose one container runs `command` with `arguments`."""
-        mounts = [{"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]
-        volumes: list[dict[str, Any]] = [{"name": _SHARED_MEMORY, "emptyDir": self._shared_memory_volume()}]
-        main: dict[str, Any] = {"name": container, "image": self.image}
+    def template(self, container: Mapping[str, Any], trains: bool = True) -> dict[str, Any]:
+        """Return the template of a pod with one container, the user's patch merged over it.
+
+        Args:
+            container: its name, `command`, `args`, and what else this container has.
+            trains: whether ranks run in it, which need the CPUs, the memory and /dev/shm.
+        """
+        mounts: list[dict[str, Any]] = []
+        volumes: list[dict[str, Any]] = []
+        main = {"name": container["name"], "image": self.image}
+        if trains:
+            mounts.append({"name": _SHARED_MEMORY, "mountPath": "/dev/shm"})
+            volumes.append({"name": _SHARED_MEMORY, "emptyDir": self._shared_memory_volume()})
         if self.pvc:
             mounts.append({"name": _DATA, "mountPath": self.mount_path})
             why = "all pods mount it, so its access mode must be ReadWriteMany where they run on several nodes"
             volumes.append({"name": _DATA, "persistentVolumeClaim": {"claimName": Noted(self.pvc, why)}})
             main["workingDir"] = self.mount_path
-        main |= {"command": list(command), "args": list(arguments), "env": self._variables()}
-        main |= {"resources": _resources(self.cpus, self.memory), "volumeMounts": mounts}
+        resources = _resources(self.cpus, self.memory) if trains else _resources(_LAUNCHER_CPUS, _LAUNCHER_MEMORY)
+        main |= {**container, "resources": resources, "volumeMounts": mounts, "securityContext": _UNPRIVILEGED}
         spec: dict[str, Any] = {
             "terminationGracePeriodSeconds": Noted(
                 self.grace, "from SIGTERM, at which ranks save a checkpoint, to SIGKILL, in seconds"
             ),
+            "automountServiceAccountToken": Noted(False, "ranks do not talk to Kubernetes"),
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": Noted(USER, "the group that may write to the volumes"),
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": Noted(_USER, "the group that may write to the volumes"),
+                "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [main],
             "volumes": volumes,
@@ -123,52 +136,39 @@ class PodJob(RenderedJob):
             spec["nodeSelector"] = dict(self.node_selector)
         if self.toleration:
             spec["tolerations"] = list(self.toleration)
-        return spec
+        template: dict[str, Any] = merged({"spec": spec}, self.patch or {})
+        return template
 
-    def torchrun_pod(self, container: str, run: str) -> dict[str, Any]:
-        """Return the spec of a pod in which torchrun starts the ranks; the pod's field `run` identifies the run."""
-        command = ["torchrun", f"--nproc-per-node={self.ranks_per_pod}", "--no-python", "cpudist-train"]
-        spec = self.pod(container, command, self.train)
-        (main,) = spec["containers"]
-        main["env"][:0] = self._run_id(run)
-        # Without it torchrun kills its ranks 30 s after SIGTERM. torch 2.9 and newer read it.
-        why = f"seconds after SIGTERM at which torchrun kills its ranks; the pod is killed after {self.grace}"
-        timeout = {"name": "PET_SHUTDOWN_TIMEOUT", "value": Noted(str(self.saving), why)}
-        main["env"].append(timeout)
-        return spec
-
-    def launcher_pod(self, run: str, command: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the spec of a pod that starts the ranks in other pods and passes its variables on to them.
+    def torchrun_template(self, container: str, run: str, **more: Any) -> dict[str, Any]:
+        """Return the template of a pod in which torchrun starts the ranks.
 
         Args:
+            container: its name.
             run: the field of the pod that identifies the run.
-            command, arguments: what the container runs.
+            more: further fields of the container.
         """
-        spec = self.pod("launcher", command, arguments)
-        (main,) = spec["containers"]
-        main["env"][:0] = self._run_id(run)
-        main["resources"] = _resources(_LAUNCHER_CPUS, _LAUNCHER_MEMORY)
-        main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] != _SHARED_MEMORY]
-        spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != _SHARED_MEMORY]
-        return spec
+        command = ["torchrun", f"--nproc-per-node={self.ranks_per_pod}", "--no-python", "cpudist-train"]
+        # Without it torchrun kills its ranks 30 s after SIGTERM. torch 2.9 and newer read it.
+        why = f"seconds after SIGTERM at which torchrun kills its ranks; the pod is killed after {self.grace}"
+        env = [*self.variables(run), {"name": "PET_SHUTDOWN_TIMEOUT", "value": Noted(str(self.saving), why)}]
+        return self.template({"name": container, "command": command, "args": self.train, "env": env, **more})
 
-    def _run_id(self, field: str) -> list[dict[str, Any]]:
-        if _RUN_ID in dict(self.env):
-            return []
-        why = "stays when ranks are started again: they go on from the newest checkpoint of this run"
-        return [{"name": _RUN_ID, "valueFrom": {"fieldRef": {"fieldPath": Noted(field, why)}}}]
+    @property
+    def train(self) -> list[str]:
+        """Arguments of cpudist-train, so written that Kubernetes leaves them as they are."""
+        return [_literal(word) for word in super().train]
 
-    def _variables(self) -> list[dict[str, Any]]:
-        """Return the variables of the plan, each with its reason, and those of the user."""
+    def variables(self, run: str) -> list[dict[str, Any]]:
+        """Return the variables of the ranks; the pod's field `run` identifies the run."""
         own = dict(self.env)
-        found = self.planned_variables(self.cpus, self.ranks_per_pod, self.replicas)
-        if not allocator_decided(own):
-            why = "tcmalloc keeps freed memory, so a step takes about a fifth less time; the image has it"
-            found["LD_PRELOAD"] = (_ALLOCATOR, why)
-        return [
-            *({"name": name, "value": Noted(value, why)} for name, (value, why) in found.items()),
-            *({"name": name, "value": value} for name, value in own.items()),
-        ]
+        found: list[dict[str, Any]] = []
+        if _RUN_ID not in own:
+            why = "stays when ranks are started again: they go on from the newest checkpoint of this run"
+            found.append({"name": _RUN_ID, "valueFrom": {"fieldRef": {"fieldPath": Noted(run, why)}}})
+        if self.pvc and _CACHE not in own:
+            why = "models and data sets are downloaded once, for all pods and jobs"
+            found.append({"name": _CACHE, "value": Noted(_literal(f"{self.mount_path}/huggingface"), why)})
+        return found + [{"name": name, "value": _literal(value)} for name, value in own.items()]
 
     def _shared_memory_volume(self) -> dict[str, Any]:
         how = "--shm" if self.shm else "256Mi for each of the pod's ranks"
@@ -177,6 +177,11 @@ class PodJob(RenderedJob):
             f" limit of {quantity(self.memory)}: {quantity(self.memory - self.shared_memory)} are left for the ranks"
         )
         return {"medium": "Memory", "sizeLimit": Noted(quantity(self.shared_memory), why)}
+
+
+def _literal(text: str) -> str:
+    """Return what Kubernetes makes `text` of in a command or a variable, where it replaces `$(NAME)` and `$$`."""
+    return text.replace("$", "$$")
 
 
 def _resources(cpus: int, memory: int) -> dict[str, Any]:

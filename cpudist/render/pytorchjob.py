@@ -1,8 +1,8 @@
 """PyTorchJob (kubeflow.org/v1, training-operator 1.9): torchrun in each pod.
 
-With several ranks in a pod the operator sets RANK to the number of the pod, so torchrun numbers the ranks, from the
-operator's PET_* variables. Its command has the number of ranks in a pod too, since the operator sets PET_NPROC_PER_NODE
-only where there is a Master, and an elastic job has none.
+There is no Master. Beside one the operator adds a container to the workers, whose requests are below its limits, so
+they would not have QoS class Guaranteed. The agents of torchrun meet at worker 0 instead, as the elastic policy says,
+and number the ranks. The operator sets PET_NPROC_PER_NODE only beside a Master, so torchrun's command has the number.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class PyTorchJob(PodJob):
                 "nprocPerNode": Noted(
                     str(self.ranks_per_pod), "ranks in each pod; `auto` would start one for each CPU"
                 ),
-                **({"elasticPolicy": self._elastic_policy()} if self.elastic else {}),
+                "elasticPolicy": self._elastic_policy(),
                 "runPolicy": {
                     "cleanPodPolicy": Noted("Running", "pods that have ended stay, with their logs"),
                     "backoffLimit": self._backoff_limit(),
                 },
-                "pytorchReplicaSpecs": self._replicas(),
+                "pytorchReplicaSpecs": {"Worker": self._worker()},
             },
         }
         return document.write([job], self.heading())
@@ -68,18 +68,12 @@ class PyTorchJob(PodJob):
             return Noted(max(self.max_restarts or 0, 1), "how many containers of all pods may be started again")
         return Noted(0, "a rank that fails fails the job")
 
-    def _replicas(self) -> dict[str, Any]:
-        if self.elastic:  # no Master: torchrun's agents elect the first one
-            return {"Worker": self._replica(self.replicas)}
-        first = {"Master": self._replica(1)}
-        return first | ({"Worker": self._replica(self.replicas - 1)} if self.replicas > 1 else {})
-
-    def _replica(self, replicas: int) -> dict[str, Any]:
-        spec = self.torchrun_pod("pytorch", "metadata.uid")
-        spec["containers"][0]["ports"] = [{"name": "pytorchjob-port", "containerPort": _PORT}]
+    def _worker(self) -> dict[str, Any]:
+        port = {"name": "pytorchjob-port", "containerPort": _PORT}
+        template = self.torchrun_template("pytorch", "metadata.uid", ports=[port])
         # An elastic job outlives a pod: the operator fails a job with a failed pod unless pods may be restarted.
         restart = "OnFailure" if self.elastic else "Never"
-        return {"replicas": replicas, "restartPolicy": restart, "template": {"spec": spec}}
+        return {"replicas": self.replicas, "restartPolicy": restart, "template": template}
 
     def _elastic_policy(self) -> dict[str, Any]:
         return {

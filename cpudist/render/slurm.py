@@ -24,8 +24,7 @@ _SCRIPT = """\
 # sbatch THIS_FILE
 {directives}
 
-{exports}
-{srun}
+{exports}{srun}
 status=$?
 
 # 138 and 143: after SIGUSR1 or SIGTERM, with a checkpoint saved. A job that was cancelled is no longer running.
@@ -49,7 +48,7 @@ class SlurmJob(RenderedJob):
     ranks_per_node: int | None = option("N", values.count, "ranks on each node (default 1)")
     ranks_per_socket: int | None = option("N", values.count, "or ranks on each socket of a node")
     sockets_per_node: int | None = option("N", values.count, "sockets of a node, for --ranks-per-socket (default 2)")
-    cpus_per_rank: int = option("N", values.cpus, "CPUs of each rank", "4")
+    cpus_per_rank: int = option("N", values.cpus, "cores of each rank", "4")
     memory: int | None = option("AMOUNT", values.memory, "memory of each node (default: the partition's)")
     time: int = option("[D-]HH:MM:SS", values.time_limit, "time limit", "01:00:00")
     signal_before: int = option("SECONDS", values.count, "save a checkpoint so long before the time limit", "120")
@@ -95,7 +94,7 @@ class SlurmJob(RenderedJob):
         return _SCRIPT.format(
             heading=f"{ranks} ranks: {self.nodes} nodes of {self.ranks_on_a_node}",
             directives="\n".join(self._directives()),
-            exports="".join(self._exports()),
+            exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.env),
             srun=self._srun(),
             max_restarts=self.max_restarts,
         )
@@ -112,7 +111,7 @@ class SlurmJob(RenderedJob):
             asked |= {"sockets-per-node": self.sockets, "ntasks-per-socket": self.ranks_per_socket}
         else:
             asked["ntasks-per-node"] = self.ranks_on_a_node
-        asked["cpus-per-task"] = self.cpus_per_rank
+        asked |= {"cpus-per-task": self.cpus_per_rank, "hint": "nomultithread"}
         asked["mem"] = f"{self.memory // values.MEBIBYTE}M" if self.memory else None
         return [
             *(f"#SBATCH --{name}={value}" for name, value in asked.items() if value is not None),
@@ -123,12 +122,6 @@ class SlurmJob(RenderedJob):
             "#SBATCH --open-mode=append",
             "#SBATCH --output=%x-%j.out",
         ]
-
-    def _exports(self) -> list[str]:
-        ranks = self.ranks_on_a_node
-        found = self.planned_variables(ranks * self.cpus_per_rank, ranks, self.nodes)
-        lines = [f"# {why}\nexport {name}={shlex.quote(value)}\n" for name, (value, why) in found.items()]
-        return lines + [f"export {name}={shlex.quote(value)}\n" for name, value in dict(self.env).items()]
 
     def _srun(self) -> str:
         # Since Slurm 22.05 srun does not take --cpus-per-task from sbatch.

@@ -28,7 +28,7 @@ class TrainJob(PodJob):
         return document.write([self._runtime(), self._job()], self.heading())
 
     def _job(self) -> dict[str, Any]:
-        (container,) = self.torchrun_pod(_NODE, _JOB_UID)["containers"]
+        container, *_ = self.torchrun_template(_NODE, _JOB_UID)["spec"]["containers"]
         taken = ("image", "command", "args", "env")
         return {
             "apiVersion": _API,
@@ -48,24 +48,25 @@ class TrainJob(PodJob):
         }
 
     def _runtime(self) -> dict[str, Any]:
-        pod = self.torchrun_pod(_NODE, _JOB_UID)
-        (container,) = pod["containers"]
+        pod = self.torchrun_template(_NODE, _JOB_UID)
+        container, *_ = pod["spec"]["containers"]
         for name in ("args", "env", "resources"):  # Trainer replaces these by those of the job
             del container[name]
+        pod["spec"]["restartPolicy"] = "Never"
         backoff = Noted(
             0, "a rank that fails fails the job; by default Kubernetes would start its pod again, up to six times"
         )
         step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
         template = {
             "metadata": {"labels": step},
-            "spec": {"backoffLimit": backoff, "template": {"spec": {"restartPolicy": "Never", **pod}}},
+            "spec": {"backoffLimit": backoff, "template": pod},
         }
         return {
             "apiVersion": _API,
             "kind": "TrainingRuntime",
             "metadata": self.metadata,
             "spec": {
-                "mlPolicy": {"numNodes": self.replicas, "torch": {"numProcPerNode": self.ranks_per_pod}},
+                "mlPolicy": {"numNodes": self.replicas, "torch": {}},  # only old versions have numProcPerNode here too
                 "template": {"spec": {"replicatedJobs": [{"name": _NODE, "template": template}]}},
             },
         }

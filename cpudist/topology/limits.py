@@ -42,7 +42,8 @@ class Limits:
     Attributes:
         cpus: the CPUs on which it may run.
         quota: CPU time, in seconds per second: 1.5 is one and a half CPUs' worth, on whichever CPUs.
-        counted: how many CPUs (hardware threads) Slurm has given to this job step on this node.
+        counted: how many CPUs Slurm has given to this job step on this node: hardware threads, or cores where it was told
+            to use one thread of each.
         memory: in bytes, for all ranks of the node together.
         throttling: what the CPU quota has done so far; None without a quota.
     """
@@ -74,7 +75,7 @@ def read_limits(files: Files, affinity: frozenset[int] | None, env: Mapping[str,
     return Limits(
         cpus=frozenset.intersection(*sets) if sets else None,
         quota=_least(_quota(files, group) for group in cpu),
-        counted=_slurm_cpus(env),
+        counted=_least([_slurm_cpus(env), _slurm_cores(env)]),
         memory=_least([*(_memory(files, group) for group in memory), _slurm_memory(env)]),
         throttling=next((found for group in cpu if (found := _throttling(files, group))), None),
     )
@@ -84,6 +85,19 @@ def _slurm_cpus(env: Mapping[str, str]) -> int | None:
     """Return how many CPUs Slurm has given to this step on this node; None if Slurm did not start it."""
     text = env.get("SLURM_CPUS_ON_NODE", "") if "SLURM_JOB_ID" in env else ""
     return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def _slurm_cores(env: Mapping[str, str]) -> int | None:
+    """Return how many cores the tasks of this step have on a node, where they use one hardware thread of each.
+
+    With --hint=nomultithread Slurm (22.05) counts both threads of each core in SLURM_CPUS_ON_NODE, and cores in
+    SLURM_CPUS_PER_TASK.
+    """
+    tasks = re.match(r"[1-9]\d*", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    per_task = env.get("SLURM_CPUS_PER_TASK", "")
+    if env.get("SLURM_THREADS_PER_CORE") != "1" or tasks is None or not per_task.isdecimal():
+        return None
+    return int(tasks[0]) * int(per_task) or None
 
 
 def _slurm_memory(env: Mapping[str, str]) -> int | None:

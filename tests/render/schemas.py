@@ -16,21 +16,31 @@ FILES = {
     "PyTorchJob": ("pytorchjob.json", "kubeflow.org_pytorchjobs.yaml"),
     "MPIJob": ("mpijob.json", "kubeflow.org_mpijobs.yaml"),
     "TrainJob": ("trainjob.json", "trainer.kubeflow.org_trainjobs.yaml"),
+    "TrainingRuntime": ("trainingruntime.json", "trainingruntime.json"),
 }
 
 # An object that has the first property keeps only these; other objects stay whole.
 KEPT = (
     ("ephemeralContainers", {"containers", "nodeSelector", "securityContext", "terminationGracePeriodSeconds"}
-     | {"tolerations", "volumes", "restartPolicy"}),
-    ("livenessProbe", {"name", "image", "workingDir", "command", "args", "env", "ports", "resources", "volumeMounts"}),
-    ("seccompProfile", {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup"}),
+     | {"tolerations", "volumes", "restartPolicy", "automountServiceAccountToken", "imagePullSecrets"}),
+    ("livenessProbe", {"name", "image", "workingDir", "command", "args", "env", "ports", "resources", "volumeMounts"}
+     | {"securityContext", "imagePullPolicy"}),
+    ("seccompProfile", {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "seccompProfile"}
+     | {"allowPrivilegeEscalation", "capabilities"}),
     ("valueFrom", {"name", "value", "valueFrom"}),
-    ("configMapKeyRef", {"fieldRef"}),
+    ("configMapKeyRef", {"fieldRef", "secretKeyRef"}),
     ("awsElasticBlockStore", {"name", "emptyDir", "persistentVolumeClaim"}),
     ("elasticPolicy", {"elasticPolicy", "nprocPerNode", "pytorchReplicaSpecs", "runPolicy"}),
     ("rdzvBackend", {"minReplicas", "maxReplicas", "maxRestarts", "rdzvBackend"}),
     ("schedulingPolicy", {"cleanPodPolicy", "backoffLimit"}),
     ("podSpecOverrides", {"runtimeRef", "trainer"}),
+    ("ownerReferences", {"name", "namespace", "labels", "annotations"}),
+    ("mlPolicy", {"mlPolicy", "template"}),
+    ("torch", {"numNodes", "torch"}),
+    ("envInjection", set()),
+    ("groupName", {"name", "template"}),
+    ("replicatedJobs", {"replicatedJobs"}),
+    ("podFailurePolicy", {"backoffLimit", "template"}),
 )  # fmt: skip
 
 
@@ -43,24 +53,36 @@ def check(document: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(_strict(load(document["kind"]))).validate(document)
 
 
-def check_pod_template(template: dict[str, Any]) -> None:
-    """Check a PodTemplateSpec, as `check` does."""
-    replicas = load("PyTorchJob")["properties"]["spec"]["properties"]["pytorchReplicaSpecs"]
-    schema = replicas["additionalProperties"]["properties"]["template"]
-    jsonschema.Draft202012Validator(_strict(schema)).validate(template)
-
-
 @cache
 def load(kind: str) -> dict[str, Any]:
     return json.loads((SCHEMAS / FILES[kind][0]).read_text())
 
 
-def cut(crd: Path) -> dict[str, Any]:
-    """Return the reduced schema of the one version in a CRD's file."""
-    (version,) = yaml.safe_load(crd.read_text())["spec"]["versions"]
+def cut(file: Path) -> dict[str, Any]:
+    """Return the reduced schema of a file: a CRD with one version, or JSON of pydantic's."""
+    read = yaml.safe_load(file.read_text())
+    if "$defs" in read:
+        return _cut(_inlined(read, read["$defs"]))
+    (version,) = read["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]
     schema["properties"].pop("status")
     return _cut(schema)
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    """Return pydantic's schema without references, and without the nulls that it adds to optional fields."""
+    if isinstance(node, list):
+        return [_inlined(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if (found := node.get("anyOf")) and found[-1] == {"type": "null"} and len(found) == 2:
+        node = found[0]
+    if "$ref" in node:
+        node = definitions[node["$ref"].rpartition("/")[2]]
+    if "actual_instance" in node.get("properties", {}):  # pydantic's model of a quantity
+        return {"type": ["integer", "string"]}
+    named = {key: value for key, value in node.items() if key not in ("title", "default") or isinstance(value, dict)}
+    return {key: _inlined(value, definitions) for key, value in named.items() if key != "$defs"}
 
 
 def _cut(node: Any) -> Any:

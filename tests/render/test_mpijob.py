@@ -28,9 +28,9 @@ def test_ranks_run_in_the_workers_and_get_the_launchers_variables(documents: Doc
     waits = ["cpudist", "launch", "--hostfile", "/etc/mpi/hostfile", "--mpi", "mpich", "--wait", "60", "--grace", "290"]
     assert starts["command"] == waits
     assert starts["args"][:3] == ["--", "--checkpoint-on-signal", "images"]
-    assert env(starts).items() >= {"OMP_NUM_THREADS": "7", "HF_HOME": "/work/hf"}.items()
+    assert env(starts).items() >= {"HF_TOKEN": "token of hugging-face", "HF_HOME": "/work/hf"}.items()
     assert env(starts)["CPUDIST_RUN_ID"] == "pod's metadata.labels['batch.kubernetes.io/controller-uid']"
-    assert "env" not in trains
+    assert set(env(trains)) == {"HF_TOKEN", "CPUDIST_TOKEN"}  # of the patch
     assert trains["resources"]["limits"] == {"cpu": "16", "memory": "32Gi"}
     assert starts["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
     for container in (starts, trains):

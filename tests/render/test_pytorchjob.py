@@ -28,11 +28,10 @@ def test_a_field_that_the_schema_does_not_have_is_refused(documents: Documents) 
 
 def test_what_was_asked_for_is_there(documents: Documents) -> None:
     (job,) = documents("pytorchjob", *ALL)
-    assert job["metadata"] == {"name": "digits", "namespace": "team-a"}
+    assert (job["metadata"]["name"], job["metadata"]["namespace"]) == ("digits", "team-a")
     assert job["spec"]["nprocPerNode"] == "2"
     replicas = job["spec"]["pytorchReplicaSpecs"]
-    assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Master": 1, "Worker": 2}
-    assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+    assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Worker": 3}
     pod = replicas["Worker"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["torchrun", "--nproc-per-node=2", "--no-python", "cpudist-train"]
@@ -55,24 +54,33 @@ def test_what_was_asked_for_is_there(documents: Documents) -> None:
         {"key": "spot", "operator": "Exists"},
     ]
     assert pod["terminationGracePeriodSeconds"] == 300
-    # 16 CPUs for 2 ranks: one of the eight CPUs of a rank is for messages.
-    planned = {"OMP_NUM_THREADS": "7", "CCL_WORKER_COUNT": "1", "LD_PRELOAD": "libtcmalloc_minimal.so.4"}
-    run = {"CPUDIST_RUN_ID": "pod's metadata.uid"}
-    assert env(container) == {**run, **planned, "HF_HOME": "/work/hf", "PET_SHUTDOWN_TIMEOUT": "290"}
+    assert env(container) == {
+        "CPUDIST_RUN_ID": "pod's metadata.uid",
+        "HF_HOME": "/work/hf",
+        "PET_SHUTDOWN_TIMEOUT": "290",
+        "HF_TOKEN": "token of hugging-face",
+        "CPUDIST_TOKEN": "token of cpudist",
+    }
 
 
 def test_what_the_user_sets_wins(documents: Documents) -> None:
-    (job,) = documents(
-        "pytorchjob", "--env", "OMP_NUM_THREADS=3", "--env", "MALLOC_CONF=x", "--env", "CCL_WORKER_COUNT=2"
-    )
-    (container,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
-    given = {"OMP_NUM_THREADS": "3", "MALLOC_CONF": "x", "CCL_WORKER_COUNT": "2"}
-    assert given.items() <= env(container).items()
-    assert "LD_PRELOAD" not in env(container)
+    (job,) = documents("pytorchjob", "--pvc", "data", "--env", "OMP_NUM_THREADS=3", "--env", "CPUDIST_RUN_ID=mine")
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    given = {"OMP_NUM_THREADS": "3", "CPUDIST_RUN_ID": "mine", "HF_HOME": "/data/huggingface"}
+    assert env(container) == {**given, "PET_SHUTDOWN_TIMEOUT": "110"}
     assert len(container["env"]) == len(env(container))
 
 
-def test_an_elastic_job_has_no_master(documents: Documents) -> None:
+def test_a_job_is_workers_that_all_have_to_live(documents: Documents) -> None:
+    """Beside a Master the operator would add containers, which are not of QoS class Guaranteed, to the workers."""
+    (job,) = documents("pytorchjob", "--replicas", "4")
+    assert job["spec"]["elasticPolicy"] == {"minReplicas": 4, "maxReplicas": 4, "maxRestarts": 0, "rdzvBackend": "c10d"}
+    assert job["spec"]["runPolicy"]["backoffLimit"] == 0
+    ((name, worker),) = job["spec"]["pytorchReplicaSpecs"].items()
+    assert (name, worker["replicas"], worker["restartPolicy"]) == ("Worker", 4, "Never")
+
+
+def test_an_elastic_job(documents: Documents) -> None:
     (job,) = documents("pytorchjob", "--replicas", "4", "--min-replicas", "2", "--max-restarts", "3")
     assert job["spec"]["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 4, "maxRestarts": 3, "rdzvBackend": "c10d"}
     assert job["spec"]["runPolicy"]["backoffLimit"] == 3
