@@ -42,8 +42,8 @@ class Limits:
     Attributes:
         cpus: the CPUs on which it may run.
         quota: CPU time, in seconds per second: 1.5 is one and a half CPUs' worth, on whichever CPUs.
-        counted: how many CPUs Slurm has given to this job step on this node: hardware threads, or cores where it was told
-            to use one thread of each.
+        counted: how many CPUs Slurm has given to this job step on this node: hardware threads, or cores where it was
+            told to use one thread of each.
         memory: in bytes, for all ranks of the node together.
         throttling: what the CPU quota has done so far; None without a quota.
     """

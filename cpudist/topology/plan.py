@@ -124,7 +124,7 @@ def make_plan(machine: Machine, options: PlanOptions) -> Plan:
     cores = _affordable(machine, least, options.ranks)
     computing = _fast(cores, least)
     spare = [core for core in cores if core not in computing]
-    shares = [share for group, ranks in _groups(computing, options.ranks) for share in _split(group, ranks)]
+    shares = _shares(computing, options.ranks)
     shared = len(shares) > len(computing)
     ranks = tuple(_rank_plan(rank, share, [] if shared else spare, options) for rank, share in enumerate(shares))
     used = {cpu for rank in ranks for cpu in rank.mask}
@@ -145,9 +145,8 @@ def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
     cores, limits = list(machine.usable.cores), machine.limits
     paid = min((int(limit) for limit in (limits.quota, limits.counted) if limit is not None), default=len(cores))
     cores.sort(key=lambda core: core.efficiency)
-    # With one rank for each part, all parts keep the same number of cores.
-    groups = _by_part(cores, ranks) if isinstance(ranks, str) else [cores]
-    turns = {core: turn for group in groups for turn, core in enumerate(group)}
+    # All ranks keep the same number of cores.
+    turns = {core: turn for share in _shares(cores, ranks) for turn, core in enumerate(share)}
     kept = set(sorted(cores, key=lambda core: (core.efficiency, turns[core]))[: max(paid, least)])
     return [core for core in machine.usable.cores if core in kept]
 
@@ -156,6 +155,11 @@ def _fast(cores: Sequence[Core], ranks: int) -> list[Core]:
     """Return the cores that compute: all of a kind, unless the faster ones are fewer than the ranks."""
     fast = [core for core in cores if not core.efficiency]
     return fast if len(fast) >= ranks else list(cores)
+
+
+def _shares(cores: Sequence[Core], ranks: int | Part) -> list[list[Core]]:
+    """Return the cores of each rank."""
+    return [share for group, number in _groups(cores, ranks) for share in _split(group, number)]
 
 
 def _groups(cores: Sequence[Core], ranks: int | Part) -> list[tuple[list[Core], int]]:

@@ -21,7 +21,8 @@ def commands(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["kubernetes.md", "slurm.md"])
-def test_every_command(name: str, text: Callable[..., str]) -> None:
+def test_every_command(name: str, text: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DOCS.parent)  # for the example of a patch
     rendered = 0
     for command in commands(name):
         if command.startswith("cpudist render "):

@@ -87,6 +87,9 @@ def test_affinity_and_cpuset_are_intersected(tmp_path: Path) -> None:
     assert read_limits(files, affinity=frozenset({3, 9}), env={}).cpus == {3, 9}
 
 
+STEP = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+
+
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -94,6 +97,10 @@ def test_affinity_and_cpuset_are_intersected(tmp_path: Path) -> None:
         ({"SLURM_CPUS_ON_NODE": "4"}, None),
         ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, 4),
         ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "all"}, None),
+        # What srun set on two nodes with two hardware threads a core: 2 tasks of 2 CPUs each, without and with --hint.
+        ({**STEP, "SLURM_CPUS_ON_NODE": "4"}, 4),
+        ({**STEP, "SLURM_CPUS_ON_NODE": "8", "SLURM_THREADS_PER_CORE": "1"}, 4),
+        ({**STEP, "SLURM_CPUS_ON_NODE": "2", "SLURM_THREADS_PER_CORE": "1"}, 2),
     ],
 )
 def test_what_slurm_has_counted(env: dict[str, str], expected: int | None, tmp_path: Path) -> None:
