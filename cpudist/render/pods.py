@@ -139,15 +139,16 @@ class PodJob(RenderedJob):
         template: dict[str, Any] = merged({"spec": spec}, self.patch or {})
         return template
 
-    def torchrun_template(self, container: str, run: str, **more: Any) -> dict[str, Any]:
+    def torchrun_template(self, container: str, run: str, first: Sequence[str] = (), **more: Any) -> dict[str, Any]:
         """Return the template of a pod in which torchrun starts the ranks.
 
         Args:
             container: its name.
             run: the field of the pod that identifies the run.
+            first: the command that runs torchrun, where that is not the container's command itself.
             more: further fields of the container.
         """
-        command = ["torchrun", f"--nproc-per-node={self.ranks_per_pod}", "--no-python", "cpudist-train"]
+        command = [*first, "torchrun", f"--nproc-per-node={self.ranks_per_pod}", "--no-python", "cpudist-train"]
         # Without it torchrun kills its ranks 30 s after SIGTERM. torch 2.9 and newer read it.
         why = f"seconds after SIGTERM at which torchrun kills its ranks; the pod is killed after {self.grace}"
         env = [*self.variables(run), {"name": "PET_SHUTDOWN_TIMEOUT", "value": Noted(str(self.saving), why)}]

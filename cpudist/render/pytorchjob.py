@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpudist.render import document, values
-from cpudist.render.document import Noted
+from cpudist.render.document import Noted, Script
 from cpudist.render.job import option
 from cpudist.render.pods import PodJob
 
 _PORT = 23456
+_WAIT = """\
+# Worker 0 may start much later than others, and torchrun looks for it for one minute only.
+trap 'exit 143' TERM
+until getent hosts "${PET_RDZV_ENDPOINT%:*}" > /dev/null; do sleep 1; done
+exec "$0" "$@"
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +76,7 @@ class PyTorchJob(PodJob):
 
     def _worker(self) -> dict[str, Any]:
         port = {"name": "pytorchjob-port", "containerPort": _PORT}
-        template = self.torchrun_template("pytorch", "metadata.uid", ports=[port])
+        template = self.torchrun_template("pytorch", "metadata.uid", ["sh", "-c", Script(_WAIT)], ports=[port])
         # An elastic job outlives a pod: the operator fails a job with a failed pod unless pods may be restarted.
         restart = "OnFailure" if self.elastic else "Never"
         return {"replicas": self.replicas, "restartPolicy": restart, "template": template}

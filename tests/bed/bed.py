@@ -171,9 +171,11 @@ class Bed:
         return process
 
     def add_names(self, names: Mapping[str, str]) -> None:
-        """Add names to every host's /etc/hosts: name -> host."""
-        with (self._folder / "hosts").open("a") as file:
-            file.writelines(f"{self.addresses[host][0]} {name}\n" for name, host in names.items())
+        """Add names to every host's /etc/hosts, or give them to other hosts: name -> host."""
+        file = self._folder / "hosts"  # is mounted, so it stays the same file
+        others = [line for line in file.read_text().splitlines() if line.split()[-1] not in names]
+        added = [f"{self.addresses[host][0]} {name}" for name, host in names.items()]
+        file.write_text("".join(f"{line}\n" for line in others + added))
 
     def _inside(self, host: str, command: list[str], cwd: str | Path | None = None) -> list[str]:
         first = str(self._hosts[host].first.pid)

@@ -140,21 +140,17 @@ def terminate(bed: Bed, host: str, words: str) -> None:
     os.kill(first, signal.SIGTERM)
 
 
-def operators_variables(job: dict[str, Any], index: int) -> dict[str, str]:
-    """Return the variables that training-operator 1.9 sets in the pod with this index."""
-    processes, replicas = job["spec"]["nprocPerNode"], job["spec"]["pytorchReplicaSpecs"]
-    pods = sum(replica["replicas"] for replica in replicas.values())
-    (port,) = replicas["Master"]["template"]["spec"]["containers"][0]["ports"]
+def operators_variables(job: dict[str, Any]) -> dict[str, str]:
+    """Return the variables that training-operator 1.9 sets in all pods of a job without a Master."""
+    policy, worker = job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    (port,) = worker["template"]["spec"]["containers"][0]["ports"]
     assert port["name"] == "pytorchjob-port"
-    address = {"ADDR": f"{job['metadata']['name']}-master-0", "PORT": str(port["containerPort"])}
     return {
-        **{f"{prefix}MASTER_{name}": value for name, value in address.items() for prefix in ("", "PET_")},
-        "WORLD_SIZE": str(pods * int(processes)),
-        "RANK": str(index),
         "PYTHONUNBUFFERED": "0",
-        "PET_NODE_RANK": str(index),
-        "PET_NPROC_PER_NODE": processes,
-        "PET_NNODES": str(pods),
+        "PET_RDZV_ENDPOINT": f"{job['metadata']['name']}-worker-0:{port['containerPort']}",
+        "PET_RDZV_BACKEND": policy["rdzvBackend"],
+        "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
+        "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
     }
 
 
@@ -162,13 +158,13 @@ def test_a_pytorchjob_is_preempted_and_goes_on(
     bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path
 ) -> None:
     """2 pods x 2 ranks: one pod gets SIGTERM, all ranks save and end. The next job resumes from there and completes."""
-    bed.add_names({"digits-master-0": "h0"})
+    bed.add_names({"digits-worker-0": "h0"})
 
     def start(*target: str) -> tuple[Pods, list[subprocess.Popen[bytes]]]:
         (job,) = documents("pytorchjob", *SMALL, "--mount-path", str(data), target=target)
         pods = Pods(bed, groups, tmp_path)
-        specs = [job["spec"]["pytorchReplicaSpecs"][name]["template"]["spec"] for name in ("Master", "Worker")]
-        return pods, [pods.start(index, spec, operators_variables(job, index)) for index, spec in enumerate(specs)]
+        spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+        return pods, [pods.start(index, spec, operators_variables(job)) for index in (0, 1)]
 
     pods, processes = start(*OVER_TCP, *ENDLESS)
     assert pods.said("'loss'"), pods.text()
@@ -189,34 +185,51 @@ def test_a_pytorchjob_is_preempted_and_goes_on(
     assert all(rank["omp_threads"] == 1 for rank in found["pinning"])
 
 
-def test_an_elastic_pytorchjob_goes_on_without_a_pod_that_is_lost(
-    bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path
+@pytest.mark.parametrize(("elastic", "lost"), [(True, 1), (True, 0), (False, 0)])
+def test_a_pytorchjob_loses_a_pod(
+    bed: Bed,
+    groups: list[ControlGroup],
+    documents: Documents,
+    tmp_path: Path,
+    data: Path,
+    elastic: bool,
+    lost: int,
 ) -> None:
-    """A node loses its power; the other pod resumes from the last checkpoint, alone."""
-    words = (*SMALL[2:], "--min-replicas", "1", "--max-restarts", "3", "--mount-path", str(data))
+    """A node loses its power. Without worker 0, where they meet, the agents of torchrun end, and so do all ranks.
+
+    Of an elastic job, what is left goes on from the last checkpoint: without worker 0, once Kubernetes has started the
+    other container again, and a new worker 0.
+    """
+    words = (*SMALL[2:], *(("--min-replicas", "1", "--max-restarts", "3") if elastic else ()))
     saving = ("--save_steps", "20", "--save_total_limit", "2", "--disable_tqdm", "true", "--max_steps", "1000000")
-    (job,) = documents("pytorchjob", *words, target=(*OVER_TCP, *LEARN, *saving, "--logging_steps", "1"))
-    policy, spec = job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    # What training-operator 1.9 sets without a Master.
-    variables = {
-        "PYTHONUNBUFFERED": "0",
-        "PET_RDZV_ENDPOINT": f"digits-worker-0:{spec['containers'][0]['ports'][0]['containerPort']}",
-        "PET_RDZV_BACKEND": policy["rdzvBackend"],
-        "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
-        "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
-    }
-    bed.add_names({"digits-worker-0": "h0"})
+    target = (*OVER_TCP, *LEARN, *saving, "--logging_steps", "1")
+    (job,) = documents("pytorchjob", *words, "--mount-path", str(data), target=target)
+    worker, variables = job["spec"]["pytorchReplicaSpecs"]["Worker"], operators_variables(job)
+    assert worker["restartPolicy"] == ("OnFailure" if elastic else "Never")
+    spec, left = worker["template"]["spec"], 1 - lost
     pods = Pods(bed, groups, tmp_path)
-    first, _ = (pods.start(index, spec, variables) for index in (0, 1))
+    running = {1: pods.start(1, spec, variables)}
+    assert poll(lambda: any("getent" in line for line in bed.processes("h1").values()), 30)
+    bed.add_names({"digits-worker-0": "h0"})
+    running[0] = pods.start(0, spec, variables)
     assert poll(lambda: bool(checkpoints(data / "out")), 120), pods.text()
-    bed.kill("h1")
+    bed.kill(f"h{lost}")
+    hosts = [f"h{left}"]
+    if lost == 0:
+        assert running[left].wait(120) != 0, pods.text()
+        assert poll(lambda: not bed.processes(f"h{left}"), 30), bed.processes(f"h{left}")
+        if not elastic:
+            return
+        bed.add_names({"digits-worker-0": "h2"})
+        running = {index: pods.start(index, spec, variables) for index in (1, 2)}
+        hosts = ["h1", "h2"]
     assert pods.said(": going on from out/checkpoint-"), pods.text()
     losses = pods.text().count("'loss'")
     assert poll(lambda: pods.text().count("'loss'") > losses, 60), pods.text()
-    terminate(bed, "h0", "/torchrun ")
-    assert first.wait(90) != 0, pods.text()
+    terminate(bed, f"h{left}", "/torchrun ")
+    assert running[left].wait(90) != 0, pods.text()
     found = record(data)
-    assert (found["world_size"], found["hosts"], found["exit"]) == (1, ["h0"], "interrupted")
+    assert (found["world_size"], found["hosts"], found["exit"]) == (len(hosts), hosts, "interrupted")
 
 
 @pytest.mark.parametrize(("ranks", "backend"), [("2", "gloo"), ("1", "ccl")])

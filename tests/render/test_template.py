@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from layouts import FOLDER
 from render.example import ALL, PATCH, env, expanded
 
@@ -71,6 +72,13 @@ def test_pods_are_restricted_and_guaranteed(documents: Documents, kind: str, wor
         assert not_restricted(pod) == ["allowPrivilegeEscalation"]
 
 
+def test_the_pod_that_copies_files_out() -> None:
+    pod = yaml.safe_load((PATCH.parent / "reader.yaml").read_text())
+    assert not_restricted(pod["spec"]) == []
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_reach_the_ranks_as_they_are(documents: Documents, kind: str) -> None:
     words = ["$(HOME_OF)", "$$", "$$(HOME_OF)", "$HOME_OF", "$", "$(no end", "a$$$b"]
@@ -120,7 +128,7 @@ spec:
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
     assert pod["volumes"] == [memory, {"name": "scratch", "emptyDir": {}}]
     first, second = pod["containers"]
-    assert (first["name"], first["image"], first["command"][0]) == ("pytorch", "mine:2", "torchrun")
+    assert (first["name"], first["image"], first["command"][0]) == ("pytorch", "mine:2", "sh")
     assert [mount["mountPath"] for mount in first["volumeMounts"]] == ["/dev/shm", "/scratch"]
     assert second == {"name": "log", "image": "log:1"}
 
