@@ -4,11 +4,15 @@ Guides for Intel's backend let mpirun, srun or torchrun start ``python3 run_qa.p
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). It only waits until the
 script imports TrainingArguments. Where a launcher has started the process, they then take the documented flags, and the
 first that ask for ccl call `cpudist.init`. Arguments without any of these flags change nothing.
+
+In the process of `accelerate launch`, it refuses such a script where accelerate would start one process in the place of
+several.
 """
 
 from __future__ import annotations
 
 import functools
+import shlex
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Prepare TrainingArguments once the script imports them."""
+    """Prepare TrainingArguments once the script imports them, and `accelerate launch` where this process is one."""
     after_import("transformers.training_args", _prepare)
+    after_import("accelerate.commands.launch", _refuse_one_process)
 
 
 def _prepare(module: ModuleType) -> None:
@@ -72,6 +77,29 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
             original(self)
 
     cls.__post_init__ = post_init
+
+
+def _refuse_one_process(module: ModuleType) -> None:
+    """Refuse what asks accelerate for several processes and ccl, and would get one process, which takes no ccl."""
+    from cpudist.console import end_now
+    from cpudist.errors import USER_ERROR
+
+    original = module.simple_launcher
+
+    @functools.wraps(original)
+    def simple_launcher(args: Any) -> None:
+        processes, words = args.num_processes or 1, [args.training_script, *args.training_script_args]
+        asked = "--ddp_backend ccl" in " ".join(words).replace("=", " ")
+        if asked and processes > 1 and args.mpirun_hostfile is None and not args.no_python:
+            words[:0] = ["-m"] if args.module else []
+            end_now(
+                USER_ERROR,
+                f"accelerate launch starts one process, not {processes}, without --mpirun_hostfile; write: cpudist"
+                f" launch --nproc {processes} -- {shlex.join(words)}",
+            )
+        original(args)
+
+    module.simple_launcher = simple_launcher  # type: ignore[attr-defined]
 
 
 def _refusal(names: list[str]) -> str:

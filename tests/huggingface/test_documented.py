@@ -105,6 +105,16 @@ def test_a_job_that_cannot_start_ends_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr, result.output
 
 
+def test_accelerate_on_cpus_without_a_hostfile_is_refused_in_one_line() -> None:
+    """It would start one process, without a word."""
+    command = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", "train.py", "--ddp_backend", "ccl"]
+    result = run(command, timeout=BOUND)
+    assert (result.returncode, result.stdout) == (2, ""), result.output
+    assert "Traceback" not in result.stderr, result.output
+    line = "cpudist: accelerate launch starts one process, not 2, without --mpirun_hostfile; write: cpudist launch"
+    assert f"{line} --nproc 2 -- train.py --ddp_backend ccl\n" in result.stderr, result.output
+
+
 @pytest.mark.parametrize(
     "find",
     [
