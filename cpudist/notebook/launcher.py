@@ -21,20 +21,22 @@ def notebook_launcher(
     function: Callable[..., Any],
     args: Sequence[Any] = (),
     num_processes: int = 2,
-    num_nodes: int = 1,
-    node_rank: int = 0,
-    master_addr: str | None = None,
-    master_port: int | str | None = None,
-    backend: str = "auto",
     mixed_precision: str = "no",
-    max_restarts: int = 0,
-    timeout: float = 300.0,
-    log_line_prefix_template: str | None = None,
-    *,
+    use_port: int | str | None = None,
+    master_addr: str | None = None,
+    node_rank: int = 0,
+    num_nodes: int = 1,
     rdzv_backend: str = "static",
     rdzv_endpoint: str = "",
     rdzv_conf: Mapping[str, Any] | None = None,
     rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+    *,
+    backend: str = "auto",
+    timeout: float = 300.0,
+    master_port: int | str | None = None,
     **options: Any,
 ) -> Any:
     """Run a function of this notebook, or script, on several ranks, and return its value on rank 0.
@@ -50,20 +52,23 @@ def notebook_launcher(
         function: what every rank runs.
         args: its arguments.
         num_processes: ranks on each node.
-        num_nodes: number of nodes.
-        node_rank: number of this node, from 0 on.
-        master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
-        master_port: a free port there; by default 29500 with several nodes, and any for one.
-        backend: as for `cpudist.init`. On accelerators, there is one rank for each device of the node.
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``: what accelerate and Trainer compute in.
+        use_port: a free port of node 0; by default 29500 with several nodes, and any for one.
+        master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
+        node_rank: number of this node, from 0 on.
+        num_nodes: number of nodes.
+        rdzv_backend: "static" or "c10d"; both mean the same here.
+        rdzv_endpoint: ``"host:port"`` instead of `master_addr` and `use_port`.
+        rdzv_conf: ``{"join_timeout": seconds}``, or ``"timeout"``: how long cells wait for each other (default:
+            `timeout`).
+        rdzv_id: the job's name; notebooks with another one do not join.
         max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT has the number so far.
-        timeout: bound on the start and on every collective, in seconds.
+        monitor_interval: seconds between two looks at the ranks, at most 10.
         log_line_prefix_template: shows all ranks' output, with this at the start of each line, as torchelastic does:
             ``"[${role_name}${rank}]: "``, or with ``${local_rank}``.
-        rdzv_backend: "static" or "c10d"; both mean the same here.
-        rdzv_endpoint: ``"host:port"`` instead of `master_addr` and `master_port`.
-        rdzv_conf: must be empty; `timeout` bounds the rendezvous.
-        rdzv_id: the job's name; notebooks with another one do not join.
+        backend: as for `cpudist.init`. On accelerators, there is one rank for each device of the node.
+        timeout: bound on the start and on every collective, in seconds.
+        master_port: another name of `use_port`.
         options: the backend's own, as for `cpudist.init`.
 
     Returns:
@@ -77,6 +82,8 @@ def notebook_launcher(
     """
     given = {**locals()}
     settings = check(given.pop("function"), given.pop("args"), given)
+    processes = settings.num_processes
+    print(f"Launching training on {'one CPU' if processes == 1 else f'{processes} CPUs'}.", flush=True)
     payload = os.memfd_create("cpudist-notebook")
     try:
         with open(payload, "wb", closefd=False) as file:

@@ -114,7 +114,7 @@ class Nodes:
         A cell with this number that has left the job was this notebook's last launch; then node 0's next launch is
         awaited.
         """
-        deadline = time.monotonic() + self._settings.timeout
+        deadline = time.monotonic() + self._settings.join_timeout
         node = self._settings.node_rank
         while True:
             store = Connection(address, max(deadline - time.monotonic(), 0.0))
@@ -125,7 +125,7 @@ class Nodes:
                     store.close()
                     raise UserError(
                         f"a cell with node_rank={node} has joined the job at {self._where()} already; give each node a"
-                        " number of its own, or another master_port if that is another job"
+                        " number of its own, or another use_port if that is another job"
                     )
             store.close()
             time.sleep(_RETRY_SECONDS)
@@ -144,7 +144,7 @@ class Nodes:
         if settings.node_rank == 0:
             self._store.set({_SETTINGS: json.dumps(own).encode()})
             return
-        if not self._store.wait_all([_SETTINGS], settings.timeout):
+        if not self._store.wait_all([_SETTINGS], settings.join_timeout):
             raise StartupTimeout("it does not answer")
         (said,) = self._store.get([_SETTINGS]) or [b"{}"]
         for name, first in json.loads(said).items():
@@ -167,8 +167,8 @@ class Nodes:
                 f"master_addr={self._settings.master_addr!r} does not lead to this node, {socket.gethostname()}: {why}"
             )
         return (
-            f"no cell with node_rank=0 was found at {self._where()} within {self._settings.timeout:g} s; run it there,"
-            f" and look for a firewall: {why}"
+            f"no cell with node_rank=0 was found at {self._where()} within {self._settings.join_timeout:g} s; run it"
+            f" there, and look for a firewall: {why}"
         )
 
 

@@ -26,7 +26,6 @@ from cpudist.processes import python_main
 from cpudist.relay import Relay
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
-_POLL_SECONDS = 0.1
 _OTHERS_SECONDS = 10.0  # for the other ranks to end by themselves when one has failed
 _STOP_SECONDS = 2.0  # for ranks to clean up after an interrupt
 _REST_SECONDS = 1.0  # for the rest of their output
@@ -122,6 +121,7 @@ class LocalRanks:
     def __init__(self, settings: Settings, nodes: Nodes, payload: int, attempt: int, run_id: str) -> None:
         self._nodes = nodes
         self._attempt = attempt
+        self._interval = settings.monitor_interval
         self._ranks: list[_Rank] = []
         mark = uuid.uuid4().hex
         # Kills every process with the mark, also those that a rank has started, and also when this process is killed.
@@ -202,7 +202,7 @@ class LocalRanks:
 
     def _pause(self) -> None:
         self._agents.tick()
-        time.sleep(_POLL_SECONDS)
+        time.sleep(self._interval)
 
 
 def _variables(settings: Settings, ids: dict[str, str], attempt: int) -> dict[str, str]:

@@ -15,6 +15,7 @@ from cpudist.launchers import Placement
 from cpudist.waiting import check_timeout
 
 PORT = 29500  # torch's default; the cells of several nodes must have the same one
+_LONGEST_INTERVAL = 10  # seconds; the node agents want to hear of us more often than every 25
 _ROLE = "default"  # torchelastic's name for the role of ranks without one
 
 
@@ -26,6 +27,7 @@ class Settings:
         function: its name.
         num_processes: on each node.
         master_port: 0 for any free port.
+        join_timeout: bound on the rendezvous of the nodes' cells, in seconds.
         template: prefix of each line of all ranks' output; None shows rank 0's output without one.
         job: name of the job, which all nodes' cells share (`rdzv_id`).
         token: secret that clients of the store must have; empty where the user has set none.
@@ -42,6 +44,8 @@ class Settings:
     mixed_precision: str
     max_restarts: int
     timeout: float
+    join_timeout: float
+    monitor_interval: float
     template: string.Template | None
     job: str
     token: str
@@ -80,7 +84,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     if node_rank >= nodes:
         raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; nodes count from 0")
     address, port = _rendezvous_address(given, nodes)
-    timeout = check_timeout(given["timeout"])
+    timeout = float(check_timeout(given["timeout"]))
     backend = given["backend"]
     options = given.get("options") or {}
     chosen = None
@@ -100,7 +104,9 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         options=options,
         mixed_precision=given["mixed_precision"],
         max_restarts=_count(given, "max_restarts", 0),
-        timeout=float(timeout),
+        timeout=timeout,
+        join_timeout=_join_timeout(given["rdzv_conf"] or {}, timeout),
+        monitor_interval=_interval(given["monitor_interval"]),
         template=_template(given["log_line_prefix_template"]),
         job=str(given["rdzv_id"]),
         token=os.environ.get("CPUDIST_TOKEN", ""),
@@ -130,19 +136,36 @@ def _count(given: Mapping[str, Any], name: str, least: int) -> int:
     return value
 
 
+def _interval(seconds: Any) -> float:
+    if isinstance(seconds, (int, float)) and 0 < seconds <= _LONGEST_INTERVAL:
+        return float(seconds)
+    raise UserError(f"monitor_interval must be seconds above 0, at most {_LONGEST_INTERVAL}, not {_shown(seconds)}")
+
+
+def _join_timeout(conf: Any, timeout: float) -> float:
+    """Return torchelastic's bound on the rendezvous, `timeout` where `rdzv_conf` has none."""
+    names = ("join_timeout", "timeout")
+    if not isinstance(conf, Mapping) or not conf.keys() <= set(names):
+        raise UserError(f"rdzv_conf={_shown(conf)} is not known here: it may have join_timeout or timeout, in seconds")
+    return float(check_timeout(next((conf[name] for name in names if name in conf), timeout)))
+
+
 def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:
-    """Return address and port of the rendezvous: master_addr and master_port, or torchrun's rdzv_endpoint."""
-    address, port, endpoint = given["master_addr"], given["master_port"], given["rdzv_endpoint"]
+    """Return address and port of the rendezvous: master_addr and use_port, or torchrun's rdzv_endpoint."""
+    address, port, endpoint = given["master_addr"], given["use_port"], given["rdzv_endpoint"]
+    named = "use_port"
+    if given["master_port"] is not None:
+        if port is not None:
+            raise UserError("use_port and master_port are two names of one port; give one of them")
+        named, port = "master_port", given["master_port"]
     if given["rdzv_backend"] not in ("static", "c10d"):
         raise UserError(
             f"rdzv_backend={_shown(given['rdzv_backend'])} is not known here: nodes use master_addr; leave it out"
         )
-    if given["rdzv_conf"]:
-        raise UserError("rdzv_conf has no meaning here; timeout= bounds the rendezvous and every collective")
     if endpoint:
         host, _, number = str(endpoint).rpartition(":") if ":" in str(endpoint) else (str(endpoint), "", "")
         if address not in (None, host) or (number and port not in (None, number, _as_port(number, "rdzv_endpoint"))):
-            raise UserError(f"rdzv_endpoint={endpoint!r} contradicts master_addr or master_port; give one of the two")
+            raise UserError(f"rdzv_endpoint={endpoint!r} contradicts master_addr or {named}; give one of the two")
         address, port = host.strip("[]"), number or port
     if nodes > 1 and not address:
         raise UserError(
@@ -150,10 +173,10 @@ def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]
             " give the same one in every node's cell"
         )
     if nodes == 1:
-        return "127.0.0.1", 0 if port is None else _as_port(port, "master_port")
+        return "127.0.0.1", 0 if port is None else _as_port(port, named)
     if not isinstance(address, str):
         raise UserError(f"master_addr must be the name or address of a node, not {_shown(address)}")
-    return address, PORT if port is None else _as_port(port, "master_port")
+    return address, PORT if port is None else _as_port(port, named)
 
 
 def _as_port(value: Any, name: str) -> int:

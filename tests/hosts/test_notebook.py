@@ -46,7 +46,7 @@ def test_a_rank_that_fails_on_one_node_is_shown_on_both(bed: Bed) -> None:
     first, second = ([sys.executable, str(LAUNCHES), str(node), "fails"] for node in (0, 1))
     result = bed.run("h0", on_both(first, second), timeout=120, env=VARIABLES)
     assert result.returncode == 0, result.output
-    assert result.stdout.splitlines()[0] == "fails raises RankFailed rank 1 on h1 failed:", result.output
+    assert result.stdout.splitlines()[1] == "fails raises RankFailed rank 1 on h1 failed:", result.output
     assert "ValueError: no such thing" in result.stdout
     assert "fails raises ValueError no such thing" in result.stderr
 
@@ -77,5 +77,5 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
         "interrupt raises KeyboardInterrupt ",
         "restart gives None",
         "number raises UserError a cell with node_rank=0 has joined the job at h0:29500 already; give each node a"
-        " number of its own, or another master_port if that is another job",
+        " number of its own, or another use_port if that is another job",
     ], result.output

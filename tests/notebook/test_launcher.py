@@ -30,7 +30,9 @@ def test_what_the_notebook_has_made_gets_there_and_back() -> None:
     assert result.returncode == 0, result.output
     cpus = max(1, len(os.sched_getaffinity(0)) // 2)
     # torch 2.8's gloo, which the notebook itself uses, prints a line.
-    first, *_, returned, trained = (line for line in result.stdout.splitlines() if not line.startswith("[Gloo]"))
+    lines = [line for line in result.stdout.splitlines() if not line.startswith("[Gloo]")]
+    launching, first, *_, returned, trained = lines
+    assert launching == "Launching training on 2 CPUs."
     assert (first, returned) == ("rank 0 prints", f"x {[9.0] * 4} torch.bfloat16 {cpus}"), result.output
     assert "rank 1 prints" not in result.stdout
     assert "rank 0 warns" in result.stderr
@@ -47,7 +49,7 @@ def test_failures() -> None:
     result = run(launches("failures"), timeout=150)
     assert result.returncode == 0, result.output
     printed, caught, traceback, rest = result.stdout.split("\n\n", 3)
-    assert sorted(printed.splitlines()) == ["[default0]: rank 0 prints", "[default1]: rank 1 prints"], result.output
+    assert sorted(printed.splitlines()[1:]) == ["[default0]: rank 0 prints", "[default1]: rank 1 prints"], result.output
     assert caught == f"caught it\ncpudist.notebook.result.RankFailed: rank 1 on {HOST} failed:"
     assert traceback.splitlines()[-1] == "Unlucky: no such thing", result.output
     assert 'raise Unlucky("no such thing")' in traceback
@@ -65,7 +67,7 @@ def test_nothing_outlives_a_notebook_that_is_killed() -> None:
     process = subprocess.Popen(launches("sleep"), env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "asleep\n"
+        assert [process.stdout.readline() for _ in range(2)] == ["Launching training on 2 CPUs.\n", "asleep\n"]
         ranks = psutil.Process(process.pid).children(recursive=True)
         assert sum(one.name() == "sleep" for one in ranks) == 2
     finally:

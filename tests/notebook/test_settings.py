@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ GIVEN: dict[str, Any] = {
     "node_rank": 0,
     "master_addr": None,
     "master_port": None,
+    "use_port": None,
+    "monitor_interval": 0.1,
     "backend": "auto",
     "mixed_precision": "no",
     "max_restarts": 0,
@@ -55,9 +58,13 @@ GIVEN: dict[str, Any] = {
         ({"timeout": "soon"}, "timeout must be a number of seconds above 0"),
         ({"log_line_prefix_template": "${host}"}, "log_line_prefix_template='.*' is not understood"),
         ({"rdzv_backend": "etcd"}, "rdzv_backend='etcd' is not known here"),
-        ({"rdzv_conf": {"timeout": 3}}, "rdzv_conf has no meaning here; timeout="),
-        ({"rdzv_endpoint": "h0:http"}, "rdzv_endpoint must be a port|master_port must be a port"),
-        ({"rdzv_endpoint": "h0:5", "master_addr": "h1"}, "contradicts master_addr or master_port"),
+        ({"rdzv_conf": {"is_host": 1}}, "rdzv_conf={'is_host': 1} is not known here: it may have join_timeout"),
+        ({"rdzv_conf": {"timeout": 0}}, "timeout must be a number of seconds above 0"),
+        ({"monitor_interval": 0}, "monitor_interval must be seconds above 0, at most 10, not 0"),
+        ({"use_port": "70000"}, "use_port must be a port from 1 to 65535"),
+        ({"use_port": 1, "master_port": 1}, "use_port and master_port are two names of one port"),
+        ({"rdzv_endpoint": "h0:http"}, "rdzv_endpoint must be a port"),
+        ({"rdzv_endpoint": "h0:5", "master_addr": "h1"}, "contradicts master_addr or use_port"),
         ({"rdzv_endpoint": "h0:5", "master_port": 6}, "contradicts master_addr or master_port"),
     ],
 )
@@ -67,6 +74,19 @@ def test_bad_arguments(given: dict[str, Any], message: str) -> None:
         notebook_launcher(**call)
     assert "\n" not in str(caught.value)
     assert caught.value._render_traceback_() == [f"cpudist: {caught.value}"]
+
+
+def test_the_parameters_are_accelerates_in_its_order() -> None:
+    import accelerate
+
+    names = list(inspect.signature(accelerate.notebook_launcher).parameters)
+    assert list(inspect.signature(notebook_launcher).parameters)[: len(names)] == names
+
+
+def test_the_rendezvous_has_a_bound_of_its_own() -> None:
+    settings = check(print, (), {**GIVEN, "rdzv_conf": {"join_timeout": 900}, "use_port": "29501"})
+    assert (settings.join_timeout, settings.timeout, settings.master_port) == (900, 300, 29501)
+    assert check(print, (), GIVEN).join_timeout == 300
 
 
 def test_fp16_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
