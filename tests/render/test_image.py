@@ -54,6 +54,13 @@ def test_hadolint_finds_nothing() -> None:
     assert json.loads(run(program, "--format", "json", DOCKERFILE)) == []
 
 
+def test_what_runs_belongs_to_root() -> None:
+    text = DOCKERFILE.read_text()
+    assert "COPY --chown" not in text
+    assert re.findall(r"^(?:USER|RUN|COPY) ?\S*", text, re.MULTILINE)[-1] == "USER 1000"
+    assert re.findall(r"chown (.*)", text) == ["cpudist: /data /home/cpudist/.ssh"]
+
+
 def test_debian_has_the_packages() -> None:
     """A simulated apt-get installs them."""
     if shutil.which("apt-get") is None or not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
@@ -64,7 +71,7 @@ def test_debian_has_the_packages() -> None:
 
 def test_what_is_copied_can_be_installed(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77")
-    source, place = copied(tmp_path / "image") / "home" / "cpudist" / "source", tmp_path / "site"
+    source, place = copied(tmp_path / "image") / "opt" / "source", tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     run(*pip, "--target", place, source)
     found = run(place / "bin" / "cpudist", "--version", PYTHONPATH=str(place))
@@ -94,7 +101,7 @@ def test_ssh_and_sshd_take_their_files(tmp_path: Path) -> None:
 def test_the_installed_image_compiles_and_trains(tmp_path: Path) -> None:
     """In a fresh environment that shares this environment's packages from the registry."""
     pytest.importorskip("setuptools", minversion="77")
-    source, place = copied(tmp_path / "image") / "home" / "cpudist" / "source", tmp_path / "opt" / "cpudist"
+    source, place = copied(tmp_path / "image") / "opt" / "source", tmp_path / "opt" / "cpudist"
     run(sys.executable, "-m", "venv", "--without-pip", place)
     (packages,) = place.glob("lib/python*/site-packages")
     # After the environment's own packages on the path, so that its cpudist comes first.
