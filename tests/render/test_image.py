@@ -97,6 +97,41 @@ def test_ssh_and_sshd_take_their_files(tmp_path: Path) -> None:
     assert {"port 2222", "batchmode yes", "identityfile /home/cpudist/.ssh/id_rsa"} <= set(asked)
 
 
+# As Kubernetes runs a pod under the security standard "restricted", with the image's files and user in place.
+UNPRIVILEGED = """\
+set -e
+ip link set lo up
+mount --bind "$1/home" /home
+printf 'cpudist:x:1000:1000::/home/cpudist:/bin/sh\\n' | cat - /etc/passwd > "$1/passwd"
+mount --bind "$1/passwd" /etc/passwd
+run() { setpriv --reuid 1000 --regid 1000 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"; }
+run "$2" -D -e -f /home/cpudist/sshd_config &
+cp "$1/etc/ssh/ssh_config.d/cpudist.conf" /home/ssh_config
+run ssh -F /home/ssh_config 127.0.0.1 grep -e Uid: -e CapBnd: -e NoNewPrivs: /proc/self/status
+"""
+
+
+def test_sshd_needs_no_privileges(tmp_path: Path) -> None:
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if os.geteuid() != 0 or sshd is None or shutil.which("setpriv") is None:
+        pytest.skip("this user is not root, or sshd (Debian: openssh-server) is not installed")
+    image = copied(tmp_path)
+    keys = image / "home" / "cpudist" / ".ssh"
+    keys.mkdir()
+    run("ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", keys / "id_rsa")
+    shutil.copy(keys / "id_rsa.pub", keys / "authorized_keys")
+    for path in (keys, *keys.iterdir()):
+        os.chown(path, 1000, 1000)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    namespaces = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+    status = run(*namespaces, "sh", "-c", UNPRIVILEGED, "sh", image, sshd)
+    assert [line.split()[:2] for line in status.splitlines()] == [
+        ["Uid:", "1000"],
+        ["CapBnd:", "0000000000000000"],
+        ["NoNewPrivs:", "1"],
+    ]
+
+
 @pytest.mark.long
 def test_the_installed_image_compiles_and_trains(tmp_path: Path) -> None:
     """In a fresh environment that shares this environment's packages from the registry."""
