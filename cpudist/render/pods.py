@@ -181,7 +181,7 @@ class PodJob(RenderedJob):
 
 
 def _literal(text: str) -> str:
-    """Return what Kubernetes makes `text` of in a command or a variable, where it replaces `$(NAME)` and `$$`."""
+    """Return `text` so written that it stays as it is in a command or variable, where `$(NAME)` and `$$` are replaced."""
     return text.replace("$", "$$")
 
 
