@@ -181,7 +181,7 @@ class PodJob(RenderedJob):
 
 
 def _literal(text: str) -> str:
-    """Return `text` so written that it stays as it is in a command or variable, where `$(NAME)` and `$$` are replaced."""
+    """Return `text` so written that it stays as it is where `$(NAME)` and `$$` are replaced."""
     return text.replace("$", "$$")
 
 
