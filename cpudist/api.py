@@ -28,6 +28,7 @@ def init(
     *,
     interface: str | None = None,
     pin: bool = True,
+    stall: float | None = None,
     **options: Any,
 ) -> World:
     """Join the job that the launcher has started, and make its default process group.
@@ -46,6 +47,8 @@ def init(
         timeout: bound on the start and on every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
         pin: False leaves affinity, threads and memory policy alone.
+        stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
+            many seconds, counted from the first step on (docs/reliability.md). None: never.
         options: the backend's own, which ``cpudist-train --help`` lists; there ``show_sharding=True`` is
             ``--show-sharding``.
 
@@ -60,8 +63,11 @@ def init(
     running = current()
     if running is None:
         launcher = launchers.detect()
+        seconds = None if stall is None else check_timeout(stall, "stall")
         pinning = decide_in_place(launcher) if pin else None
         running = enter(launcher, backend, check_timeout(timeout), options, interface, pinning)
+        if seconds is not None:
+            running.end_when_stalled(seconds)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
     return running.world

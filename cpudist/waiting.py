@@ -14,11 +14,12 @@ from cpudist.errors import UserError
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 
 
-def check_timeout(value: object) -> float:
+def check_timeout(value: object, name: str = "timeout") -> float:
     """Return a timeout that a user has given, in seconds.
 
     Args:
         value: a number, or its text.
+        name: of what, for the message.
 
     Raises:
         UserError: it is not a number above 0.
@@ -28,7 +29,7 @@ def check_timeout(value: object) -> float:
     except (TypeError, ValueError):
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise UserError(f"timeout must be a number of seconds above 0, not {value!r}")
+        raise UserError(f"{name} must be a number of seconds above 0, not {value!r}")
     return seconds
 
 

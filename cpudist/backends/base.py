@@ -289,6 +289,11 @@ class Backend(ABC):
         """
         return None
 
+    def progress(self) -> object:
+        """Return a value that is another one after a collective has begun or ended; any thread may call this."""
+        calls = self.calls()
+        return calls and [(call.group, call.sequence) for call in (*calls.finished, *calls.under_way)]
+
     @abstractmethod
     def stop(self) -> None:
         """Release everything; the process may then start a backend again."""

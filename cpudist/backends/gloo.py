@@ -46,6 +46,9 @@ class GlooBackend(ProcessGroupBackend):
     def transport(self) -> str | None:
         return "tcp" if dist.is_initialized() else None
 
+    def progress(self) -> object:
+        return _recorded(calls=False).get("pg_status")
+
     def calls(self) -> Calls | None:
         """Return what torch's flight recorder has seen: collectives only, and of gloo from torch 2.9 on.
 

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,13 @@ def _parser() -> Parser:
         help="auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
         "script names one; never: it starts at its first step again",
     )
+    parser.add_argument(
+        "--stall",
+        type=partial(check_timeout, name="stall"),
+        metavar="SECONDS",
+        help="end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so "
+        "long, from the first step on (default: never); longer than saving or evaluating takes",
+    )
     for name, backend in backends.plugins().items():
         _add_options(parser.add_argument_group(f"with --backend {name}"), name, backend)
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")
@@ -213,6 +221,8 @@ def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinnin
         running.set_compression(options.compress)
         running.resumes = options.resume == "auto"
         running.async_checkpoint = options.async_checkpoint
+        if options.stall is not None:
+            running.end_when_stalled(options.stall)
         return run_target(target, running, options.record, options.checkpoint_on_signal)
     except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
         job.fail(error, _show, launcher.rank)

@@ -130,6 +130,10 @@ class Job:
             self.timeout = seconds
             self._membership.set_timeout(seconds)
 
+    def end_when_stalled(self, seconds: float) -> None:
+        """End the job when no rank shows a sign of life for so many seconds, from the first step on; see `Stall`."""
+        self._membership.end_when_stalled(seconds)
+
     def set_compression(self, scheme: str) -> None:
         """Let gradients cross the network in `scheme` from now on, where nothing else is said.
 

@@ -15,6 +15,7 @@ from cpudist.job import failure
 from cpudist.job.rank_status import RankStatus, status_of
 from cpudist.job.reports import summary
 from cpudist.job.stacks import StackServer
+from cpudist.job.stall import Stall
 from cpudist.job.watch import RanksMissing, Watch, name_of
 from cpudist.rendezvous import all_gather, connect
 from cpudist.world import elsewhere, gather_members
@@ -59,6 +60,7 @@ class Membership:
         self.unfinished: list[Callable[[], None]] = []
         self._watch: Watch | None = None
         self._stacks: StackServer | None = None
+        self._stall: Stall | None = None
         self._placement = launcher.placement()
         self._timeout = timeout
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
@@ -85,6 +87,24 @@ class Membership:
         if self._watch is not None:
             self._watch.timeout = seconds
 
+    def end_when_stalled(self, seconds: float) -> None:
+        """End the job when no rank shows a sign of life for so long; see `Stall`. Only once, with a backend."""
+        if any(member.interactive for member in self.members):
+            say("warning: stall has no effect in a notebook or an interactive session")
+            return
+        assert self.backend is not None
+        explain = self._watch.explain if self._watch is not None else list
+        self._stall = Stall(
+            seconds,
+            self.world,
+            self.rendezvous.store,
+            self.backend.progress,
+            explain,
+            self._show_stacks,
+            lambda: self.on_failure(),
+            self.changes,
+        )
+
     def wait_for_all(self) -> None:
         """Wait until all ranks have finished; does nothing a second time."""
         for finish in self.unfinished:
@@ -94,6 +114,8 @@ class Membership:
                 self._watch.finish()
             except RanksMissing as error:
                 self.fail(error, lambda _error: None)
+        if self._stall is not None:
+            self._stall.stop()
 
     def fail(
         self, error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None
@@ -143,6 +165,10 @@ class Membership:
             say(f"warning: cpudist stacks will not find {name}: {error.strerror}")
             return
         self.changes.then(self._stacks.stop)
+
+    def _show_stacks(self) -> None:
+        if self._stacks is not None:
+            self._stacks.show()
 
     def _status(self, *, at_end: bool) -> RankStatus:
         return status_of(self.world, self.backend, at_end=at_end)

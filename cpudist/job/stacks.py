@@ -96,6 +96,12 @@ class StackServer:
         self._thread = threading.Thread(target=self._run, name="cpudist-stacks", daemon=True)
         self._thread.start()
 
+    def show(self) -> None:
+        """Write the rank's stacks to standard error."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"cpudist: {self._heading()}{_stacks()}")
+            sys.stderr.flush()
+
     def stop(self) -> None:
         """Stop answering; the signal does nothing afterwards."""
         faulthandler.unregister(SIGNAL)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import say
+from cpudist.errors import StartupTimeout
 from cpudist.job import reports
 from cpudist.job.abort import abort
 from cpudist.job.rank_status import RankStatus
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from cpudist.backends.calls import Call
     from cpudist.world import World
 
-_CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure
-_REPORTED = "failure/reported"  # the exit status, set once the report is on screen
+CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure
+REPORTED = "failure/reported"  # the exit status, set once the report is on screen
 _RECORDED = "failure/recorded"  # rank 0 has written the run record
 _LOST = "lost"  # lines of the server: which rank's connection broke, and how
 _STATUS = "status/{rank}"  # the rank's `RankStatus`
@@ -39,7 +40,7 @@ _LEFT = "left/{rank}"  # that rank no longer watches the others
 
 _STORE_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 1.0
-_HEARTBEATS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
+HEARTBEATS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
 _MISSED_HEARTBEATS = 4  # of a rank that does not answer
 _MOST_NAMES = 3  # of ranks in one message
 _FOLLOW_SECONDS = 1.0  # the failed rank ends first: launchers report the first that ends
@@ -78,6 +79,7 @@ class Watch:
         self.timeout = timeout
         self.on_failure: Callable[[], None] | None = None
         self._hosts = hosts
+        self._address = address
         self._own_status = status
         # Two connections: the thread waits on the second one while the main thread uses the first.
         self._store = Connection(address, timeout)
@@ -85,7 +87,7 @@ class Watch:
         self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
         self._ending = threading.Lock()
         self._warned = False
-        self._heartbeat = max(_HEARTBEAT_SECONDS, world.size / _HEARTBEATS_PER_SECOND)
+        self._heartbeat = max(_HEARTBEAT_SECONDS, world.size / HEARTBEATS_PER_SECOND)
         self._stop = threading.Event()
         self._at_end = False
         self._rank_0_finished = False
@@ -96,7 +98,7 @@ class Watch:
     def claim(self) -> bool:
         """Return whether this rank is the first to fail and has to report it; then the thread stops."""
         try:
-            first = self._store.add(_CLAIMS, 1) == 1
+            first = self._store.add(CLAIMS, 1) == 1
         except StoreLost:  # ranks cannot agree any more: this one reports
             first = True
         if first:
@@ -110,6 +112,14 @@ class Watch:
         except StoreLost:
             return []
 
+    def explain(self) -> list[str]:
+        """Return the same sentences, for any thread."""
+        try:
+            with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
+                return reports.explain(self._statuses(connection), self._hosts)
+        except (StoreLost, StartupTimeout):
+            return []
+
     def end_job(self, status: int, *, reported: bool) -> NoReturn:
         """End this process once the failure is reported and rank 0 has written the run record.
 
@@ -119,10 +129,10 @@ class Watch:
         """
         if reported:
             with contextlib.suppress(StoreLost):
-                self._store.set({_REPORTED: str(status).encode()})
+                self._store.set({REPORTED: str(status).encode()})
         else:
             with contextlib.suppress(StoreLost):
-                self._store.wait_all([_REPORTED], GRACE_SECONDS)
+                self._store.wait_all([REPORTED], GRACE_SECONDS)
                 status = _reported_status(self._store, status)
         self._end(self._store, status, first=reported)
 
@@ -190,7 +200,7 @@ class Watch:
         try:
             while not self._stop.is_set():
                 self._try_to_publish_status()
-                if self._watched.wait_any([_REPORTED, _LOST], self._heartbeat):
+                if self._watched.wait_any([REPORTED, _LOST], self._heartbeat):
                     self._end_with_the_others()
                 self._rank_0_finished = self._rank_0_finished or self._watched.check([_RANK_0_FINISHED])
         except StoreLost:
@@ -219,7 +229,7 @@ class Watch:
         status = self._own_status(at_end=self._at_end)
         self._watched.set({_STATUS.format(rank=self.world.rank): status.to_json().encode()})
         (loss,) = reports.explain_losses([Loss("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
-        self._watched.report_on_disconnect(_LOST, str(self.world.rank), _CLAIMS, f"{loss}; the job is over")
+        self._watched.report_on_disconnect(_LOST, str(self.world.rank), CLAIMS, f"{loss}; the job is over")
         for call in status.under_way[:1]:
             if call.seconds > self.timeout / 3:
                 self._report_stall(call)
@@ -240,14 +250,14 @@ class Watch:
         """
         try:
             claim = 0
-            if not self._watched.check([_REPORTED]):
-                claim = self._watched.add(_CLAIMS, 1)
-            if claim == 1 or (not self._watched.wait_all([_REPORTED], GRACE_SECONDS) and claim == 2):
+            if not self._watched.check([REPORTED]):
+                claim = self._watched.add(CLAIMS, 1)
+            if claim == 1 or (not self._watched.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
                 for sentence in reports.explain_losses(
                     _losses(self._watched), self._last_statuses(self._watched), self._hosts
                 ):
                     say(f"{sentence}; ending the job")
-                self._watched.set({_REPORTED: b"1"})
+                self._watched.set({REPORTED: b"1"})
                 self._end(self._watched, 1, first=True)
             self._end(self._watched, _reported_status(self._watched, 1), first=False)
         except StoreLost:
@@ -300,7 +310,7 @@ def _losses(store: Connection) -> list[Loss]:
 
 def _reported_status(store: Connection, otherwise: int) -> int:
     """Return the exit status of the rank that has reported the failure."""
-    reported = store.get([_REPORTED])
+    reported = store.get([REPORTED])
     return int(reported[0]) if reported else otherwise
 
 

@@ -1,0 +1,144 @@
+"""A job in which nothing goes on writes the stacks of its ranks and ends, also where a rank cannot run Python."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import mpirun, run, train
+from torch.distributed import HashStore, Store
+
+from cpudist.changes import Changes
+from cpudist.job import stall
+from cpudist.job.stall import Stall
+from cpudist.store import StoreLost
+from cpudist.world import World
+
+SECONDS = 3  # and as many beats
+
+# Rank 1 holds Python's lock in C; rank 0 waits for it in a collective.
+_SCRIPT = """
+import ctypes, torch
+import torch.distributed as dist
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+for step in range(3):
+    optimizer.step()
+    dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    ctypes.PyDLL(None).sleep(300)
+dist.barrier()
+"""
+
+
+class Ranks:
+    """Ranks of one store that the test lets beat, without threads and timers."""
+
+    def __init__(self, changes: Changes, size: int) -> None:
+        self.collectives = [0] * size
+        store = HashStore()
+        self.stalls = []
+        for rank in range(size):
+            world = World(rank, size, rank, size, 0, 1, "test", hosts=("h0",))
+            progress: Callable[[], object] = lambda rank=rank: self.collectives[rank]  # noqa: E731
+            nothing: Callable[[], None] = lambda: None  # noqa: E731
+            self.stalls.append(Stall(SECONDS, world, store, progress, list, nothing, nothing, changes))
+
+    def beat(self, times: int = 1) -> list[bool]:
+        """Whether each rank finds the job stalled, at the last of so many beats."""
+        return [[one.beat() for one in self.stalls] for _ in range(times)][-1]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
+    monkeypatch.setattr(Stall, "_run", lambda self: None)
+    monkeypatch.setattr(stall, "_arm", lambda seconds: None)
+    changes = Changes()
+    yield lambda size: Ranks(changes, size)
+    changes.undo()
+
+
+def _step() -> None:
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()
+
+
+def test_nothing_counts_before_the_first_step(ranks: Callable[[int], Ranks]) -> None:
+    job = ranks(2)
+    assert job.beat(100) == [False, False]
+    job.collectives[0] += 1
+    assert job.beat(100) == [False, False], "data are still prepared"
+    _step()
+    assert job.beat(SECONDS + 2) == [True, True]
+
+
+@pytest.mark.parametrize("sign", ["step", "batch", "collective of another rank"])
+def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
+    job = ranks(2)
+    _step()
+    batches = iter(torch.utils.data.DataLoader(range(100)))  # type: ignore[arg-type]
+    for _ in range(2 * SECONDS):
+        if sign == "step":
+            _step()
+        elif sign == "batch":
+            next(batches)
+        else:
+            job.collectives[1] += 1
+        assert job.beat() == [False, False]
+    assert not any(job.beat(SECONDS - 1))
+    assert all(job.beat(2)), "both of them notice, within a beat"
+
+
+def test_where_the_store_is_lost_a_rank_counts_its_own(ranks: Callable[[int], Ranks]) -> None:
+    class Lost(Store):
+        def add(self, key: str, amount: int) -> int:
+            raise StoreLost("gone")
+
+    (one, _) = ranks(2).stalls
+    _step()
+    one.beat()
+    one._store = Lost()
+    assert [one.beat() for _ in range(SECONDS)][-1]
+
+
+def test_torch_is_as_before_afterwards() -> None:
+    before = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    changes = Changes()
+    alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
+    Stall(1e6, alone, HashStore(), lambda: 0, list, lambda: None, lambda: None, changes)
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is not before
+    changes.undo()
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is before
+
+
+@pytest.mark.job
+def test_a_forked_child_ends_while_the_timer_runs() -> None:
+    stall._arm(1e6)
+    child = os.fork()
+    if child == 0:
+        faulthandler.cancel_dump_traceback_later()  # as the interpreter does when it exits
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert not stall._armed
+
+
+@pytest.mark.job
+def test_a_rank_that_holds_pythons_lock_ends_with_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(_SCRIPT)
+    result = run(mpirun(2, *train("--backend", "gloo", "--stall", "1", str(path))), timeout=60)
+    assert result.returncode not in (0, 2), result.output
+    assert len(re.findall(r"no step, collective or batch for \S+ s on any rank \(--stall 1\)", result.stderr)) == 1
+    assert re.search(r"rank 0 on .*\n(?s:.*)script\.py\", line 10, in <module>", result.stderr), result.output
+    assert "Timeout (0:00:04)!" in result.stderr, "rank 1 ends by itself, after its stacks"
+    assert re.search(r"script\.py\", line 9 in <module>", result.stderr), result.output
+
+
+def test_a_time_that_is_none_is_one_line() -> None:
+    from cpudist.cli.train import main
+
+    assert main(["--stall", "0", sys.executable]) == 2
