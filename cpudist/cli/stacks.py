@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
@@ -30,8 +31,9 @@ def _stacks(_options: argparse.Namespace, _launcher: Launcher) -> None:
     answers = ask_all()
     if not answers:
         raise UserError("no rank of yours runs on this host; run cpudist stacks where the job runs, as the same user")
-    jobs = {address.job: address.size for address, _ in answers}
-    for job, size in jobs.items():
-        texts = [text for address, text in answers if address.job == job]
-        print(f"job of {job}: {len(texts)} of {size} ranks are on this host\n")
+    jobs = {(address.job, user): address.size for address, user, _ in answers}
+    for (job, user), size in jobs.items():
+        texts = [text for address, owner, text in answers if (address.job, owner) == (job, user)]
+        whose = "" if user == os.getuid() else f" of user {user}"
+        print(f"job of {job}{whose}: {len(texts)} of {size} ranks are on this host\n")
         print("\n".join(texts))

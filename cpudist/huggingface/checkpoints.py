@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -148,7 +149,10 @@ def _name_of(job: Job) -> str:
 
     A host that was frozen during an earlier attempt may go on writing.
     """
-    return bytes(job.store.compare_set("cpudist/checkpoints", "", secrets.token_hex(8))).decode()
+    name = bytes(job.store.compare_set("cpudist/checkpoints", "", secrets.token_hex(8))).decode(errors="replace")
+    if not re.fullmatch(r"[0-9a-f]{16}", name):  # it becomes part of a path
+        raise UserError(f"the job's store names a checkpoint {name!r}: a stranger writes there; see docs/security.md")
+    return name
 
 
 @contextmanager

@@ -8,6 +8,7 @@ on a file system that was lost with the link.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -56,11 +57,21 @@ def abort(status: int) -> NoReturn:
     """End this process without finalizers, which could wait for a lost peer; under MPI this ends the job."""
     try:
         flush_output()
+        _kill_workers()
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
             _abort_mpi(mpi, status)
     finally:
         os._exit(status)
+
+
+def _kill_workers() -> None:
+    """Kill processes that load data: they end by themselves after their parent, but not where a read hangs."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    for child in multiprocessing.active_children() if multiprocessing is not None else ():
+        if child.daemon:
+            with contextlib.suppress(OSError):
+                child.kill()
 
 
 def _abort_mpi(mpi: object, status: int) -> None:

@@ -34,7 +34,8 @@ _PIPE_BYTES = 1 << 20  # holds the most that faulthandler writes (100 threads of
 _ANSWER_SECONDS = 2.0  # for a rank's thread, which needs Python's interpreter lock
 _SIGNAL_SECONDS = 2.0  # for the signal's handler, which does not need it
 _AT_ONCE = 32  # ranks that are asked
-_NAME = re.compile(r"cpudist/rank/(\d+)\.(\d+)\.(\d+)\.(.*)")
+_MOST_BYTES = 1 << 24  # of one answer
+_NAME = re.compile(r"cpudist/rank/(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.([!-~]*)")
 
 
 @dataclass(frozen=True, order=True)
@@ -159,12 +160,20 @@ class StackServer:
         return f"{self._name}: {status}\n"
 
 
-def ask_all() -> list[tuple[StackAddress, str]]:
-    """Return every rank on this machine that this user may ask, with its status and stacks, by job and rank."""
+def ask_all() -> list[tuple[StackAddress, int, str]]:
+    """Return every rank on this machine that this user may ask: its address, its user and its status and stacks.
+
+    They are sorted by job and rank. Any user may name a socket like a rank's, so only root asks other users' processes.
+    """
     addresses = sorted({address for line in _sockets() if (address := StackAddress.of(line)) is not None})
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = pool.map(_ask, addresses)
-    return [(address, answer) for address, answer in zip(addresses, answers, strict=True) if answer]
+    return [(address, user, _printable(text)) for address, (user, text) in zip(addresses, answers, strict=True) if text]
+
+
+def _printable(text: str) -> str:
+    """Return `text` without characters that could control a terminal."""
+    return "".join(letter if letter in "\n\t" or letter.isprintable() else "�" for letter in text)
 
 
 def _sockets() -> list[str]:
@@ -172,23 +181,25 @@ def _sockets() -> list[str]:
     return [fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8]
 
 
-def _ask(address: StackAddress) -> str:
-    """Return a rank's status and stacks; empty where it has ended or belongs to another user."""
+def _ask(address: StackAddress) -> tuple[int, str]:
+    """Return a rank's user, and its status and stacks; no text where it has ended or may not be asked."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
             connection.connect(address.socket_name())
         except OSError:
-            return ""
+            return 0, ""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, _, _ = struct.unpack("3i", credentials)  # of the process that listens, as it is numbered here
-        parts = []
+        pid, user, _ = struct.unpack("3i", credentials)  # of the process that listens, as it is numbered here
+        if os.getuid() not in (0, user):
+            return user, ""
+        text = b""
         try:
-            while part := connection.recv(1 << 16):
-                parts.append(part)
-            return b"".join(parts).decode(errors="replace")
+            while len(text) < _MOST_BYTES and (part := connection.recv(1 << 16)):
+                text += part
+            return user, text.decode(errors="replace")
         except OSError:
-            return _without_its_thread(address, pid)
+            return user, _without_its_thread(address, pid)
 
 
 def _without_its_thread(address: StackAddress, pid: int) -> str:
@@ -229,7 +240,7 @@ def _read_all(pipe: int, wait: float) -> bytes:
                 part = os.read(pipe, 1 << 16)
             except BlockingIOError:  # another reader has taken it
                 continue
-            if not part:
+            if not part or len(parts) > _MOST_BYTES >> 16:
                 break
             parts.append(part)
     return b"".join(parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Sequence
@@ -10,13 +12,15 @@ from contextlib import suppress
 
 from cpudist.errors import UserError
 from cpudist.launch import node_agent
-from cpudist.launch.remote import CONNECT_SECONDS, command_on
+from cpudist.launch.remote import AT_ONCE, CONNECT_SECONDS, command_on
 from cpudist.launchers.mpi import Host
 from cpudist.processes import python_main
 from cpudist.waiting import poll
 
 _KEEPALIVE_SECONDS = 2.0
 _START_SECONDS = CONNECT_SECONDS + 10.0
+_FILES_OF_AGENT = 2  # its standard input and output
+_OTHER_FILES = 200
 _END_SECONDS = 8.0  # an agent takes up to five to kill the job's processes
 
 
@@ -32,15 +36,24 @@ class NodeAgents:
         first_ended: for each host the rank that ended first; None where several ended together.
 
     Raises:
-        UserError: the agent of a host does not start.
+        UserError: the agent of a host does not start, or this process may not open enough files for so many.
     """
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
         self.first_ended: dict[str, int | None] = {}
-        self._agents = [_Agent(host, job, rank_variable) for host in hosts]
-        if not any(agent.is_here for agent in self._agents):
-            self._agents.append(_Agent(Host("localhost"), job, rank_variable))
-        if not poll(lambda: self._receive() or all(agent.answered for agent in self._agents), _START_SECONDS):
+        _allow_files(_FILES_OF_AGENT * len(hosts) + _OTHER_FILES)
+        self._agents: list[_Agent] = []
+        waiting = [*hosts]
+
+        def started() -> bool:
+            while waiting and sum(not agent.answered for agent in self._agents) < AT_ONCE:
+                self._agents.append(_Agent(waiting.pop(0), job, rank_variable))
+                if not waiting and not any(agent.is_here for agent in self._agents):
+                    waiting.append(Host("localhost"))
+            self.tick()
+            return not waiting and all(agent.answered for agent in self._agents)
+
+        if not poll(started, _START_SECONDS * math.ceil(len(waiting) / AT_ONCE)):
             silent = next(agent for agent in self._agents if not agent.answered)
             self.end()
             raise UserError(
@@ -92,6 +105,19 @@ class NodeAgents:
             for rank in agent.receive():
                 self.first_ended.setdefault(agent.host.name, rank)
         return False
+
+
+def _allow_files(count: int) -> None:
+    """Let this process open so many files.
+
+    Raises:
+        UserError: it may not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise UserError(f"so many hosts need {count} open files, and this session may have {hard}; raise ulimit -Hn")
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 class _Agent:

@@ -17,9 +17,15 @@ from cpudist.topology.identity import addresses
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-_AT_ONCE = 64
+AT_ONCE = 64  # connections that are being made: sshd and login nodes refuse more
 
-_SSH = ("ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
+# A connection of our own, whatever the user's ssh_config says: a shared one ends with the user's sessions, and a
+# forwarded agent or port is nothing for a job's hosts.
+_OPTIONS = (
+    *("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}"),
+    *("ControlPath=none", "ForwardAgent=no", "ClearAllForwardings=yes", "RemoteCommand=none"),
+)
+_SSH = ("ssh", "-T", "-x", *(word for option in _OPTIONS for word in ("-o", option)))
 _SSH_FAILED = 255
 
 # ssh's messages, and the remedy for each.
@@ -68,7 +74,7 @@ def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]
     """Await `ask` for every host, up to 64 at the same time, and return the results in order. Ctrl-C cancels all."""
 
     async def ask_each() -> list[T]:
-        places = asyncio.Semaphore(_AT_ONCE)
+        places = asyncio.Semaphore(AT_ONCE)
 
         async def one(host: Host) -> T:
             async with places:

@@ -203,7 +203,11 @@ def _ranks(options: LaunchOptions, placed: Sequence[Host], file: str | None, var
 
 @contextmanager
 def _hostfile(hosts: Sequence[Host], mpirun: Mpirun) -> Iterator[str]:
-    with tempfile.NamedTemporaryFile("w", prefix="cpudist-hosts-") as file:
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        raise UserError("no folder for temporary files can be written; set TMPDIR to one") from None
+    with tempfile.NamedTemporaryFile("w", prefix="cpudist-hosts-", dir=folder) as file:
         file.write(write(hosts, mpirun.mpi))
         file.flush()
         yield file.name

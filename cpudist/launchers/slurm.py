@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Mapping
 
 from cpudist.errors import UserError
 from cpudist.launchers.base import AtAddress, Launcher, OverMpi, Placement
+from cpudist.private import secret
 from cpudist.topology.cpulist import format_mask
 from cpudist.topology.plan import Plan
 
@@ -62,8 +64,7 @@ class Slurm(Launcher):
         return AtAddress(
             self._variables.get("MASTER_ADDR") or self._first_host(),
             self.optional_integer("MASTER_PORT") or port,
-            # Not a secret, but it keeps out the ranks of another step that happens to have the same port.
-            token=self.token or f"{self.integer('SLURM_JOB_ID')}.{self.integer('SLURM_STEP_ID')}",
+            token=self.token or _token(f"{self.integer('SLURM_JOB_ID')}.{self.integer('SLURM_STEP_ID')}"),
         )
 
     @property
@@ -105,6 +106,11 @@ def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
     if not (job and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP):
         return {}
     return {f"slurm-{job}.{step}": variables.get("SLURM_RESTART_COUNT", "0") != "0"}
+
+
+def _token(step: str) -> str:
+    """Return the token of a step, which every user of the cluster knows, made with the user's secret."""
+    return hmac.digest(secret().encode(), step.encode(), "sha256").hex()
 
 
 def _first_of(hosts: str) -> str:

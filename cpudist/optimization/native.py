@@ -49,7 +49,15 @@ def own_compile_cache(rank: int) -> str:
 
     In a folder that ranks share, a rank that is killed while it writes leaves a truncated library for all.
     """
-    return str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}", f"rank{rank}"))
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in OpenShift's pods; OSError from Python 3.13 on
+        user = str(os.getuid())
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # nothing can be written: a failure of torch.compile's alone
+        temporary = "/tmp"
+    return str(Path(temporary, f"torchinductor_{user}", f"rank{rank}"))
 
 
 def keep_freed() -> bool:

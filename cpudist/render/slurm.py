@@ -24,6 +24,8 @@ _SCRIPT = """\
 # sbatch THIS_FILE
 {directives}
 
+# The ranks of this job, and nobody else, know it.
+export CPUDIST_TOKEN="${{CPUDIST_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}}"
 {exports}{srun}
 status=$?
 

@@ -74,9 +74,10 @@ class Connection:
             return False
 
         if not poll(reached, timeout):
+            remedy = "has another job this port, or do ranks differ in CPUDIST_TOKEN?" if other else ""
             raise StartupTimeout(
                 f"rank 0 cannot be reached from {socket.gethostname()} at port {address.port} of "
-                f"{', '.join(address.hosts)} ({other or why}); is there a firewall between the nodes?"
+                f"{', '.join(address.hosts)} ({other or why}); {remedy or 'is there a firewall between the nodes?'}"
             )
 
     def set(self, values: dict[str, bytes]) -> None:

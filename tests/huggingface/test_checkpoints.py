@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from jobs import BIN, Result, mpirun, run, train
 from safetensors.torch import load_file
+from torch.distributed import HashStore
 from transformers.trainer_utils import get_last_checkpoint
 
+from cpudist.errors import UserError
 from cpudist.huggingface.checkpoint_files import checkpoints
+from cpudist.huggingface.checkpoints import _name_of
 from cpudist.topology.identity import free_port
 
 pytestmark = pytest.mark.job
@@ -276,3 +281,13 @@ def test_a_full_disk_ends_the_job_and_earlier_checkpoints_stay_whole(tmp_path: P
     assert sorted(path.name for path in output.iterdir() if path.is_dir()) == sorted(
         path.name for path in whole.values()
     )
+
+
+def test_a_name_from_the_store_is_no_path() -> None:
+    class Tampered(HashStore):
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+            return b"../../.ssh"
+
+    with pytest.raises(UserError, match="a stranger writes there"):
+        _name_of(SimpleNamespace(store=Tampered()))  # type: ignore[arg-type]
+    assert re.fullmatch("[0-9a-f]{16}", _name_of(SimpleNamespace(store=HashStore())))  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def rank_that(does: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def asked(pid: int) -> list[str]:
-    return [text for _, text in ask_all() if f"process {pid})" in text]
+    return [text for _, _, text in ask_all() if f"process {pid})" in text]
 
 
 @pytest.mark.job
@@ -221,12 +221,26 @@ def test_a_failure_to_say_where_does_not_hide_the_stacks() -> None:
 @given(
     st.builds(
         StackAddress,
-        st.text(st.characters(codec="ascii", exclude_characters="\n"), max_size=40),
+        st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
         *[st.integers(0, 10**6)] * 3,
     )
 )
 def test_names_of_sockets_and_back(address: StackAddress) -> None:
     assert StackAddress.of("@" + address.socket_name()[1:]) == address
+
+
+def test_another_users_process_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert asked(os.getpid()) == []
+    answers.stop()
+
+
+def test_an_answer_cannot_control_a_terminal() -> None:
+    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "\x1b]0;title\x07\x9b2J\u202e")
+    (text,) = asked(os.getpid())
+    assert "�]0;title��2J�\n" in text
+    answers.stop()
 
 
 def test_other_sockets_are_not_taken_for_ranks() -> None:

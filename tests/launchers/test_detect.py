@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cpudist.errors import UserError
@@ -63,7 +65,12 @@ INSIDE = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNR
         (INTEL, "intel-mpi", OverMpi(), 1),
         (HYDRA, "mpich", OverMpi(), 1),
         (OPEN_MPI | {"OMPI_LIBDIR_LOC": "/nowhere"}, "open-mpi", OverMpi("libmpi.so.40", mpich_abi=False), 1),
-        (STEP | {"SLURM_STEP_NODELIST": "n[1-2]"}, "slurm", AtAddress("n1", 15217, token="7.0"), 1),
+        (
+            STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "CPUDIST_TOKEN": "known"},
+            "slurm",
+            AtAddress("n1", 15217, token="known"),
+            1,
+        ),
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
         (BATCH_SCRIPT, "single", Alone(), 0),
         (TORCHRUN, "torchrun", AtAddress("localhost", 42805), 1),
@@ -78,6 +85,18 @@ def test_recognises_the_launcher(env: dict[str, str], name: str, rendezvous: Ren
     assert (launcher.name, launcher.placement().rank) == (name, rank)
     assert launcher.rendezvous() == rendezvous
     assert (launcher.rank, launcher.is_main_process) == (rank, rank == 0)
+
+
+def test_the_token_of_a_step_is_known_to_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def token(home: str, step: str) -> str:
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+        found = detect(STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_ID": step}).rendezvous()
+        assert isinstance(found, AtAddress)
+        return found.token
+
+    tokens = [token("mine", "0"), token("mine", "0"), token("mine", "1"), token("theirs", "0")]
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens)) == 3
 
 
 def test_intels_script_with_mpichs_hydra_is_refused_before_it_aborts() -> None:

@@ -43,7 +43,10 @@ def test_what_was_asked_for_is_there(text: Text) -> None:
         "output": "%x-%j.out",
     }
     lines = script.splitlines()
-    assert [line for line in lines if line.startswith("export")] == ["export HF_HOME='/data/h f'"]
+    token, *exports = [line for line in lines if line.startswith("export")]
+    assert token.startswith("export CPUDIST_TOKEN=")
+    assert "/dev/urandom" in token
+    assert exports == ["export HF_HOME='/data/h f'"]
     (srun,) = (line for line in lines if line.startswith("srun"))
     inside = "apptainer exec --bind \"$PWD\" 'my image.sif' cpudist-train --checkpoint-on-signal images"
     assert srun.startswith(f"srun --mpi=pmi2 --cpus-per-task=16 {inside} ")

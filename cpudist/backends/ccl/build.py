@@ -22,6 +22,7 @@ from typing import IO
 from cpudist.backends.ccl.toolchain import Compiler, OneCcl, compile_command, find_compiler, find_oneccl
 from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.private import home, why_not_trusted
 from cpudist.waiting import poll
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -29,10 +30,19 @@ _COMPILE_SECONDS = 900.0
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled backends: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder."""
+    """Return the folder of compiled backends: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder.
+
+    Raises:
+        UserError: there is neither.
+    """
     if chosen := os.environ.get("CPUDIST_CACHE"):
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpudist"
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "cpudist"
+    folder = home()
+    if folder is None:
+        raise UserError("this user has no home folder for the compiled backend; set CPUDIST_CACHE to a folder")
+    return folder / ".cache" / "cpudist"
 
 
 def find_built() -> Path | None:
@@ -72,7 +82,7 @@ def ensure_built(cache: Path | None = None) -> Path:
     with _lock(target.parent):
         if not target.exists():
             _compile(compiler, oneccl, target)
-    return target
+    return _trusted(target)
 
 
 def _key(oneccl: OneCcl) -> str:
@@ -93,7 +103,20 @@ def _torch_version() -> str:
 
 def _find(folder: Path, compiler: Compiler | None) -> Path | None:
     made_by = glob.escape(compiler.label) if compiler else "*"
-    return next(iter(sorted(folder.glob(f"{made_by}/cpudist_ccl.so"))), None)
+    found = sorted(folder.glob(f"{made_by}/cpudist_ccl.so"))
+    return _trusted(found[0]) if found else None
+
+
+def _trusted(library: Path) -> Path:
+    """Return `library`, which has the folders of its compiler and its key above it in the cache.
+
+    Raises:
+        UserError: another user could have put it there.
+    """
+    for path in (library, *library.parents[:3]):
+        if path.exists() and (problem := why_not_trusted(path)):
+            raise UserError(f"the compiled ccl backend is not loaded: {problem}; mend that, or set CPUDIST_CACHE")
+    return library
 
 
 @contextmanager
@@ -104,8 +127,11 @@ def _lock(folder: Path) -> Iterator[None]:
         UserError: the folder cannot be written, or another process holds the lock for too long.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / "lock", "w")  # noqa: SIM115
+        for path in reversed((folder, *folder.parents[:2])):
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _trusted(folder / "lock")
+        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = open(os.open(folder / "lock", flags, 0o600))  # noqa: SIM115
     except OSError as error:
         raise UserError(
             f"cannot write the compiled backend to {folder} ({error.strerror}); "
@@ -148,4 +174,5 @@ def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
         if done.returncode != 0:
             first = next((line for line in done.stderr.splitlines() if "error" in line), "no error line")
             raise UserError(f"compiling the ccl backend failed: {first.strip()} (all of it: {log})")
+        output.chmod(0o755)
         os.replace(output, target)

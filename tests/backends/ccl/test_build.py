@@ -1,4 +1,4 @@
-"""Compiling for real: once, whoever comes at the same time."""
+"""The cache: whose libraries are loaded; and compiling for real, once, whoever comes at the same time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,33 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.job
+from cpudist.backends.ccl import build
+from cpudist.errors import UserError
 
 
+def test_a_library_that_others_could_have_written_is_not_loaded(tmp_path: Path) -> None:
+    library = tmp_path / "cache" / "key" / "compiler" / "cpudist_ccl.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert build._find(library.parents[1], None) == library
+    for path in (library, library.parents[0], library.parents[2]):
+        path.chmod(0o777)
+        with pytest.raises(UserError, match=f"is not loaded: {path} can be written by other users"):
+            build._find(library.parents[1], None)
+        path.chmod(0o755)
+
+
+def test_the_lock_follows_no_link(tmp_path: Path) -> None:
+    folder, other = tmp_path / "cache" / "key" / "compiler", tmp_path / "precious"
+    folder.mkdir(parents=True)
+    other.write_text("kept")
+    (folder / "lock").symlink_to(other)
+    with pytest.raises(UserError, match="cannot write the compiled backend"), build._lock(folder):
+        pass
+    assert other.read_text() == "kept"
+
+
+@pytest.mark.job
 def test_two_at_once_compile_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cpudist", "build", "--output", str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]

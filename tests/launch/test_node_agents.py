@@ -1,0 +1,67 @@
+"""Many hosts: how many connections are made at a time, and how many files are open."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from cpudist.errors import UserError
+from cpudist.launch import node_agents, remote
+from cpudist.launch.node_agents import NodeAgents
+from cpudist.launchers.mpi import Host
+
+
+class Agent:
+    """One that answers when it is asked for the third time."""
+
+    started = 0
+    most_at_once = 0
+
+    def __init__(self, host: Host, job: str, rank_variable: str) -> None:
+        self.host, self.is_here = host, host.name == "localhost"
+        self.answered, self.asked = False, 0
+        self.left = 0
+        Agent.started += 1
+
+    def receive(self) -> list[int | None]:
+        self.asked += 1
+        self.answered = self.asked > 2
+        return []
+
+    def keep_alive(self) -> None:
+        pass
+
+
+def test_a_thousand_hosts_are_reached_64_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_agents, "_Agent", Agent)
+    monkeypatch.setattr(node_agents, "_allow_files", lambda count: None)
+    receive = NodeAgents._receive
+
+    def counting(self: NodeAgents) -> bool:
+        Agent.most_at_once = max(Agent.most_at_once, sum(not agent.answered for agent in self._agents))
+        return receive(self)
+
+    monkeypatch.setattr(NodeAgents, "_receive", counting)
+    NodeAgents([Host(f"n{number}") for number in range(1000)], "job", "RANK")
+    assert Agent.started == 1001, "this host has one, too"
+    assert Agent.most_at_once == remote.AT_ONCE == 64
+
+
+def test_a_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    node_agents._allow_files(1024)
+    node_agents._allow_files(2048)
+    assert asked == [(2048, 4096)]
+    with pytest.raises(UserError, match="need 4097 open files, and this session may have 4096; raise ulimit -Hn"):
+        node_agents._allow_files(4097)
+
+
+def test_connections_are_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "is_here", lambda name: False)
+    command = remote.command_on(Host("n1"), ["program"])
+    for option in ("ControlPath=none", "ForwardAgent=no", "ClearAllForwardings=yes", "RemoteCommand=none"):
+        assert command[command.index(option) - 1] == "-o"
+    assert command[-2:] == ["n1", "program"]
