@@ -6,6 +6,7 @@ with status 2.
 """
 
 USER_ERROR = 2  # the exit status of the command line
+FAILED = 1  # of a job
 
 
 class UserError(Exception):
@@ -17,4 +18,4 @@ class UserError(Exception):
 
 
 class StartupTimeout(UserError):
-    """A rank did not arrive within the time limit while the job was starting."""
+    """A rank did not arrive within the time limit while the job was starting. Exit status 1: a restart may help."""

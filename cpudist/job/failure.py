@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from cpudist.console import one_line, say
-from cpudist.errors import USER_ERROR, UserError
+from cpudist.errors import USER_ERROR, StartupTimeout, UserError
 from cpudist.job.abort import abort
 from cpudist.job.watch import GRACE_SECONDS, Watch, name_of
 
@@ -75,7 +75,7 @@ def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
 
 def exit_status(error: BaseException) -> int:
     """Return the exit status for `error`; never 0."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) and not isinstance(error, StartupTimeout):  # a restart may mend that
         return USER_ERROR
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED

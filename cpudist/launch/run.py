@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cpudist.console import say
-from cpudist.errors import USER_ERROR, UserError
+from cpudist.errors import FAILED, USER_ERROR, UserError
 from cpudist.launch.check import Checked, check, wait_for
 from cpudist.launch.hostfile import spread, write
 from cpudist.launch.supervise import JobExit, supervise
@@ -25,6 +26,8 @@ JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUD
 RUN_ID = "CPUDIST_RUN_ID"  # the same for all attempts; the user, or a pod, may have set it
 
 _CHECKPOINT = "--checkpoint-on-signal"
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # before the second restart in a row, and later ones
+_LONG_ATTEMPT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,15 @@ def run(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> in
         wait_for(hosts, options.wait)
     placed = _place(options, hosts)
     least = len(placed) if options.min_nodes is None else options.min_nodes
+    pauses = _Pauses()
     while True:
-        job = _run_once(mpirun, options, placed, restarts, variables)
+        pauses.begin()
+        try:
+            job = _run_once(mpirun, options, placed, restarts, variables)
+        except UserError as error:  # a host was there when it was checked, and its agent did not start
+            if restarts == 0:
+                raise
+            job = JobExit(FAILED, reason=str(error))
         if job.reason and job.status:
             say(f"the job failed: {job.reason} (exit status {job.status})")
         elif job.reason:
@@ -86,6 +96,7 @@ def run(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> in
         if job.status == 0 or job.stopped or by_user or restarts == options.max_restarts:
             return job.status
         restarts += 1
+        pauses.wait()
         checked = check(hosts)
         answering = _answering(hosts, checked)
         if len(answering) < least:
@@ -95,6 +106,26 @@ def run(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> in
             return job.status
         placed = _as_many_as_fit(options, answering, checked)
         say(f"starting again ({restarts} of {options.max_restarts}) with {_count(placed)} ranks on {_names(placed)}")
+
+
+class _Pauses:
+    """The time before each restart: none at first, then longer and longer, until an attempt has run for long."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        """Note that an attempt begins."""
+        self._began = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait before the next attempt."""
+        if time.monotonic() - self._began > _LONG_ATTEMPT_SECONDS:
+            self._seconds = 0.0
+        if self._seconds:
+            say(f"starting again in {self._seconds:g} s")
+        time.sleep(self._seconds)
+        self._seconds = min(max(2 * self._seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
 
 
 def show(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:

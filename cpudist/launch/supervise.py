@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
+from cpudist.errors import FAILED
 from cpudist.launch.node_agents import NodeAgents
 from cpudist.launchers.mpi import Host, MpiLauncher
 from cpudist.losses import first_killed
@@ -22,7 +23,6 @@ _ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have 
 _STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
 _TAIL_BYTES = 1 << 16
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
-_LOST = 1  # exit status of a job that lost a host
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CHECKPOINT_SIGNAL = signal.SIGUSR1  # what Slurm sends before the time limit: --signal=B:USR1@60
@@ -96,7 +96,7 @@ def supervise(
     if unreached and not reason:
         reason = f"{_names(unreached)} cannot be reached to make sure that no process is left there"
     if status is None:
-        return JobExit(_LOST, reason=reason)
+        return JobExit(FAILED, reason=reason)
     return JobExit(status if status >= 0 else 128 - status, reason=str(killed) if killed else reason)
 
 

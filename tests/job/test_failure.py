@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jobs import Result, mpirun, run, torchrun, train
 
-from cpudist.errors import UserError
+from cpudist.errors import StartupTimeout, UserError
 from cpudist.job import failure
 from cpudist.topology.identity import free_port
 
@@ -98,6 +98,7 @@ def test_the_same_exception_on_all_ranks_is_shown_once(tmp_path: Path) -> None:
         (SystemExit("some words"), 1, "cpudist: rank 1 on h0 failed: some words; ending the job\n"),
         (SystemExit(256), 1, "cpudist: rank 1 on h0 failed: exit status 256; ending the job\n"),
         (UserError("cause; remedy"), 2, "cpudist: cause; remedy\n"),
+        (StartupTimeout("rank 1 did not come"), 1, "cpudist: rank 1 did not come\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jobs
 import pytest
 from jobs import BIN
 
 from cpudist.cli.main import main
+from cpudist.errors import UserError
 from cpudist.launch import run as module
 from cpudist.launch.check import Checked, Facts, Trouble
 from cpudist.launch.hostfile import parse
 from cpudist.launch.run import LaunchOptions
+from cpudist.launch.supervise import JobExit
 from cpudist.launchers.mpi import Host
 
 
@@ -100,6 +103,31 @@ def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
     assert module._answering(hosts, checked) == [h0, h2]
     assert module._as_many_as_fit(options, [h0, h2], checked) == [h0, h2]
     assert module._as_many_as_fit(options, [h2], checked) == [h2]
+
+
+def test_restarts_come_later_and_later_also_where_a_host_is_slow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = iter([JobExit(1), UserError("h1 is slow"), JobExit(1), JobExit(1), JobExit(0)])
+    slept: list[float] = []
+    clock = iter([0, 1, 10, 11, 20, 21, 100, 1000, 2000, 2001])  # begin and end of each attempt; the fourth is long
+
+    def attempt(*_: object) -> JobExit:
+        outcome = next(outcomes)
+        if isinstance(outcome, UserError):
+            raise outcome
+        return outcome
+
+    hosts = [Host("h0", 1)]
+    monkeypatch.setattr(module, "_run_once", attempt)
+    monkeypatch.setattr(module, "find_mpirun", lambda *_: None)
+    monkeypatch.setattr(module, "_place", lambda *_: hosts)
+    monkeypatch.setattr(module, "check", lambda _: Checked({hosts[0]: None}, []))  # type: ignore[dict-item]
+    monkeypatch.setattr(module, "_as_many_as_fit", lambda *_: hosts)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=slept.append))
+    assert module.run(LaunchOptions(hosts, ["train.py"], max_restarts=4)) == 0
+    assert slept == [0, 5, 10, 0]
+    assert "the job failed: h1 is slow (exit status 1)" in capsys.readouterr().err
 
 
 @pytest.mark.job
