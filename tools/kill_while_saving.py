@@ -1,10 +1,13 @@
 """Kill a training job at random moments of saving a checkpoint, resume it, and print what each moment left behind.
 
-    python tools/kill_while_saving.py [--moments 50] [--seed 0]
+    python tools/kill_while_saving.py [--moments 50] [--seed 0] [--asynchronous]
 
 The recipe clm on two ranks saves after every step, keeps two checkpoints, and goes on by itself from the newest one, as
 after a restart by `cpudist launch`. Each time rank 0, rank 1 or all processes are killed, at a random moment of its
 savings. Then all checkpoints that are there must be readable, and the next job must go on from the newest of them.
+
+With --asynchronous the job is a loop with cpudist.Checkpoints(asynchronous=True) on gloo: of the steps whose `save` had
+returned, at most the last one may be missing.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from jobs import mpirun, train
 
+from cpudist.checkpoints import manifest
+
 RANKS = 2
 _START_SECONDS = 120.0
 _SAVING_SECONDS = 0.2  # the kill comes at most so long after a checkpoint was begun
@@ -39,17 +44,36 @@ _MODEL = ["--config_overrides", "n_layer=2,n_embd=256,n_head=4", "--vocab_size",
 _OPTIONS = ["--do_train", "--max_steps", "100000", "--per_device_train_batch_size", "1", "--save_steps", "1"]
 _OPTIONS += ["--save_total_limit", "2", "--logging_steps", "1000", "--disable_tqdm", "true"]
 
+_LOOP = """
+import sys, torch, cpudist
+cpudist.init("gloo")
+folder, saved = sys.argv[1:]
+model = cpudist.wrap(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]))
+optimizer = torch.optim.AdamW(model.parameters())
+checkpoints = cpudist.Checkpoints(folder, asynchronous=True)
+for step in range(checkpoints.restore(model=model, optimizer=optimizer) + 1, 100000):
+    optimizer.zero_grad()
+    model(torch.randn(4, 512)).square().mean().backward()
+    cpudist.step(optimizer)
+    checkpoints.save(step, model=model, optimizer=optimizer)
+    if cpudist.init().rank == 0:
+        open(saved, "w").write(str(step))
+"""
+
 
 def main() -> int:
     """Print a line for each moment and a summary; return 1 if a checkpoint was broken or not resumed from."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--asynchronous", action="store_true")
     options = parser.parse_args()
     chance = random.Random(options.seed)
     found: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         output, newest = Path(folder) / "out", 0
+        if options.asynchronous:
+            (Path(folder) / "loop.py").write_text(_LOOP)
         for moment in range(options.moments):
             victims = chance.choice(["rank 0", "rank 1", "all"])
             was, problem, newest = _kill_once(output, moment, victims, chance.random() * _SAVING_SECONDS, newest)
@@ -61,6 +85,20 @@ def main() -> int:
     for was, count in found.most_common():
         print(f"{count:5}  {was}")
     return 0 if sum(found.values()) == options.moments else 1
+
+
+def _command(output: Path) -> list[str]:
+    loop = output.parent / "loop.py"
+    if loop.exists():
+        return mpirun(RANKS, *train(str(loop), str(output), str(_saved(output))))
+    library = Path(sysconfig.get_path("stdlib"))
+    recipe = ["clm", "--output_dir", str(output), "--train_file", str(library / "heapq.py"), *_MODEL, *_OPTIONS]
+    return mpirun(RANKS, *train(*recipe))
+
+
+def _saved(output: Path) -> Path:
+    """Return the file with the step whose `save` has returned last."""
+    return output.parent / "saved"
 
 
 def _kill_once(output: Path, restart: int, victims: str, delay: float, newest: int) -> tuple[str, str, int]:
@@ -77,13 +115,9 @@ def _kill_once(output: Path, restart: int, victims: str, delay: float, newest: i
         What the job was doing, what is wrong (empty if nothing), and the step of the newest checkpoint now.
     """
     log = output.parent / "log"
-    library = Path(sysconfig.get_path("stdlib"))
-    command = mpirun(RANKS, *train("clm", "--output_dir", str(output), "--train_file", str(library / "heapq.py")))
     environment = {**os.environ, "CPUDIST_RESTART_COUNT": str(restart)}
     with log.open("w") as file:
-        job = subprocess.Popen(
-            [*command, *_MODEL, *_OPTIONS], stdout=file, stderr=file, env=environment, start_new_session=True
-        )
+        job = subprocess.Popen(_command(output), stdout=file, stderr=file, env=environment, start_new_session=True)
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not (output / f"checkpoint-{newest + 1}").is_dir():
@@ -117,13 +151,22 @@ def _look_at(output: Path) -> tuple[str, int]:
     for step in steps:
         checkpoint = output / f"checkpoint-{step}"
         try:
+            if (checkpoint / manifest.FILE).exists():
+                said = manifest.read(checkpoint)
+                assert said is not None, f"{manifest.FILE} cannot be read"
+                assert not (problem := manifest.damage(checkpoint, said)), problem
+                assert said.step == step
+                continue
             load_file(checkpoint / "model.safetensors")
             for name in ("optimizer.pt", "scheduler.pt", *(f"rng_state_{rank}.pth" for rank in range(RANKS))):
                 torch.load(checkpoint / name, weights_only=False)
             assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == step
         except Exception as error:  # noqa: BLE001 - any error means a broken checkpoint
             return f"{checkpoint.name} is broken: {error}", steps[-1]
-    return "" if steps else "no checkpoint is left", steps[-1] if steps else 0
+    if not steps:
+        return "no checkpoint is left", 0
+    text = _saved(output).read_text() if _saved(output).exists() else ""  # empty while it is written
+    return f"step {text} had been saved" if text and int(text) > steps[-1] + 1 else "", steps[-1]
 
 
 def _doing(incomplete: Path) -> str:
