@@ -23,6 +23,7 @@ from torch.distributed import DistStoreError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpudist.console import say
+from cpudist.errors import StartupTimeout
 from cpudist.job.abort import abort
 from cpudist.job.watch import CLAIMS, HEARTBEATS_PER_SECOND, REPORTED
 from cpudist.store import StoreLost
@@ -75,7 +76,8 @@ class Stall:
         self._alone = world.size == 1  # or the store is lost
         self._beat_seconds = max(_BEAT_SECONDS, world.size / HEARTBEATS_PER_SECOND)
         # The timer comes after the other ranks have noticed, which then wait for the stacks that it writes.
-        self._timer_seconds = seconds + 2 * self._beat_seconds + 1
+        late = 2 * self._beat_seconds + 1
+        self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
         self._begun = False
         self._seen = 0  # steps and batches
         self._last: object = None  # this rank's signs of life at the last beat
@@ -132,19 +134,25 @@ class Stall:
         if not self._alone:
             try:
                 return self._store.add(_SIGNS, int(moved))
-            except StoreLost:  # the watch ends this process, unless rank 0 has finished
+            except (StoreLost, StartupTimeout):  # the watch ends this process, unless rank 0 has finished
                 self._alone = True
         return self._own
 
     def _run(self) -> None:
-        while not self._stop.wait(self._beat_seconds):
-            if self.beat():
-                self._end()
-                return
+        try:
+            while not self._stop.wait(self._beat_seconds):
+                if self.beat():
+                    self._end()
+                    return
+        except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
+            say(f"warning: --stall is off on rank {self._world.rank}: {error!r}")
+            self._stop.set()
+            with _timer:
+                _disarm()
 
     def _end(self) -> None:
         """Have all ranks write their stacks, and end the job."""
-        _arm(self._timer_seconds)  # in case that this does not end it
+        _arm(2 * self._show_seconds)  # in case that this does not end it
         try:
             first = self._alone or self._store.add(CLAIMS, 1) == 1
             if first:
@@ -162,7 +170,7 @@ class Stall:
                 if first:
                     with suppress(DistStoreError):
                         shown = [_SHOWN.format(rank=rank) for rank in range(self._world.size)]
-                        self._store.wait(shown, timedelta(seconds=_SHOW_SECONDS + self._timer_seconds - self._seconds))
+                        self._store.wait(shown, timedelta(seconds=self._show_seconds))
                     self._store.set(REPORTED, "1")
                 return
         except StoreLost:
@@ -174,7 +182,7 @@ def _arm(seconds: float) -> None:
     global _armed
     with _timer:
         _armed = True
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the script may have replaced sys.stderr
 
 
 def _disarm() -> None:

@@ -105,6 +105,20 @@ def test_where_the_store_is_lost_a_rank_counts_its_own(ranks: Callable[[int], Ra
     assert [one.beat() for _ in range(SECONDS)][-1]
 
 
+def test_an_error_of_its_own_does_not_end_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    def progress() -> object:
+        raise OSError("no progress known")
+
+    changes = Changes()
+    alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
+    one = Stall(1e6, alone, HashStore(), progress, list, lambda: None, lambda: None, changes)
+    _step()
+    one._thread.join(20)
+    assert not stall._armed
+    assert "warning: --stall is off on rank 0: OSError('no progress known')" in capsys.readouterr().err
+    changes.undo()
+
+
 def test_torch_is_as_before_afterwards() -> None:
     before = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     changes = Changes()
