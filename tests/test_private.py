@@ -42,6 +42,7 @@ def test_a_secret_that_others_can_read_is_none(home: Path) -> None:
 def test_a_link_in_its_place_is_not_followed(home: Path) -> None:
     (home / ".config/cpudist").mkdir(parents=True)
     (home / "other").write_text("known to others")
+    (home / "other").chmod(0o600)
     (home / ".config/cpudist/secret").symlink_to(home / "other")
     with pytest.raises(UserError, match="CPUDIST_TOKEN"):
         private.secret()

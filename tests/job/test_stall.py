@@ -94,8 +94,11 @@ def test_signs_of_life(ranks: Callable[[int], Ranks], sign: str) -> None:
 
 
 def test_where_the_store_is_lost_a_rank_counts_its_own(ranks: Callable[[int], Ranks]) -> None:
+    asked = []
+
     class Lost(Store):
         def add(self, key: str, amount: int) -> int:
+            asked.append(key)
             raise StoreLost("gone")
 
     (one, _) = ranks(2).stalls
@@ -103,6 +106,7 @@ def test_where_the_store_is_lost_a_rank_counts_its_own(ranks: Callable[[int], Ra
     one.beat()
     one._store = Lost()
     assert [one.beat() for _ in range(SECONDS)][-1]
+    assert len(asked) == 1, "each further question could wait for a timeout"
 
 
 def test_an_error_of_its_own_does_not_end_the_job(capsys: pytest.CaptureFixture[str]) -> None:
