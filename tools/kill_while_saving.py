@@ -6,7 +6,7 @@ The recipe clm on two ranks saves after every step, keeps two checkpoints, and g
 after a restart by `cpudist launch`. Each time rank 0, rank 1 or all processes are killed, at a random moment of its
 savings. Then all checkpoints that are there must be readable, and the next job must go on from the newest of them.
 
-With --asynchronous the job is a loop with cpudist.Checkpoints(asynchronous=True) on gloo: of the steps whose `save` had
+With --asynchronous the job is a loop with cpudist.Checkpoints(asynchronous=True): of the steps whose `save` had
 returned, at most the last one may be missing.
 """
 
@@ -46,7 +46,7 @@ _OPTIONS += ["--save_total_limit", "2", "--logging_steps", "1000", "--disable_tq
 
 _LOOP = """
 import sys, torch, cpudist
-cpudist.init("gloo")
+world = cpudist.init()
 folder, saved = sys.argv[1:]
 model = cpudist.wrap(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]))
 optimizer = torch.optim.AdamW(model.parameters())
@@ -56,7 +56,7 @@ for step in range(checkpoints.restore(model=model, optimizer=optimizer) + 1, 100
     model(torch.randn(4, 512)).square().mean().backward()
     cpudist.step(optimizer)
     checkpoints.save(step, model=model, optimizer=optimizer)
-    if cpudist.init().rank == 0:
+    if world.rank == 0:
         open(saved, "w").write(str(step))
 """
 
