@@ -6,8 +6,9 @@ The recipe clm on two ranks saves after every step, keeps two checkpoints, and g
 after a restart by `cpudist launch`. Each time rank 0, rank 1 or all processes are killed, at a random moment of its
 savings. Then all checkpoints that are there must be readable, and the next job must go on from the newest of them.
 
-With --asynchronous the job is a loop with cpudist.Checkpoints(asynchronous=True): of the steps whose `save` had
-returned, at most the last one may be missing.
+With --asynchronous the ranks run a loop of their own with Checkpoints(asynchronous=True): of the steps whose `save` had
+returned, at most the last one may be missing. They are forked from this program, which has imported torch, and have no
+job around them: where one is killed, this program kills the other a second later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -25,40 +27,30 @@ import sys
 import sysconfig
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from jobs import mpirun, train
 
+from cpudist import Checkpoints
 from cpudist.checkpoints import manifest
+from cpudist.waiting import poll
 
 RANKS = 2
 _START_SECONDS = 120.0
+_OTHERS_SECONDS = 1.0  # for the other ranks of a loop to end
 _SAVING_SECONDS = 0.2  # the kill comes at most so long after a checkpoint was begun
 _MODEL = ["--config_overrides", "n_layer=2,n_embd=256,n_head=4", "--vocab_size", "1024", "--block_size", "16"]
 _OPTIONS = ["--do_train", "--max_steps", "100000", "--per_device_train_batch_size", "1", "--save_steps", "1"]
 _OPTIONS += ["--save_total_limit", "2", "--logging_steps", "1000", "--disable_tqdm", "true"]
-
-_LOOP = """
-import sys, torch, cpudist
-world = cpudist.init()
-folder, saved = sys.argv[1:]
-model = cpudist.wrap(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]))
-optimizer = torch.optim.AdamW(model.parameters())
-checkpoints = cpudist.Checkpoints(folder, asynchronous=True)
-for step in range(checkpoints.restore(model=model, optimizer=optimizer) + 1, 100000):
-    optimizer.zero_grad()
-    model(torch.randn(4, 512)).square().mean().backward()
-    cpudist.step(optimizer)
-    checkpoints.save(step, model=model, optimizer=optimizer)
-    if world.rank == 0:
-        open(saved, "w").write(str(step))
-"""
 
 
 def main() -> int:
@@ -72,11 +64,10 @@ def main() -> int:
     found: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         output, newest = Path(folder) / "out", 0
-        if options.asynchronous:
-            (Path(folder) / "loop.py").write_text(_LOOP)
+        start = _Loop if options.asynchronous else _Recipe
         for moment in range(options.moments):
             victims = chance.choice(["rank 0", "rank 1", "all"])
-            was, problem, newest = _kill_once(output, moment, victims, chance.random() * _SAVING_SECONDS, newest)
+            was, problem, newest = _kill_once(start, output, moment, victims, chance.random() * _SAVING_SECONDS, newest)
             print(
                 f"{moment + 1:3}  {victims:7} killed, {was:44} {problem or f'checkpoint-{newest} is whole'}", flush=True
             )
@@ -87,13 +78,78 @@ def main() -> int:
     return 0 if sum(found.values()) == options.moments else 1
 
 
-def _command(output: Path) -> list[str]:
-    loop = output.parent / "loop.py"
-    if loop.exists():
-        return mpirun(RANKS, *train(str(loop), str(output), str(_saved(output))))
-    library = Path(sysconfig.get_path("stdlib"))
-    recipe = ["clm", "--output_dir", str(output), "--train_file", str(library / "heapq.py"), *_MODEL, *_OPTIONS]
-    return mpirun(RANKS, *train(*recipe))
+class _Recipe:
+    """A job of the recipe clm."""
+
+    def __init__(self, output: Path, restart: int) -> None:
+        text = str(Path(sysconfig.get_path("stdlib")) / "heapq.py")
+        command = mpirun(RANKS, *train("clm", "--output_dir", str(output), "--train_file", text, *_MODEL, *_OPTIONS))
+        environment = {**os.environ, "CPUDIST_RESTART_COUNT": str(restart)}
+        with _log(output).open("w") as file:
+            self._job = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+
+    def ranks(self) -> dict[int, int]:
+        """Return the ranks that run, by their process ids."""
+        return _ranks()
+
+    def ended(self) -> bool:
+        """Return whether none runs."""
+        return self._job.poll() is not None
+
+    def wait(self) -> None:
+        """Wait until none runs."""
+        self._job.wait(_START_SECONDS)
+
+
+class _Loop:
+    """Ranks of a loop of one's own; the methods are those of `_Recipe`."""
+
+    def __init__(self, output: Path, restart: int) -> None:
+        self._ranks = {}
+        for rank in range(RANKS):
+            process = os.fork()
+            if process == 0:
+                try:
+                    with _log(output).open("a" if rank else "w") as file:
+                        os.dup2(file.fileno(), 2)
+                    _train(output, rank, output.parent / f"store-{restart}")
+                finally:
+                    traceback.print_exc()
+                    os._exit(1)
+            self._ranks[process] = rank
+
+    def ranks(self) -> dict[int, int]:
+        return dict(self._ranks)
+
+    def ended(self) -> bool:
+        for process in list(self._ranks):
+            if os.waitpid(process, os.WNOHANG)[0]:
+                del self._ranks[process]
+        return not self._ranks
+
+    def wait(self) -> None:
+        if not poll(self.ended, _OTHERS_SECONDS):
+            _kill(self._ranks)
+            poll(self.ended, _START_SECONDS)
+
+
+def _train(output: Path, rank: int, store: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), RANKS), rank=rank, world_size=RANKS)
+    model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]))
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoints = Checkpoints(output, asynchronous=True)
+    for step in itertools.count(checkpoints.restore(model=model, optimizer=optimizer) + 1):
+        optimizer.zero_grad()
+        model(torch.randn(4, 512)).square().mean().backward()
+        optimizer.step()
+        checkpoints.save(step, model=model, optimizer=optimizer)
+        if rank == 0:
+            _saved(output).write_text(str(step))
+
+
+def _log(output: Path) -> Path:
+    return output.parent / "log"
 
 
 def _saved(output: Path) -> Path:
@@ -101,10 +157,13 @@ def _saved(output: Path) -> Path:
     return output.parent / "saved"
 
 
-def _kill_once(output: Path, restart: int, victims: str, delay: float, newest: int) -> tuple[str, str, int]:
+def _kill_once(
+    start: type[_Recipe | _Loop], output: Path, restart: int, victims: str, delay: float, newest: int
+) -> tuple[str, str, int]:
     """Run one job and kill it `delay` seconds after it has begun its second checkpoint.
 
     Args:
+        start: the job.
         output: folder of the checkpoints.
         restart: how many jobs ran there before.
         victims: `rank 0`, `rank 1` or `all`.
@@ -114,25 +173,23 @@ def _kill_once(output: Path, restart: int, victims: str, delay: float, newest: i
     Returns:
         What the job was doing, what is wrong (empty if nothing), and the step of the newest checkpoint now.
     """
-    log = output.parent / "log"
-    environment = {**os.environ, "CPUDIST_RESTART_COUNT": str(restart)}
-    with log.open("w") as file:
-        job = subprocess.Popen(_command(output), stdout=file, stderr=file, env=environment, start_new_session=True)
+    log = _log(output)
+    job = start(output, restart)
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not (output / f"checkpoint-{newest + 1}").is_dir():
-            if job.poll() is not None or time.monotonic() > deadline:
+            if job.ended() or time.monotonic() > deadline:
                 return "", f"did not go on from checkpoint-{newest}: {log.read_text()[-2000:]}", newest
             time.sleep(0.005)
-        chosen = [pid for pid, rank in _ranks().items() if victims in ("all", f"rank {rank}")]
-        while not (output / ".incomplete").is_dir() and job.poll() is None:
+        chosen = [pid for pid, rank in job.ranks().items() if victims in ("all", f"rank {rank}")]
+        while not (output / ".incomplete").is_dir() and not job.ended():
             time.sleep(0.001)
         time.sleep(delay)
         _kill(chosen)
         was = _doing(output / ".incomplete")
-        job.wait(_START_SECONDS)
+        job.wait()
     finally:
-        _kill(_ranks())
+        _kill(job.ranks())
         job.wait()
     if newest and f"going on from {output}/checkpoint-{newest}\n" not in log.read_text():
         return was, f"went on from elsewhere than checkpoint-{newest}", newest
