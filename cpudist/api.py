@@ -10,7 +10,7 @@ from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
 from cpudist.job.pinning import decide_in_place
 from cpudist.job.process_group import let_scripts_join
-from cpudist.optimization import master_weights
+from cpudist.optimization import local_steps, master_weights
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
@@ -104,7 +104,13 @@ def shutdown() -> None:
 
 
 def wrap(
-    model: torch.nn.Module, *, shard_optimizer: bool = False, compress: str | None = None, **options: Any
+    model: torch.nn.Module,
+    *,
+    shard_optimizer: bool = False,
+    compress: str | None = None,
+    sync_every: int | str | None = None,
+    outer: str | None = None,
+    **options: Any,
 ) -> torch.nn.Module:
     """Return the model with gradients that are averaged over all ranks: in DDP, or what the backend has instead.
 
@@ -116,6 +122,9 @@ def wrap(
             your own training loops; it takes no `options`.
         compress: in which scheme gradients cross the network between hosts: "none", "bf16", "int8", "powersgd" or
             "powersgd:RANK" (docs/slow-networks.md). None: the one of ``cpudist-train --compress``.
+        sync_every: let hosts train apart, and meet every so many steps of the optimizer, or as often as "auto" finds
+            right. None: the one of ``cpudist-train --sync-every``.
+        outer: the step that they make then: "nesterov" or "none". None: the one of ``cpudist-train --outer``.
         options: the backend's own; those of `DistributedDataParallel` for ccl and gloo.
 
     Returns:
@@ -123,14 +132,21 @@ def wrap(
 
     Raises:
         UserError: there is no running job, the backend takes no such options, or backend or model allow no
-            `shard_optimizer` or no such `compress`, or ranks differ in it.
+            `shard_optimizer` or no such `compress` or `sync_every`, or ranks differ in them.
     """
     job = require()
     if shard_optimizer:
         master_weights.check_without(model, "shard_optimizer=True")
         options["shard_optimizer"] = True
-    wrapped = job.backend.wrap(model, **options)
-    job.compress(wrapped, compress)
+    local = local_steps.begin(sync_every, outer, compress)
+    if local is None:
+        wrapped = job.backend.wrap(model, **options)
+        job.compress(wrapped, compress)
+    else:
+        if taken := options.keys() & {"shard_optimizer", "process_group"}:
+            raise UserError(f"--sync-every does not go with {taken.pop()}=; leave one of them out")
+        wrapped = job.backend.wrap(model, process_group=local.group, **options)
+        local.attach(wrapped)
     job.record.note_gradients_of(wrapped)
     return wrapped
 
@@ -147,6 +163,8 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         UserError: there is no running job.
     """
     job = require()
+    if scaler is not None:
+        local_steps.check_without_scaler()
     job.backend.step(optimizer, scaler)
     if job.pinning_check is not None:
         job.pinning_check.step_done()

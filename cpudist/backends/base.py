@@ -71,6 +71,7 @@ class Backend(ABC):
         optimizations: what `cpudist.optimize` may do to a model that lives on its devices. Without "fused", Trainer's
             fused optimizers are replaced by their plain form.
         compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
+        steps_locally: whether hosts can train apart and meet every so many steps; then it has `averaging`.
         fixed_shapes: whether batches of a new shape are slow, so that padding to few lengths pays.
         hidden_warnings: texts of transformers' warnings that do not apply on this backend.
     """
@@ -82,6 +83,7 @@ class Backend(ABC):
     makes_process_group: bool = True
     optimizations: frozenset[Optimization] = frozenset()
     compressions: ClassVar[frozenset[str]] = frozenset()
+    steps_locally: ClassVar[bool] = False
     fixed_shapes: bool = False
     hidden_warnings: tuple[str, ...] = ()
 
@@ -198,6 +200,17 @@ class Backend(ABC):
     def compressed_bytes(self) -> tuple[int, int] | None:
         """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
         return None
+
+    def averaging(self, scheme: str) -> Callable[[torch.Tensor], None]:
+        """Return a function that averages a vector of float32 or more over all ranks, which call it together.
+
+        Args:
+            scheme: in which the vector crosses the network.
+
+        Raises:
+            UserError: the backend has no such scheme for vectors.
+        """
+        raise NotImplementedError
 
     def use_layout(self, layout: Layout, source: str) -> None:  # noqa: B027 - most have no mesh
         """Divide parameters over a mesh of devices by `layout`, unless the user has given another one.

@@ -1,12 +1,17 @@
-"""Names of the schemes in which gradients cross a network in fewer bits (docs/slow-networks.md)."""
+"""Names of what spares a slow network: gradients in fewer bits, and fewer meetings (docs/slow-networks.md)."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from cpudist.errors import UserError
 
 NONE = "none"
-SCHEMES = (NONE, "bf16", "int8", "powersgd")
+AUTO: Literal["auto"] = "auto"
+SCHEMES = (AUTO, NONE, "bf16", "int8", "powersgd")
 POWERSGD_RANK = 4
+
+OUTER = ("nesterov", NONE)  # the first is the default
 
 
 def check_scheme(text: str) -> str:
@@ -20,3 +25,28 @@ def check_scheme(text: str) -> str:
     if name not in SCHEMES or not good_rank:
         raise UserError(f"--compress {text} is not known; give {', '.join(SCHEMES)} or powersgd:RANK, a number from 1")
     return text
+
+
+def check_sync_every(value: str | int) -> int | Literal["auto"]:
+    """Return after how many steps hosts meet, a number from 1 on, or "auto".
+
+    Raises:
+        UserError: `value` is neither.
+    """
+    text = str(value)
+    if text == AUTO:
+        return AUTO
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--sync-every {text} is no number of steps; give a whole number from 1 on, or {AUTO}")
+    return int(text)
+
+
+def check_outer(name: str) -> str:
+    """Return the name of the step that hosts make when they meet.
+
+    Raises:
+        UserError: there is no such step.
+    """
+    if name not in OUTER:
+        raise UserError(f"--outer {name} is not known; give {' or '.join(OUTER)}")
+    return name

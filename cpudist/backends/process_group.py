@@ -46,6 +46,7 @@ class ProcessGroupBackend(Backend):
     )
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
+    steps_locally = True
     _powersgd: Any = None  # the state of torch's hook
 
     def start(self, world: World, store: Store, timeout: float) -> None:
@@ -108,6 +109,16 @@ class ProcessGroupBackend(Backend):
         if self._powersgd is None:
             return None
         return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
+
+    def averaging(self, scheme: str) -> Callable[[torch.Tensor], None]:
+        if scheme != NONE:
+            raise UserError(f"--sync-every on {self.name} does not go with --compress {scheme}; leave that out")
+
+        def average(vector: torch.Tensor) -> None:
+            dist.all_reduce(vector)
+            vector /= dist.get_world_size()
+
+        return average
 
     def averages(self) -> bool:
         """Return whether its groups can reduce by `ReduceOp.AVG`; gloo's cannot."""

@@ -116,7 +116,8 @@ PATCHES = (
     ),
     Patch(
         "accelerate.accelerator:Accelerator.prepare_model",
-        "gradients are compressed and the record says how; a model that cpudist.wrap() has wrapped is refused",
+        "gradients are compressed or hosts train apart, as the record says; a model that cpudist.wrap() has wrapped "
+        "is refused",
         accelerate_patches.prepare_model,
         "self, model, device_placement, evaluation_mode",
     ),
@@ -124,7 +125,8 @@ PATCHES = (
         "transformers.training_args:TrainingArguments",
         "transformers has no ddp_compress, and 5 neither use_ipex nor no_cuda; ddp_backend does not take ccl",
         training_arguments.change_fields,
-        attributes="use_cpu, local_rank, fp16, fp16_full_eval, ddp_backend, ddp_timeout, ddp_bucket_cap_mb",
+        attributes="use_cpu, local_rank, fp16, fp16_full_eval, ddp_backend, ddp_timeout, ddp_bucket_cap_mb, "
+        "average_tokens_across_devices",
     ),
     Patch(
         "transformers.training_args:TrainingArguments.__post_init__",
@@ -161,6 +163,12 @@ PATCHES = (
         "transformers.modeling_utils:safe_save_file",
         "with --async-checkpoint it is kept in memory, and written later",
         parameters="tensors, filename, metadata",
+    ),
+    Patch(
+        "transformers.trainer:Trainer._load_optimizer_and_scheduler",
+        "the outer steps of hosts that train apart go on from a checkpoint, too",
+        checkpoints.load_optimizer,
+        "self, checkpoint",
     ),
     Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
     Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),

@@ -21,10 +21,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cpudist.checkpoints import folders
 from cpudist.errors import UserError
 from cpudist.huggingface import checkpoint_files
 from cpudist.huggingface.deferred_files import DeferredFiles
+from cpudist.optimization import local_steps
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -51,6 +54,8 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         if self.args.should_save and run_dir not in cleared:
             folders.clear(run_dir)
         cleared.add(run_dir)
+        if (local := local_steps.of(self.model)) is not None:
+            local.settle()
         made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
         # The last one is complete before the training ends, and one to be uploaded before that.
         later = job.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
@@ -67,6 +72,19 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             self._push_from_checkpoint(str(run_dir / written.name))
 
     return save
+
+
+def load_optimizer(original: Callable[..., None], context: Context) -> Callable[..., None]:
+    """Replace `Trainer._load_optimizer_and_scheduler`: local steps go on, too."""
+
+    @functools.wraps(original)
+    def load(self: Any, checkpoint: Any) -> None:
+        original(self, checkpoint)
+        local = local_steps.of(self.model)
+        if local is not None and checkpoint and (path := Path(checkpoint) / checkpoint_files.OUTER).is_file():
+            local.load_state_dict(torch.load(path, weights_only=True))
+
+    return load
 
 
 def load_best_model(original: Callable[..., None], context: Context) -> Callable[..., None]:
@@ -140,6 +158,8 @@ def _write_aside(trainer: Any, run_dir: Path, job: Job, made: dict[str, Any], sa
         save()
         _name_the_best(trainer, run_dir, folder / name)
         if trainer.args.should_save:
+            if (local := local_steps.of(trainer.model)) is not None:
+                torch.save(local.state_dict(), folder / name / checkpoint_files.OUTER)
             (folder / name / checkpoint_files.WORLD).write_text(json.dumps(made) + "\n", encoding="utf-8")
     return folder / name
 

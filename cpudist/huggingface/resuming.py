@@ -21,6 +21,7 @@ from cpudist.errors import UserError
 from cpudist.huggingface import checkpoint_files
 from cpudist.huggingface.restarts import is_of_run, newest_of_run, number_training
 from cpudist.huggingface.shares import BatchGeometry, SharedSampler, Shares
+from cpudist.optimization import local_steps
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -34,9 +35,11 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def train_to_the_end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = train_on(self, *args, **kwargs)
+        output = train_on(self, *args, **kwargs)
+        if (local := local_steps.of(self.model)) is not None:
+            local.synchronize()
         context.background.wait()  # then all checkpoints are complete
-        return result
+        return output
 
     def train_on(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         trial = kwargs.get("trial", args[0] if args else None)

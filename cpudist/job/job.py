@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
-from cpudist.backends.compression import NONE, check_scheme
+from cpudist.backends.compression import NONE, OUTER, check_outer, check_scheme, check_sync_every
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -60,7 +60,10 @@ class Job:
         earlier_run_ids: those of them that an earlier attempt may have had.
         resumes: whether a training goes on from this run's newest checkpoint after a restart (`--resume`).
         async_checkpoint: whether Trainer's checkpoints are written while the training goes on (`--async-checkpoint`).
-        compression: the scheme in which gradients cross the network, where nothing else is said (`--compress`).
+        compression: the scheme in which gradients cross the network, where nothing else is said (`--compress`); None:
+            the user has not said.
+        sync_every: after how many steps hosts meet, where nothing else is said (`--sync-every`); None: in each step.
+        outer: the step that they make then (`--outer`); None: the default.
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
@@ -78,7 +81,9 @@ class Job:
         self.owned_by_cli = False
         self.resumes = True
         self.async_checkpoint = False
-        self.compression = NONE
+        self.compression: str | None = None
+        self.sync_every: int | str | None = None
+        self.outer: str | None = None
         self.launcher = membership.launcher
         self.changes = membership.changes
         self.world = replace(membership.world, backend=backend.name, device_type=backend.device().type)
@@ -153,7 +158,7 @@ class Job:
         Raises:
             UserError: as `set_compression`, or the model's gradients cannot be compressed, or ranks differ.
         """
-        scheme = self.compression if scheme is None else check_scheme(scheme)
+        scheme = (self.compression or NONE) if scheme is None else check_scheme(scheme)
         self.backend.check_compression(scheme)
         self.record.compression = scheme
         if self.world.node_count > 1:
@@ -162,6 +167,28 @@ class Job:
             self.record.compression = f"{NONE}: all ranks are on one host"
             if self.world.rank == 0:
                 say(f"--compress {scheme} changes nothing here: all ranks are on one host")
+
+    def set_local_steps(self, every: str | int | None, outer: str | None = None) -> None:
+        """Let hosts meet after `every` steps from now on, and make the step `outer`, where nothing else is said.
+
+        Raises:
+            UserError: as `local_steps`, or `outer` is for no `every`.
+        """
+        self.sync_every, chosen = self.local_steps(every, outer)
+        if outer is not None and self.sync_every is None:
+            raise UserError("--outer is the step that hosts make when they meet; give --sync-every, too")
+        self.outer = chosen
+
+    def local_steps(self, every: str | int | None, outer: str | None) -> tuple[int | str | None, str]:
+        """Return after how many steps hosts meet, and the step that they make then; None stands for the job's.
+
+        Raises:
+            UserError: a value is not known, or the backend makes no local steps.
+        """
+        every = self.sync_every if every is None else check_sync_every(every)
+        if every is not None and not self.backend.steps_locally:
+            raise UserError(f"the backend {self.backend.name} meets in each step; leave --sync-every out")
+        return every, check_outer(outer or self.outer or OUTER[0])
 
     def check_backend(self, name: str | None) -> str:
         """Return the job's backend if it is the one that a script asks for.

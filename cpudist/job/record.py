@@ -53,6 +53,7 @@ class RunRecord:
         results: a recipe's metrics, a sample of the model's output, files written.
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
+        outer: how often hosts meet that train apart, and what that took; empty where they meet in each step.
         network: the interface and address of rank 0's host over which the ranks found the store.
 
     Args:
@@ -71,6 +72,7 @@ class RunRecord:
         self.results: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
+        self.outer: dict[str, Any] = {}
         self.network: dict[str, str | None] = {}
         self._world = world
         self._backend = backend
@@ -168,7 +170,8 @@ class RunRecord:
         if self.compression is None or not self.gradients:
             return self.gradients
         before, after = self._backend.compressed_bytes() or (None, None)
-        return {**self.gradients, "compress": self.compression, "bytes": before, "compressed_bytes": after}
+        compressed = {"compress": self.compression, "bytes": before, "compressed_bytes": after}
+        return {**self.gradients, **compressed, **self.outer}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

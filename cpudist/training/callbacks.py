@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from cpudist.console import say
 from cpudist.huggingface.shares import SharedSampler
 from cpudist.job.record import RunRecord, Training
-from cpudist.optimization import precision
+from cpudist.optimization import local_steps, precision
 from cpudist.training.interruption import Interrupted, Interruption
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask for a checkpoint and the end if this step is the last."""
-        if self._interruption.is_last():
+        local = local_steps.of(kwargs["model"])
+        if self._interruption.is_last(1 if local is None else local.ahead()):
             self._stops = control.should_save = control.should_training_stop = True
             control.should_evaluate = False  # the scheduler may leave no time for it
 

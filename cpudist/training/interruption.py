@@ -1,12 +1,13 @@
 """Stop all ranks after the same step, with a checkpoint, when any rank gets a signal (`--checkpoint-on-signal`).
 
 Ranks step together, since a step ends with all ranks' gradients. What rank 0 has put into the job's store before it
-begins a step, every rank therefore finds there when it ends that step. The protocol:
+begins a step, every rank therefore finds there when it ends that step. Where hosts train apart, this holds of the steps
+in which they meet. The protocol:
 
 1. The rank that got the signal writes it into the store. A thread of every rank looks there once a second.
 2. A rank that knows of the signal counts itself in the store at the end of its step, and looks into the store at the
    end of every later step.
-3. When all ranks are counted, rank 0 announces the last step: the one after the step that it has just ended.
+3. When all ranks are counted, rank 0 announces the last step: the next one that all ranks end together.
 
 Steps cost nothing while there is no signal.
 
@@ -90,8 +91,12 @@ class Interruption:
             self._thread = None
             self._give_back()
 
-    def is_last(self) -> bool:
-        """Return whether this step is the last, the same on all ranks; call it once at the end of every step."""
+    def is_last(self, ahead: int = 1) -> bool:
+        """Return whether this step is the last, the same on all ranks; call it once at the end of every step.
+
+        Args:
+            ahead: how many steps later all ranks end a step together; more than 1 where hosts train apart.
+        """
         self._steps += 1
         if self.signal is None:
             return False
@@ -99,7 +104,7 @@ class Interruption:
             self._counted = True
             self._store.add(_KNOW, 1)
         if self._last_step is None and self._rank == 0 and self._store.add(_KNOW, 0) == self._size:
-            self._last_step = self._steps + 1
+            self._last_step = self._steps + ahead
             self._store.set(_LAST_STEP, str(self._last_step))
         elif self._last_step is None and self._store.check([_LAST_STEP]):
             self._last_step = int(self._store.get(_LAST_STEP))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from cpudist.backends.calls import Call, Calls
 from cpudist.backends.ccl import extension, intel
@@ -14,6 +17,7 @@ from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store
     from torch.nn.parallel import DistributedDataParallel
 
@@ -59,6 +63,12 @@ class CclBackend(ProcessGroupBackend):
             model.register_comm_hook(CompressedGradients(group, scheme), average)
         else:
             super()._register_hook(model, group, scheme)
+
+    def averaging(self, scheme: str) -> Callable[[torch.Tensor], None]:
+        if scheme not in ("bf16", "int8"):
+            return super().averaging(scheme)
+        group: Any = dist.group.WORLD
+        return CompressedGradients(group, scheme).average
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         before, after = extension.load().converted()

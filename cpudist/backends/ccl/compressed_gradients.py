@@ -49,12 +49,22 @@ class CompressedGradients:
             tensor = bucket.buffer()
             return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=self.group, async_op=True), tensor
         tensor = bucket.buffer().float()  # the buffer itself if it is of float32
-        residual = self._residuals.get(bucket.index())
+        return self._start(tensor, bucket.index()), tensor
+
+    def average(self, vector: torch.Tensor) -> None:
+        """Average a vector of float32 over the ranks, always the same one; for outer steps, which are no gradients."""
+        if self._feeds_back:
+            self._start(vector, 0).wait()
+        else:
+            dist.all_reduce(vector, dist.ReduceOp.AVG, group=self.group)
+
+    def _start(self, tensor: torch.Tensor, number: int) -> Any:
+        residual = self._residuals.get(number)
         if residual is None or residual.numel() != tensor.numel():
-            residual = self._residuals[bucket.index()] = torch.zeros_like(tensor)
+            residual = self._residuals[number] = torch.zeros_like(tensor)
         backend = self.group._get_backend(tensor.device)
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-        return extension.load().allreduce_with_residual(backend, tensor, residual), tensor
+        return extension.load().allreduce_with_residual(backend, tensor, residual)
 
 
 def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

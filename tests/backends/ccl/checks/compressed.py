@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ import cpudist
 from cpudist import job
 from cpudist.backends.ccl import extension
 from cpudist.backends.ccl.group import WireOptions
+from cpudist.optimization import local_steps
 
 wire = sys.argv[1]
 world = cpudist.init("ccl", timeout=60)
@@ -122,7 +125,35 @@ def check_ddp() -> None:
     assert 0 < float((before - after).norm()) < 0.02 * float(before.norm())
 
 
+def check_local_steps() -> None:
+    """Ranks of a host are in step, hosts are not; when hosts meet all ranks have the same bits, and so has a save."""
+    running, hosts = job.require(), int(os.environ["CPUDIST_TEST_HOSTS"])
+    node = world.rank * hosts // world.size
+    running.world = replace(world, node_rank=node, node_count=hosts)
+    torch.manual_seed(world.rank)  # rank 0's parameters are everyone's
+    model = cpudist.wrap(torch.nn.Linear(300, 300), compress=wire, sync_every=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(world.rank)
+    for step in range(1, 8):
+        batch = torch.randn(16, 300, generator=generator)
+        (model(batch) - batch).square().mean().backward()
+        cpudist.step(optimizer)
+        optimizer.zero_grad()
+        found: list[tuple[int, float]] = [(0, 0.0)] * world.size
+        dist.all_gather_object(found, (node, float(model.module.weight.detach().double().sum())))
+        assert len(set(found)) == hosts, "ranks of a host are in step"
+        assert (len({value for _, value in found}) == 1) == (step % 3 == 0), (step, found)
+    local = local_steps.of(model.module)
+    assert local is not None
+    local.settle()
+    everything = [model.module.weight, optimizer.state[model.module.weight]["momentum_buffer"]]
+    assert all(same_on_all_ranks(tensor.detach()) for tensor in everything)
+    assert running.record.outer["outer_steps"] == 3
+    running.world = world
+
+
 check_ddp()
+check_local_steps()
 check_sums_and_averages()
 check_many_in_flight_among_other_calls()
 check_what_is_no_number_arrives()

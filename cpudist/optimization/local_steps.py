@@ -1,0 +1,331 @@
+"""Local steps: hosts train apart, and meet every so many steps (`--sync-every`, docs/slow-networks.md).
+
+The ranks of a host stay in step: DDP averages their gradients in a group of their own. When hosts meet, all ranks
+average how far their parameters have moved since the last meeting, and an outer step takes that for a gradient: DiLoCo
+(Douillard et al., 2023, arXiv 2311.08105), with its learning rate 0.7 and Nesterov momentum 0.9; or plain averaging.
+Parameters are then bitwise the same on all ranks.
+
+torch's `model_averaging` averages parameters too, but has no outer step and no state for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from cpudist.backends.compression import AUTO, NONE, check_scheme
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.job import current, require
+from cpudist.optimization import master_weights
+
+if TYPE_CHECKING:
+    from cpudist.job import Job
+
+RATE, MOMENTUM = 0.7, 0.9
+LONGEST = 64  # steps between two meetings, where "auto" chooses them
+_MEASURED = 4  # steps before each of the two meetings that "auto" measures; the first one opens connections
+_WAITING = 0.05  # the share of the time that "auto" lets ranks wait for each other
+
+_attached: WeakKeyDictionary[torch.nn.Module, LocalSteps] = WeakKeyDictionary()
+_watched: WeakSet[Job] = WeakSet()  # jobs whose optimizers are watched
+
+
+def begin(every: str | int | None = None, outer: str | None = None, compress: str | None = None) -> LocalSteps | None:
+    """Return the local steps of a model that is to be wrapped, in the group `LocalSteps.group`; every rank calls it.
+
+    Args:
+        every: after how many steps hosts meet, or "auto"; None: as the job says.
+        outer: "nesterov" or "none"; None: as the job says.
+        compress: the scheme of the averages; None: as the job says.
+
+    Returns:
+        The local steps, to be attached to the wrapped model. None where hosts meet in each step, or there is only one.
+
+    Raises:
+        UserError: the backend or the scheme cannot, or ranks ask for different things.
+    """
+    job = require()
+    every, outer = job.local_steps(every, outer)
+    if every is None or job.world.node_count == 1:
+        if every is not None and job.world.rank == 0:
+            say(f"--sync-every {every} changes nothing here: all ranks are on one host")
+        return None
+    scheme = check_scheme(compress or job.compression or NONE)
+    return LocalSteps(job, every, outer, NONE if scheme == AUTO else scheme)
+
+
+def of(model: torch.nn.Module) -> LocalSteps | None:
+    """Return the local steps of a model, as it was before it was wrapped; None where it makes none."""
+    return _attached.get(model)
+
+
+class LocalSteps:
+    """The local steps of one model, and the outer steps between them.
+
+    Attributes:
+        group: the ranks of this host, among which DDP averages gradients.
+        every: after how many steps hosts meet; None while "auto" measures.
+        done: how many steps this rank has made since all ranks had the same parameters.
+
+    Args:
+        job: the running job.
+        every: after how many steps hosts meet, or "auto".
+        outer: "nesterov" or "none".
+        scheme: how the averages cross the network: "none", "bf16" or "int8".
+
+    Raises:
+        UserError: the backend has no such scheme for averages, or ranks differ in an argument.
+    """
+
+    def __init__(self, job: Job, every: int | str, outer: str, scheme: str) -> None:
+        self.every = None if every == AUTO else int(every)
+        self.done = 0
+        self._is_main = job.world.rank == 0
+        self._outer = outer
+        self._average = job.backend.averaging(scheme)
+        self._record = job.record
+        job.record.compression = scheme
+        counted = {"outer_steps": 0, "outer_bytes": 0, **job.record.outer}  # of all models so far
+        job.record.outer = {**counted, "sync_every": every, "outer": outer}
+        found: list[Any] = [None] * job.world.size
+        dist.all_gather_object(found, (job.world.node_rank, (every, outer, scheme)))
+        if any(settings != (every, outer, scheme) for _, settings in found):
+            raise UserError("ranks differ in --sync-every, --outer or --compress; give all of them the same")
+        ranks = [rank for rank, (node, _) in enumerate(found) if node == job.world.node_rank]
+        self.group: Any = dist.new_group(ranks, use_local_synchronization=True, group_desc="ranks of one host")
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._start = torch.empty(0)  # the parameters when all ranks had the same, as one vector
+        self._momentum: torch.Tensor | None = None  # of the same shape
+        self._settled = True  # whether the optimizer's state is the same on all ranks
+        self._warned = False
+        self._met = 0  # how often hosts have met
+        self._ends: list[float] = []  # when the steps since the last meeting ended, in seconds
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Begin local steps of a model in DDP; every rank calls it, and gets the parameters of rank 0.
+
+        Raises:
+            UserError: the model is in something else than DDP.
+        """
+        wrapped = getattr(model, "_orig_mod", model)  # of torch.compile
+        if not isinstance(wrapped, DistributedDataParallel):
+            raise UserError("--sync-every is for models in DDP; leave it out for this one")
+        module = wrapped.module
+        if require() not in _watched:
+            _watch_optimizers(require())
+        if (earlier := _attached.pop(module, None)) is not None:
+            earlier._detach()
+        self._copies = [pair for part in module.modules() for pair in master_weights.of(part)]
+        self._parameters = [*module.parameters(), *(master for _, master in self._copies)]
+        saved = module.state_dict().keys()
+        buffers = dict(module.named_buffers())
+        self._buffers = [buffer for name, buffer in buffers.items() if name in saved and buffer.is_floating_point()]
+        for tensor in [*self._parameters, *buffers.values()]:
+            same = tensor.detach().contiguous()
+            dist.broadcast(same, 0)
+            if same.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(same)
+        self._handles: list[Any] = [
+            module.register_forward_pre_hook(self._before_forward),
+            module.register_load_state_dict_post_hook(self._after_loading),
+            module.register_state_dict_pre_hook(self._before_saving),
+        ]
+        _attached[module] = self
+
+    def owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether `optimizer` updates this model."""
+        first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+        return any(first is parameter for parameter in self._parameters)
+
+    def ahead(self) -> int:
+        """Return after how many more steps hosts meet."""
+        return (self.every or _MEASURED) - self.done
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the parameters, if all ranks have the same.
+
+        Raises:
+            UserError: two optimizers update the model.
+        """
+        if self.done and self._optimizer is not optimizer:
+            raise UserError("with --sync-every one optimizer updates a model, and here are two; leave it out")
+        self._optimizer = optimizer
+        if self.done == 0:
+            self._start = _flat(self._updated())
+
+    def after_step(self) -> None:
+        """Count a step, and meet the other hosts if it was the last one before a meeting."""
+        self.done += 1
+        self._settled = False
+        self._ends.append(time.perf_counter())
+        if self.ahead() <= 0:
+            self.synchronize()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it before an evaluation
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Make an outer step if parameters may differ between hosts; every rank calls it after the same step."""
+        if self.done == 0:
+            return
+        began = time.perf_counter()
+        moved = self._start - _flat(self._updated())
+        self._average(moved)
+        if self._outer == NONE:
+            self._start -= moved
+        else:  # as torch.optim.SGD(nesterov=True)
+            if self._momentum is None or self._momentum.shape != moved.shape:
+                self._momentum = torch.zeros_like(moved)
+            self._momentum.mul_(MOMENTUM).add_(moved)
+            self._start.sub_(moved.add_(self._momentum, alpha=MOMENTUM), alpha=RATE)
+        _write(self._start, self._updated())
+        for low, master in self._copies:
+            low.copy_(master)
+        self._average_all(self._buffers)
+        record = self._record.outer
+        record["outer_steps"] += 1
+        record["outer_bytes"] += moved.numel() * moved.element_size()
+        self._met += 1
+        if self.every is None and self._met > 1 and len(self._ends) > 1:
+            self._choose(time.perf_counter() - began)
+        self._ends.clear()
+        self.done = 0
+
+    def settle(self) -> None:
+        """Synchronize, and average the optimizer's state: a checkpoint of any rank is then that of all ranks."""
+        self.synchronize()
+        if self._optimizer is None or self._settled:
+            return
+        states = list(self._optimizer.state.values())
+        for name in sorted({name for state in states for name in state}):
+            values = [state[name] for state in states if isinstance(state.get(name), torch.Tensor)]
+            self._average_all([value for value in values if value.is_floating_point() and value.dim() > 0])
+        self._settled = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs besides the model and its optimizer, after `settle`."""
+        return {"every": self.every, "momentum": self._momentum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; all ranks have loaded the model and its optimizer."""
+        self.every = self.every or state["every"]
+        self._momentum = state["momentum"] if self._outer != NONE else None
+        self.done = 0
+
+    @torch.no_grad()
+    def _average_all(self, tensors: list[torch.Tensor]) -> None:
+        """Average tensors over all ranks, exactly."""
+        if tensors:
+            flat = _flat(tensors)
+            require().backend.averaging(NONE)(flat)
+            _write(flat, tensors)
+
+    def _choose(self, seconds: float) -> None:
+        """Choose how often hosts meet, from the seconds of the last outer step and of the steps before it.
+
+        The rank that came last has waited least: the others' times are not those of the network.
+        """
+        step = statistics.median(after - before for before, after in zip(self._ends, self._ends[1:], strict=False))
+        slowest, quickest = torch.tensor(step, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        dist.all_reduce(quickest, dist.ReduceOp.MIN)
+        self.every = steps_between(float(slowest), float(quickest))
+        self._record.outer["sync_every"] = self.every
+        if self._is_main:
+            say(
+                f"--sync-every auto: a step takes {float(slowest):.3g} s, a meeting {float(quickest):.3g} s; "
+                f"from now on hosts meet every {self.every} steps"
+            )
+
+    def _updated(self) -> list[torch.Tensor]:
+        assert self._optimizer is not None
+        everything = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return [parameter.detach() for parameter in everything if parameter.requires_grad]
+
+    def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        if not module.training and _attached.get(module) is self:  # copies of the module have the hook, too
+            self.synchronize()
+
+    def _after_loading(self, module: torch.nn.Module, keys: Any) -> None:
+        self.done = 0
+
+    def _before_saving(self, module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+        if self.done and self._is_main and not self._warned and _attached.get(module) is self:
+            self._warned = True
+            say(
+                f"warning: this state_dict is that of one host, {self.done} steps after hosts have met; save with "
+                "cpudist.save or cpudist.Checkpoints on all ranks"
+            )
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def steps_between(step: float, meeting: float) -> int:
+    """Return after how many steps hosts meet so that meetings take at most 5 % of the time.
+
+    Args:
+        step: seconds of a local step.
+        meeting: seconds of a meeting.
+    """
+    return min(max(math.ceil(meeting * (1 - _WAITING) / (_WAITING * step)), 1), LONGEST)
+
+
+def check_without_scaler() -> None:
+    """Check that no model makes local steps.
+
+    Raises:
+        UserError: one does; a float16 scaler may skip a step on one host alone.
+    """
+    if _attached and current() is not None:
+        raise UserError(
+            "--sync-every does not go with float16, whose scaler skips steps; use bfloat16, or leave it out"
+        )
+
+
+def _watch_optimizers(job: Job) -> None:
+    """Call the local steps of a model before and after each step of its optimizer until the job ends."""
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for local in list(_attached.values()):
+            if local.owns(optimizer):
+                local.before_step(optimizer)
+
+    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for local in list(_attached.values()):
+            if local.owns(optimizer):
+                local.after_step()
+
+    def stop() -> None:
+        for handle in handles:
+            handle.remove()
+        for local in _attached.values():
+            local._detach()
+        _attached.clear()
+        _watched.discard(job)
+
+    _watched.add(job)
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    job.changes.then(stop)
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the values of all tensors in one vector, of float32 or more."""
+    return torch.cat([t.detach().reshape(-1).to(torch.promote_types(t.dtype, torch.float32)) for t in tensors])
+
+
+def _write(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Copy the values of a vector that `_flat` has made back into the tensors."""
+    sizes = [tensor.numel() for tensor in tensors]
+    for tensor, values in zip(tensors, torch.split(flat, sizes), strict=True):
+        tensor.copy_(values.view(tensor.shape))

@@ -1,0 +1,158 @@
+"""Local steps: outer steps and what surrounds them, with this process as one host of two that agree."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cpudist
+from cpudist import job
+from cpudist.backends.compression import check_outer, check_sync_every
+from cpudist.errors import UserError
+from cpudist.optimization import local_steps
+
+pytestmark = pytest.mark.versions
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[None]:
+    """A job of this process alone that believes in a second host."""
+    cpudist.init("gloo", pin=False)
+    job.require().world = replace(job.require().world, node_count=2)
+    yield
+    cpudist.shutdown()
+
+
+def made(outer: str = "nesterov", every: int | str = 3) -> tuple[Any, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    model = cpudist.wrap(plain, sync_every=every, outer=outer)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+    for step in range(first, last):
+        batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        model(batch).square().mean().backward()
+        cpudist.step(optimizer)
+        optimizer.zero_grad()
+
+
+def vector(model: torch.nn.Module) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_outer_steps_are_those_of_torchs_sgd() -> None:
+    """The outer step takes the way of three local steps for a gradient; an independent SGD says where it ends."""
+    model, optimizer = made()
+    outer = torch.nn.Parameter(vector(model))
+    sgd = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
+    local = local_steps.of(model.module)
+    assert local is not None
+    for start in (0, 3, 6):
+        train(model, optimizer, start, start + 2)
+        assert local.ahead() == 1
+        parameters, state = vector(model), copy.deepcopy(optimizer.state_dict())
+        alone, own = made(every=64)
+        torch.nn.utils.vector_to_parameters(parameters, alone.parameters())
+        own.load_state_dict(state)
+        train(alone, own, start + 2, start + 3)
+        train(model, optimizer, start + 2, start + 3)
+        outer.grad = outer.detach() - vector(alone)
+        sgd.step()
+        torch.testing.assert_close(vector(model), outer.detach(), rtol=1e-5, atol=1e-6)
+    assert local.done == 0
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_plain_averaging_of_one_host_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = made("none", every=2)
+    apart, other = made("none", every=64)
+    train(model, optimizer, 0, 5)
+    train(apart, other, 0, 5)
+    torch.testing.assert_close(vector(model), vector(apart), rtol=1e-5, atol=1e-6)
+    outer = job.require().record.as_dict("running")["gradients"]
+    assert (outer["outer"], outer["outer_steps"], outer["compress"]) == ("none", 2, "none")
+    capsys.readouterr()
+    for _ in range(2):
+        model.state_dict()
+    assert capsys.readouterr().err.count("this state_dict is that of one host, 1 steps after hosts have met") == 1
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_evaluation_and_saving_meet_and_a_checkpoint_goes_on_exactly(tmp_path: Path) -> None:
+    model, optimizer = made()
+    local = local_steps.of(model.module)
+    assert local is not None
+    train(model, optimizer, 0, 1)
+    model.eval()(torch.ones(2, 4))
+    assert (local.done, model.train().training) == (0, True)
+    train(model, optimizer, 1, 6)
+    assert local.done == 2
+    cpudist.save(tmp_path / "saved", model=model, optimizer=optimizer)
+    assert local.done == 0
+    train(model, optimizer, 6, 11)
+    again, other = made()
+    train(again, other, 0, 1)
+    cpudist.load(tmp_path / "saved", model=again, optimizer=other)
+    train(again, other, 6, 11)
+    assert torch.equal(vector(again), vector(model))
+    fresh, third = made("none")  # another outer step takes no momentum
+    cpudist.load(tmp_path / "saved", model=fresh, optimizer=third)
+    assert local_steps.of(fresh.module).state_dict()["momentum"] is None  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_auto_measures_two_meetings_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = made(every="auto")
+    local = local_steps.of(model.module)
+    assert local is not None
+    train(model, optimizer, 0, 7)
+    assert local.every is None
+    train(model, optimizer, 7, 8)
+    assert 1 <= (local.every or 0) <= 64
+    assert f"from now on hosts meet every {local.every} steps" in capsys.readouterr().err
+    assert job.require().record.outer["sync_every"] == local.every
+
+
+@pytest.mark.parametrize(("step", "meeting", "every"), [(2.0, 0.8, 8), (1.0, 0.001, 1), (0.1, 8.0, 64), (1.0, 1.0, 19)])
+def test_waiting_is_a_twentieth_of_the_time(step: float, meeting: float, every: int) -> None:
+    assert local_steps.steps_between(step, meeting) == every
+    assert every in (1, 64) or meeting / (every * step + meeting) <= 0.05 < meeting / ((every - 1) * step + meeting)
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_mistakes_are_one_line() -> None:
+    model, optimizer = made()
+    train(model, optimizer, 0, 1)
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    for wrong, words in (
+        (lambda: check_sync_every("0"), "--sync-every 0 is no number of steps"),
+        (lambda: check_sync_every("often"), "from 1 on, or auto"),
+        (lambda: check_outer("adam"), "--outer adam is not known; give nesterov or none"),
+        (lambda: job.require().set_local_steps(None, "none"), "give --sync-every, too"),
+        (lambda: train(model, second, 1, 2), "one optimizer updates a model"),
+        (lambda: cpudist.step(optimizer, torch.amp.GradScaler("cpu")), "does not go with float16"),
+        (lambda: made(every=2) and cpudist.wrap(model.module, sync_every=2, shard_optimizer=True), "shard_optimizer="),
+        (lambda: cpudist.wrap(torch.nn.Linear(2, 1), sync_every=2, compress="powersgd"), "--compress powersgd"),
+    ):
+        with pytest.raises(UserError, match=words):
+            wrong()
+
+
+def test_on_one_host_there_is_nothing_to_spare(capsys: pytest.CaptureFixture[str]) -> None:
+    cpudist.init("gloo", pin=False)
+    try:
+        model, optimizer = made()
+        train(model, optimizer, 0, 1)
+        assert local_steps.of(model.module) is None
+    finally:
+        cpudist.shutdown()
+    assert "--sync-every 3 changes nothing here: all ranks are on one host" in capsys.readouterr().err
