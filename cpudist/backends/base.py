@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from cpudist.backends.compression import NONE
+from cpudist.backends.compression import AUTO, NONE
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -185,13 +185,15 @@ class Backend(ABC):
         Raises:
             UserError: they cannot; the message names the remedy.
         """
-        if scheme != NONE and scheme.partition(":")[0] not in self.compressions:
+        if scheme not in (AUTO, NONE) and scheme.partition(":")[0] not in self.compressions:
             known = " or ".join(sorted(self.compressions))
             remedy = f"use {known}" if known else "leave it out"
             raise UserError(f"the backend {self.name} cannot compress gradients by --compress {scheme}; {remedy}")
 
     def compress(self, model: torch.nn.Module, scheme: str) -> None:  # noqa: B027 - only backends with `compressions`
         """Let the gradients of a model that is wrapped cross the network in `scheme`. All ranks of the model call it.
+
+        With "auto", which is chosen later, ranks only make sure of each other.
 
         Raises:
             UserError: the model's gradients cannot, or ranks differ in the scheme.

@@ -14,7 +14,7 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.base import Backend
-from cpudist.backends.compression import NONE, POWERSGD_RANK
+from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
 from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.errors import UserError
 
@@ -80,7 +80,7 @@ class ProcessGroupBackend(Backend):
 
     def compress(self, model: torch.nn.Module, scheme: str) -> None:
         if not isinstance(model, DistributedDataParallel):
-            if scheme == NONE:
+            if scheme in (AUTO, NONE):
                 return
             raise UserError(f"--compress {scheme} is for gradients that DDP reduces; leave it out for this model")
         group = model.process_group
@@ -90,7 +90,7 @@ class ProcessGroupBackend(Backend):
             raise UserError(
                 f"ranks differ in --compress ({', '.join(sorted(set(schemes)))}); give all of them the same"
             )
-        if scheme == NONE:
+        if scheme in (AUTO, NONE):
             return
         if model._comm_hooks:
             raise UserError(f"the model has a communication hook of its own; leave it out, or --compress {scheme}")

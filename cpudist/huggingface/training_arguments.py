@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from cpudist.backends.compression import AUTO
 from cpudist.console import say
 from cpudist.optimization.precision import check_fp16
 
@@ -102,6 +103,8 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
             check_fp16() if self.use_cpu else job.backend.check_float16()
         if self.ddp_compress is not None:
             job.set_compression(self.ddp_compress)
+        elif self.use_ipex and job.compression is None:
+            job.set_compression(AUTO)
         if self.ddp_sync_every is not None or self.ddp_outer is not None:
             job.set_local_steps(self.ddp_sync_every, self.ddp_outer)
         if "fused" not in job.backend.optimizations:

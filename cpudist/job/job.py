@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
-from cpudist.backends.compression import NONE, OUTER, check_outer, check_scheme, check_sync_every
+from cpudist.backends.auto_compression import choose_later
+from cpudist.backends.compression import AUTO, NONE, OUTER, check_outer, check_scheme, check_sync_every
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -163,10 +164,27 @@ class Job:
         self.record.compression = scheme
         if self.world.node_count > 1:
             self.backend.compress(model, scheme)
+            if scheme == AUTO:
+                self._choose_compression(model)
         elif scheme != NONE:
             self.record.compression = f"{NONE}: all ranks are on one host"
-            if self.world.rank == 0:
+            if self.world.rank == 0 and scheme != AUTO:
                 say(f"--compress {scheme} changes nothing here: all ranks are on one host")
+
+    def _choose_compression(self, model: torch.nn.Module) -> None:
+        """Choose none or bf16 after the first steps of a model, where there is a choice."""
+
+        def chosen(scheme: str, why: str) -> None:
+            self.backend.compress(model, scheme)
+            self.record.compression = scheme
+            self.record.note_gradients_of(model)
+            if why and self.world.rank == 0:
+                say(f"--compress auto takes {scheme}: {why}")
+
+        if "bf16" in self.backend.compressions:
+            choose_later(model, chosen)
+        else:
+            chosen(NONE, "")
 
     def set_local_steps(self, every: str | int | None, outer: str | None = None) -> None:
         """Let hosts meet after `every` steps from now on, and make the step `outer`, where nothing else is said.

@@ -10,6 +10,7 @@ torch's `model_averaging` averages parameters too, but has no outer step and no 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -234,7 +235,7 @@ class LocalSteps:
 
         The rank that came last has waited least: the others' times are not those of the network.
         """
-        step = statistics.median(after - before for before, after in zip(self._ends, self._ends[1:], strict=False))
+        step = statistics.median(after - before for before, after in itertools.pairwise(self._ends))
         slowest, quickest = torch.tensor(step, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         dist.all_reduce(quickest, dist.ReduceOp.MIN)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import cpudist
 from cpudist import backends, job
+from cpudist.backends import auto_compression
 from cpudist.backends.compression import check_scheme
 from cpudist.errors import UserError
 
@@ -20,14 +24,14 @@ def gloo() -> Iterator[None]:
     cpudist.shutdown()
 
 
-@pytest.mark.parametrize("text", ["none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"])
+@pytest.mark.parametrize("text", ["auto", "none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"])
 def test_schemes(text: str) -> None:
     assert check_scheme(text) == text
 
 
-@pytest.mark.parametrize("text", ["", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x", "auto"])
+@pytest.mark.parametrize("text", ["", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"])
 def test_what_is_no_scheme(text: str) -> None:
-    with pytest.raises(UserError, match=r"--compress .*is not known; give none, bf16, int8, powersgd"):
+    with pytest.raises(UserError, match=r"--compress .*is not known; give auto, none, bf16, int8, powersgd"):
         check_scheme(text)
 
 
@@ -47,6 +51,49 @@ def test_on_one_host_nothing_is_compressed(gloo: None, capsys: pytest.CaptureFix
     gradients = job.require().record.as_dict("running")["gradients"]
     assert gradients["compress"] == "none: all ranks are on one host"
     assert (gradients["hook"], gradients["compressed_bytes"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "scheme", "reason"),
+    [
+        (0.09, 1.0, "none", "cross the network in 0.09 s, a step takes 1 s"),
+        (0.19, 1.0, "bf16", "a step takes 1 s"),
+        (0.8, 2.0, "bf16", "int8, powersgd or --sync-every spare more"),
+    ],
+)
+def test_what_auto_takes(seconds: float, step: float, scheme: str, reason: str) -> None:
+    found, why = auto_compression._choice(seconds, step)
+    assert (found, why.endswith(reason)) == (scheme, True)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("scheme", ["none", "bf16"])
+def test_auto_chooses_after_the_first_steps(
+    gloo: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    """A hook is registered between two steps, and only where it is needed."""
+    hooked: list[torch.nn.Module] = []
+
+    def register(model: Any, group: Any, chosen: str) -> None:
+        hooked.append(model)
+        model.register_comm_hook(None, allreduce_hook)
+
+    running = job.require()
+    running.world = replace(running.world, node_count=2)
+    monkeypatch.setattr(type(running.backend), "compressions", frozenset({"bf16"}))
+    monkeypatch.setattr(running.backend, "_register_hook", register)
+    monkeypatch.setattr(auto_compression, "_seconds_of_sum", lambda group, count: 0.0 if scheme == "none" else 1e3)
+    model = cpudist.wrap(torch.nn.Linear(2, 2), compress="auto")
+    for step in range(8):
+        model.eval()(torch.ones(1, 2))
+        with model.no_sync():
+            model.train()(torch.ones(1, 2)).sum().backward()
+        assert running.record.compression == ("auto" if step < 6 else scheme), step
+        model(torch.ones(1, 2)).sum().backward()
+    assert hooked == ([model] if scheme == "bf16" else [])
+    assert f"--compress auto takes {scheme}: the gradients" in capsys.readouterr().err
+    gradients = running.record.as_dict("running")["gradients"]
+    assert (gradients["compress"], gradients["hook"]) == (scheme, "allreduce_hook" if hooked else None)
 
 
 def test_wrong_schemes_of_a_job_and_of_a_model(gloo: None) -> None:

@@ -43,7 +43,7 @@ def test_module_target() -> None:
         (["--timeout", "soon", "run.py"], "seconds above 0, not 'soon'"),
         (["--timeout", "-3", "run.py"], "above 0"),
         (["--backend", "gloo"], "no TARGET"),
-        (["--compress", "zip", "run.py"], "--compress zip is not known; give none, bf16"),
+        (["--compress", "zip", "run.py"], "--compress zip is not known; give auto, none, bf16"),
         (["--data-workers", "-1", "x.py"], "'-1' is not a whole number of at least 0"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 from transformers.hf_argparser import HfArg
 
+from cpudist.backends.compression import AUTO
 from cpudist.errors import UserError
 from cpudist.huggingface.restarts import newest_common, newest_of_run
 from cpudist.job import current
@@ -108,6 +109,8 @@ def begin(options: DataArguments, arguments: TrainingArguments) -> str | None:
     job = current()
     if job is not None:
         job.record.default_path(Path(arguments.output_dir) / "cpudist.json")
+        if job.compression is None:
+            job.set_compression(AUTO)
     return checkpoint
 
 

@@ -1,0 +1,79 @@
+"""`--compress auto`: none or bf16, by what is measured in the first steps."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+_WARM_UP = 2  # steps; DDP makes its buckets anew after the first one
+_MEASURED = 3
+_SAMPLE = 4 << 20  # values of float32 whose sum is timed; more take as much longer
+_SHARE = 0.1  # of a step, which communication may take before gradients are compressed
+
+
+def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
+    """Measure the first steps of a model, then call `chosen` with "none" or "bf16" and the reason, on all ranks.
+
+    That is before a forward pass, so the caller may register a communication hook.
+
+    Args:
+        model: the model. Where DDP does not reduce its gradients, or by a hook of its own, or none is of float32, there
+            is nothing to choose: the scheme is "none" at once, without a reason.
+        chosen: takes the scheme and the reason.
+    """
+    if not isinstance(model, DistributedDataParallel) or model._comm_hooks:
+        chosen("none", "")
+        return
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    count = sum(parameter.numel() for parameter in parameters if parameter.dtype is torch.float32)
+    begins: list[float] = []
+
+    def before_forward(module: torch.nn.Module, inputs: Any) -> None:
+        if not (module.training and torch.is_grad_enabled() and model.require_backward_grad_sync):
+            return
+        begins.append(time.perf_counter())
+        if len(begins) > _WARM_UP + _MEASURED:
+            handle.remove()
+            recent = begins[_WARM_UP:]
+            step = statistics.median(b - a for a, b in itertools.pairwise(recent))
+            chosen(*_choice(*_agreed(model.process_group, _seconds_of_sum(model.process_group, count), step)))
+
+    if count:
+        handle = model.register_forward_pre_hook(before_forward)
+    else:
+        chosen("none", "")
+
+
+def _choice(seconds: float, step: float) -> tuple[str, str]:
+    """Return the scheme for gradients that take `seconds` of a step of `step` seconds as they are, and the reason."""
+    found = f"the gradients cross the network in {seconds:.3g} s, a step takes {step:.3g} s"
+    if seconds <= _SHARE * step:
+        return "none", found
+    more = "; int8, powersgd or --sync-every spare more" if seconds / 2 > _SHARE * step else ""
+    return "bf16", f"{found}{more}"
+
+
+def _seconds_of_sum(group: Any, count: int) -> float:
+    """Return the seconds that the sum of `count` values of float32 takes; the ranks of `group` call it together."""
+    sample = torch.zeros(min(count, _SAMPLE))
+    seconds = []
+    for _ in range(2):
+        dist.all_reduce(torch.zeros(1), group=group)  # ranks that wait for a late one would measure that
+        began = time.perf_counter()
+        dist.all_reduce(sample, group=group)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds) * count / sample.numel()
+
+
+def _agreed(group: Any, *values: float) -> list[float]:
+    """Return the largest of each value on the ranks."""
+    largest = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    return list(map(float, largest))
