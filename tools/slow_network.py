@@ -1,9 +1,9 @@
-"""Measure a step of DDP across hosts with its gradients compressed, beside a step without communication.
+"""Measure a step across hosts with gradients compressed, and with local steps, beside one without communication.
 
     mpirun -f HOSTS -n 2 -ppn 1 python tools/slow_network.py [ROUNDS [float32|bfloat16]]
 
-Trains the BERT of `cpudist bench ddp`, 4 x 128 tokens per rank; all candidates take turns of two steps. bfloat16 is
-autocast. tests/bed makes hosts on one machine, with links as slow as one likes.
+Trains the BERT of `cpudist bench ddp`, 4 x 128 tokens per rank; all candidates take turns of eight steps, of which the
+mean counts: one of them ends with a meeting of the hosts where these train apart. bfloat16 is autocast. tests/bed makes hosts on one machine, with links as slow as one likes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from cpudist.bench.report import table, time_cell
 from cpudist.bench.timing import CCL, GLOO, Turns, both_groups, take_turns, timed, together
 
 ALONE = "no communication"
-CANDIDATES = ((CCL, ALONE), (CCL, "none"), (CCL, "bf16"), (CCL, "int8"), (CCL, "powersgd"), (GLOO, "none"))
+APART, EVERY = "sync-every 8", 8
+ON_CCL = (ALONE, "none", "bf16", "int8", "powersgd", APART)
+CANDIDATES = (*((CCL, what) for what in ON_CCL), (GLOO, "none"))
 WARM_UP = 12  # PowerSGD begins to compress after the tenth step
 
 
@@ -31,9 +33,11 @@ def step_of(what: str, group: ProcessGroup, tokens: torch.Tensor, autocast: bool
     """Return a function that trains a model of its own by one step."""
     plain = workload.bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
-    model = DistributedDataParallel(plain, process_group=group, gradient_as_bucket_view=True)
-    if what not in (ALONE, "none"):
-        job.require().backend.compress(model, what)
+    if what == APART:
+        model = cpudist.wrap(plain, sync_every=EVERY)
+    else:
+        model = DistributedDataParallel(plain, process_group=group, gradient_as_bucket_view=True)
+        job.require().backend.compress(model, "none" if what == ALONE else what)
 
     def step() -> None:
         with model.no_sync() if what == ALONE else nullcontext():
@@ -59,7 +63,7 @@ def main() -> None:
         (backend, what): together(timed(step_of(what, groups[backend], tokens, dtype == "bfloat16")), groups[GLOO])
         for backend, what in CANDIDATES
     }
-    timings = take_turns(candidates, Turns(rounds=rounds, calls=2, warm_up=0))
+    timings = take_turns(candidates, Turns(rounds=rounds, calls=EVERY, warm_up=0, means=True))
     if world.rank == 0:
         alone = timings[CCL, ALONE].median
         rows = [
