@@ -3,7 +3,8 @@
     mpirun -f HOSTS -n 2 -ppn 1 python tools/slow_network.py [ROUNDS [float32|bfloat16]]
 
 Trains the BERT of `cpudist bench ddp`, 4 x 128 tokens per rank; all candidates take turns of eight steps, of which the
-mean counts: one of them ends with a meeting of the hosts where these train apart. bfloat16 is autocast. tests/bed makes hosts on one machine, with links as slow as one likes.
+mean counts: one of them ends with a meeting of the hosts where these train apart. bfloat16 is autocast. tests/bed makes
+hosts on one machine, with links as slow as one likes.
 """
 
 from __future__ import annotations
