@@ -120,8 +120,8 @@ def wrap(
             the state of the optimizer by the number of ranks. Results and checkpoints are those of DDP, but all ranks
             call ``optimizer.state_dict()``. It is for torch's optimizers that update each element separately, and for
             your own training loops; it takes no `options`.
-        compress: in which scheme gradients cross the network between hosts: "none", "bf16", "int8", "powersgd" or
-            "powersgd:RANK" (docs/slow-networks.md). None: the one of ``cpudist-train --compress``.
+        compress: in which scheme gradients cross the network between hosts: "auto", "none", "bf16", "int8", "powersgd"
+            or "powersgd:RANK" (docs/slow-networks.md). None: the one of ``cpudist-train --compress``.
         sync_every: let hosts train apart, and meet every so many steps of the optimizer, or as often as "auto" finds
             right. None: the one of ``cpudist-train --sync-every``.
         outer: the step that they make then: "nesterov" or "none". None: the one of ``cpudist-train --outer``.

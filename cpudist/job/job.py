@@ -106,6 +106,8 @@ class Job:
     def shutdown(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, write the record with `exit`, and undo all changes."""
         self.wait_for_all()
+        if self.sync_every is not None and self.world.node_count > 1 and not self.record.outer and self.world.rank == 0:
+            say("warning: --sync-every had no effect: it is for models that Trainer or cpudist.wrap() has put in DDP")
         self.record.write(exit)
         self.close()
 

@@ -147,6 +147,14 @@ def test_mistakes_are_one_line() -> None:
             wrong()
 
 
+def test_a_job_without_a_wrapped_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    cpudist.init("gloo", pin=False)
+    job.require().world = replace(job.require().world, node_count=2)
+    job.require().set_local_steps("auto")
+    cpudist.shutdown()
+    assert "warning: --sync-every had no effect" in capsys.readouterr().err
+
+
 def test_on_one_host_there_is_nothing_to_spare(capsys: pytest.CaptureFixture[str]) -> None:
     cpudist.init("gloo", pin=False)
     try:
