@@ -93,15 +93,15 @@ class LocalSteps:
         self.done = 0
         self._is_main = job.world.rank == 0
         self._outer = outer
+        found: list[Any] = [None] * job.world.size
+        dist.all_gather_object(found, (job.world.node_rank, (every, outer, scheme)))
+        if any(settings != (every, outer, scheme) for _, settings in found):
+            raise UserError("ranks differ in --sync-every, --outer or --compress; give all of them the same")
         self._average = job.backend.averaging(scheme)
         self._record = job.record
         job.record.compression = scheme
         counted = {"outer_steps": 0, "outer_bytes": 0, **job.record.outer}  # of all models so far
         job.record.outer = {**counted, "sync_every": every, "outer": outer}
-        found: list[Any] = [None] * job.world.size
-        dist.all_gather_object(found, (job.world.node_rank, (every, outer, scheme)))
-        if any(settings != (every, outer, scheme) for _, settings in found):
-            raise UserError("ranks differ in --sync-every, --outer or --compress; give all of them the same")
         ranks = [rank for rank, (node, _) in enumerate(found) if node == job.world.node_rank]
         self.group: Any = dist.new_group(ranks, use_local_synchronization=True, group_desc="ranks of one host")
         self._optimizer: torch.optim.Optimizer | None = None

@@ -12,12 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import job
+from cpudist.backends import auto_compression
 from cpudist.backends.ccl import extension
 from cpudist.backends.ccl.group import WireOptions
 from cpudist.optimization import local_steps
 
 wire = sys.argv[1]
 world = cpudist.init("ccl", timeout=60)
+hosts = int(os.environ["CPUDIST_TEST_HOSTS"])
+running = job.require()
+running.world = replace(world, node_rank=world.rank * hosts // world.size, node_count=hosts)
 group = dist.new_group(pg_options=WireOptions(wire))
 # The relative error of one conversion, of the largest magnitude that the values are converted with.
 ONE = {"bf16": 2**-8, "int8": 0.5 / 127 * 1.0001}[wire]
@@ -105,7 +109,7 @@ def trained(compress: str) -> torch.nn.Module:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    job.require().backend.compress(wrapped, compress)
+    running.compress(wrapped, compress)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(world.rank)
     for _ in range(8):
@@ -123,13 +127,14 @@ def check_ddp() -> None:
     after = torch.nn.utils.parameters_to_vector(compressed.parameters()).detach()
     assert same_on_all_ranks(after)
     assert 0 < float((before - after).norm()) < 0.02 * float(before.norm())
+    if wire == "bf16":
+        auto_compression._SHARE = 0.0  # no network is as fast
+        assert same_on_all_ranks(torch.nn.utils.parameters_to_vector(trained("auto").parameters()).detach())
+        assert running.record.compression == "bf16"
 
 
 def check_local_steps() -> None:
     """Ranks of a host are in step, hosts are not; when hosts meet all ranks have the same bits, and so has a save."""
-    running, hosts = job.require(), int(os.environ["CPUDIST_TEST_HOSTS"])
-    node = world.rank * hosts // world.size
-    running.world = replace(world, node_rank=node, node_count=hosts)
     torch.manual_seed(world.rank)  # rank 0's parameters are everyone's
     model = cpudist.wrap(torch.nn.Linear(300, 300), compress=wire, sync_every=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -140,7 +145,7 @@ def check_local_steps() -> None:
         cpudist.step(optimizer)
         optimizer.zero_grad()
         found: list[tuple[int, float]] = [(0, 0.0)] * world.size
-        dist.all_gather_object(found, (node, float(model.module.weight.detach().double().sum())))
+        dist.all_gather_object(found, (running.world.node_rank, float(model.module.weight.detach().double().sum())))
         assert len(set(found)) == hosts, "ranks of a host are in step"
         assert (len({value for _, value in found}) == 1) == (step % 3 == 0), (step, found)
     local = local_steps.of(model.module)
@@ -149,7 +154,6 @@ def check_local_steps() -> None:
     everything = [model.module.weight, optimizer.state[model.module.weight]["momentum_buffer"]]
     assert all(same_on_all_ranks(tensor.detach()) for tensor in everything)
     assert running.record.outer["outer_steps"] == 3
-    running.world = world
 
 
 check_ddp()
