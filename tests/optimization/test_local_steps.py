@@ -15,7 +15,7 @@ import cpudist
 from cpudist import job
 from cpudist.backends.compression import check_outer, check_sync_every
 from cpudist.errors import UserError
-from cpudist.optimization import local_steps
+from cpudist.optimization import local_steps, master_weights
 
 pytestmark = pytest.mark.versions
 
@@ -104,9 +104,29 @@ def test_evaluation_and_saving_meet_and_a_checkpoint_goes_on_exactly(tmp_path: P
     cpudist.load(tmp_path / "saved", model=again, optimizer=other)
     train(again, other, 6, 11)
     assert torch.equal(vector(again), vector(model))
+    again.load_state_dict(model.state_dict())
+    assert local_steps.of(again.module).done == 0, "what was loaded is on all ranks"  # type: ignore[union-attr]
     fresh, third = made("none")  # another outer step takes no momentum
     cpudist.load(tmp_path / "saved", model=fresh, optimizer=third)
     assert local_steps.of(fresh.module).state_dict()["momentum"] is None  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_bfloat16_parameters_follow_their_master_weights() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    plain, optimizer = cpudist.optimize(plain, optimizer, dtype=torch.bfloat16)
+    model, weights = cpudist.wrap(plain, sync_every=2), master_weights.of(plain)
+    for _ in range(2):
+        before = [master.detach().clone() for _, master in weights]
+        model(torch.ones(2, 32)).square().mean().backward()
+        cpudist.step(optimizer)
+        optimizer.zero_grad()
+    assert weights
+    for (low, master), old in zip(weights, before, strict=True):
+        assert torch.equal(low, master.to(torch.bfloat16))
+        assert not torch.equal(master, old)
 
 
 @pytest.mark.usefixtures("two_hosts")
