@@ -44,6 +44,11 @@ def test_module_target() -> None:
         (["--timeout", "-3", "run.py"], "above 0"),
         (["--backend", "gloo"], "no TARGET"),
         (["--compress", "zip", "run.py"], "--compress zip is not known; give auto, none, bf16"),
+        (
+            ["--sync-every", "0", "run.py"],
+            "--sync-every 0 is no number of steps; give a whole number from 1 on, or auto",
+        ),
+        (["--outer", "adam", "run.py"], "nesterov"),
         (["--data-workers", "-1", "x.py"], "'-1' is not a whole number of at least 0"),
     ],
 )

@@ -149,7 +149,7 @@ def test_waiting_is_a_twentieth_of_the_time(step: float, meeting: float, every: 
 
 
 @pytest.mark.usefixtures("two_hosts")
-def test_mistakes_are_one_line() -> None:
+def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     train(model, optimizer, 0, 1)
     second = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -165,6 +165,9 @@ def test_mistakes_are_one_line() -> None:
     ):
         with pytest.raises(UserError, match=words):
             wrong()
+    monkeypatch.setattr(type(job.require().backend), "steps_locally", False)  # as on xla
+    with pytest.raises(UserError, match="meets in each step; leave --sync-every out"):
+        job.require().set_local_steps("4")
 
 
 def test_a_job_without_a_wrapped_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
