@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
-from cpudist.backends.auto_compression import choose_later
 from cpudist.backends.compression import AUTO, NONE, OUTER, check_outer, check_scheme, check_sync_every
+from cpudist.backends.measured import choose_later
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError

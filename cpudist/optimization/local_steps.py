@@ -11,7 +11,6 @@ torch's `model_averaging` averages parameters too, but has no outer step and no 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from cpudist.backends import measured
 from cpudist.backends.compression import AUTO, NONE, check_scheme
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from cpudist.job import Job
 
 RATE, MOMENTUM = 0.7, 0.9
-LONGEST = 64  # steps between two meetings, where "auto" chooses them
 _MEASURED = 4  # steps before each of the two meetings that "auto" measures; the first one opens connections
-_WAITING = 0.05  # the share of the time that "auto" lets ranks wait for each other
 
 _attached: WeakKeyDictionary[torch.nn.Module, LocalSteps] = WeakKeyDictionary()
 _watched: WeakSet[Job] = WeakSet()  # jobs whose optimizers are watched
@@ -236,14 +234,11 @@ class LocalSteps:
         The rank that came last has waited least: the others' times are not those of the network.
         """
         step = statistics.median(after - before for before, after in itertools.pairwise(self._ends))
-        slowest, quickest = torch.tensor(step, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        dist.all_reduce(quickest, dist.ReduceOp.MIN)
-        self.every = steps_between(float(slowest), float(quickest))
-        self._record.outer["sync_every"] = self.every
+        slowest, quickest = measured.largest(step, -seconds)
+        self.every = self._record.outer["sync_every"] = measured.steps_between(slowest, -quickest)
         if self._is_main:
             say(
-                f"--sync-every auto: a step takes {float(slowest):.3g} s, a meeting {float(quickest):.3g} s; "
+                f"--sync-every auto: a step takes {slowest:.3g} s, a meeting {-quickest:.3g} s; "
                 f"from now on hosts meet every {self.every} steps"
             )
 
@@ -270,16 +265,6 @@ class LocalSteps:
     def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-
-
-def steps_between(step: float, meeting: float) -> int:
-    """Return after how many steps hosts meet so that meetings take at most 5 % of the time.
-
-    Args:
-        step: seconds of a local step.
-        meeting: seconds of a meeting.
-    """
-    return min(max(math.ceil(meeting * (1 - _WAITING) / (_WAITING * step)), 1), LONGEST)
 
 
 def check_without_scaler() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import cpudist
 from cpudist import backends, job
-from cpudist.backends import auto_compression
+from cpudist.backends import measured
 from cpudist.backends.compression import check_scheme
 from cpudist.errors import UserError
 
@@ -62,7 +62,7 @@ def test_on_one_host_nothing_is_compressed(gloo: None, capsys: pytest.CaptureFix
     ],
 )
 def test_what_auto_takes(seconds: float, step: float, scheme: str, reason: str) -> None:
-    found, why = auto_compression._choice(seconds, step)
+    found, why = measured._choice(seconds, step)
     assert (found, why.endswith(reason)) == (scheme, True)
 
 
@@ -82,7 +82,7 @@ def test_auto_chooses_after_the_first_steps(
     running.world = replace(running.world, node_count=2)
     monkeypatch.setattr(type(running.backend), "compressions", frozenset({"bf16"}))
     monkeypatch.setattr(running.backend, "_register_hook", register)
-    monkeypatch.setattr(auto_compression, "_seconds_of_sum", lambda group, count: 0.0 if scheme == "none" else 1e3)
+    monkeypatch.setattr(measured, "_seconds_of_sum", lambda group, count: 0.0 if scheme == "none" else 1e3)
     model = cpudist.wrap(torch.nn.Linear(2, 2), compress="auto")
     for step in range(8):
         model.eval()(torch.ones(1, 2))

@@ -1,8 +1,9 @@
-"""`--compress auto`: none or bf16, by what is measured in the first steps."""
+"""What `auto` takes by measuring the first steps: `--compress auto` none or bf16, `--sync-every auto` the steps."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ _WARM_UP = 2  # steps; DDP makes its buckets anew after the first one
 _MEASURED = 3
 _SAMPLE = 4 << 20  # values of float32 whose sum is timed; more take as much longer
 _SHARE = 0.1  # of a step, which communication may take before gradients are compressed
+_WAITING = 0.05  # the share of the time that meetings of hosts may take
+_LONGEST = 64  # steps between two meetings
 
 
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
@@ -43,12 +46,22 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
             handle.remove()
             recent = begins[_WARM_UP:]
             step = statistics.median(b - a for a, b in itertools.pairwise(recent))
-            chosen(*_choice(*_agreed(model.process_group, _seconds_of_sum(model.process_group, count), step)))
+            chosen(*_choice(*largest(_seconds_of_sum(model.process_group, count), step, group=model.process_group)))
 
     if count:
         handle = model.register_forward_pre_hook(before_forward)
     else:
         chosen("none", "")
+
+
+def steps_between(step: float, meeting: float) -> int:
+    """Return after how many steps hosts meet so that meetings take at most 5 % of the time.
+
+    Args:
+        step: seconds of a local step.
+        meeting: seconds of a meeting.
+    """
+    return min(max(math.ceil(meeting * (1 - _WAITING) / (_WAITING * step)), 1), _LONGEST)
 
 
 def _choice(seconds: float, step: float) -> tuple[str, str]:
@@ -72,8 +85,8 @@ def _seconds_of_sum(group: Any, count: int) -> float:
     return min(seconds) * count / sample.numel()
 
 
-def _agreed(group: Any, *values: float) -> list[float]:
-    """Return the largest of each value on the ranks."""
-    largest = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    return list(map(float, largest))
+def largest(*values: float, group: Any = None) -> list[float]:
+    """Return the largest of each value on the ranks of `group`, which call it together."""
+    found = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    return list(map(float, found))
