@@ -89,11 +89,14 @@ class CclBackend(ProcessGroupBackend):
         return extension.transport()
 
     def details(self) -> dict[str, Any]:
+        module = extension.load()
         # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across.
         carried = {
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
-            for transport, (calls, size) in extension.load().traffic().items()
+            for transport, (calls, size) in module.traffic().items()
         }
+        if shares := module.bytes_of_threads():
+            carried["computing_threads_carried"] = f"{min(shares)} to {max(shares)} bytes each, {len(shares)} threads"
         return {"ccl_implementation": "cpudist", "oneccl": find_oneccl().version, **carried}
 
     def communication_seconds(self) -> float | None:

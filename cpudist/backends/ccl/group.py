@@ -78,7 +78,10 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
     spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
     # Only the default group, which is the whole job, sees all ranks that use the node's cores.
-    module.start_thread(polls=spare >= 1 and not options.global_ranks_in_group)
+    whole_job = not options.global_ranks_in_group
+    module.start_thread(polls=spare >= 1 and whole_job)
+    if whole_job:
+        module.lend_computing_threads(cores=spare + torch.get_num_threads())
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
     return module.create_group(

@@ -39,26 +39,32 @@ def test_collectives_over_oneccl_alone(name: str) -> None:
     checks = ["collectives.py 40"]
     if name.startswith("torchrun"):  # over libfabric
         checks.append("edges.py")
+    if name.endswith("3 ranks"):
+        checks.append("threads.py")
     result = run_all(JOBS[name], *checks, **only("oneccl"))
-    check_said(result, "checks passed", "carried by oneccl\n", *["edges passed"][: len(checks) - 1])
+    check_said(result, "checks passed", "carried by oneccl\n", *[f"{check[:-3]} passed" for check in checks[1:]])
 
 
 @pytest.mark.job
 @pytest.mark.parametrize("transport", ["shared_memory", "oneccl"])
 @pytest.mark.parametrize("progress", ["naps", "polls"])
 def test_collectives_and_edges_with_and_without_a_core_to_spare(progress: str, transport: str) -> None:
-    checks = ["edges.py", *["collectives.py 25"][: transport == "shared_memory"]]
+    checks = ["edges.py", *(["collectives.py 25", "threads.py"] if transport == "shared_memory" else [])]
     result = run_all(JOBS["intel-mpi, 2 ranks"], *checks, CPUDIST_TEST_PROGRESS=progress, **only(transport))
-    check_said(result, f"progress: {progress}", "edges passed", *["checks passed"][: len(checks) - 1])
+    check_said(result, f"progress: {progress}", "edges passed")
+    if transport == "shared_memory":
+        check_said(result, "checks passed", "threads passed")
 
 
 @pytest.mark.job
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_collectives_and_edges_across_hosts(ranks: int) -> None:
     """4 ranks on 2 hosts: inside by shared memory, across by oneCCL. 3 ranks do not divide: oneCCL alone."""
-    checks = {2: ["edges.py"], 3: ["collectives.py 15"], 4: ["collectives.py 15", "edges.py"]}[ranks]
+    checks = {2: ["edges.py"], 3: ["collectives.py 15"], 4: ["collectives.py 15", "edges.py", "threads.py"]}[ranks]
     result = run_all(jobs.mpirun(ranks, sys.executable), *checks, CPUDIST_TEST_HOSTS="2")
     check_said(result, *(["checks passed"] if ranks > 2 else []), *(["edges passed"] if ranks != 3 else []))
+    if ranks == 4:
+        check_said(result, "threads passed")
     if ranks > 2:
         assert ("hierarchy" in result.stdout) == (ranks == 4), result.output
 

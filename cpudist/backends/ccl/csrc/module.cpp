@@ -5,6 +5,7 @@
 
 #include <iostream>
 
+#include "computing_threads.hpp"
 #include "engine.hpp"
 #include "errors.hpp"
 #include "oneccl/communicator.hpp"
@@ -127,6 +128,8 @@ PYBIND11_MODULE(cpudist_ccl, module) {
   module.def("converted", &converted);
   module.def("set_timeout", &set_timeout<c10d::Backend>, py::arg("group"), py::arg("seconds"));
   module.def("start_thread", [](bool polls) { Engine::get().start_thread(polls); }, py::arg("polls"), Unlocked());
+  module.def("lend_computing_threads", &cpudist::lend_computing_threads, py::arg("cores"));
+  module.def("bytes_of_threads", &cpudist::bytes_of_threads);
   module.def("polls", [] { return Engine::get().polls(); });
   module.def("usable", [] { return Engine::get().usable(); });
   module.def("progress", [] { Engine::get().poll(); }, Unlocked());

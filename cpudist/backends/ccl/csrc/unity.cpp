@@ -5,6 +5,7 @@
 #include "backoff.cpp"
 #include "call.cpp"
 #include "completion_hooks.cpp"
+#include "computing_threads.cpp"
 #include "datatypes.cpp"
 #include "endpoint.cpp"
 #include "engine.cpp"

@@ -23,6 +23,9 @@
 
 namespace cpudist::testing {
 
+// How many threads of a rank carry a large call (threads.cpp).
+extern int threads_of_rank;
+
 inline void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }

@@ -1,4 +1,4 @@
-// Random calls, checked to the bit: stress threads|processes RANKS CALLS SEED.
+// Random calls, checked to the bit: stress threads|processes RANKS CALLS SEED [THREADS OF EACH RANK].
 //
 // All ranks draw the same calls from the same seed, on several groups at once (everybody, and random subsets), several
 // under way at a time and completed in any order. What each rank contributes is a function of call, rank and position,
@@ -271,7 +271,8 @@ void stress(const std::filesystem::path& folder, int rank, int ranks, int calls,
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 5) return 2;
+  if (count < 5) return 2;
+  if (count > 5) threads_of_rank = std::atoi(arguments[5]);
   const bool threads = std::strcmp(arguments[1], "threads") == 0;
   const int ranks = std::atoi(arguments[2]);
   const int calls = std::atoi(arguments[3]);

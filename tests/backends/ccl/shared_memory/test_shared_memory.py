@@ -22,7 +22,7 @@ from cpudist import waiting
 from cpudist.backends.ccl.build import SOURCES
 
 HERE = Path(__file__).parent
-LIBRARY = [SOURCES / "shared_memory" / "unity.cpp", SOURCES / "rendezvous.cpp"]
+LIBRARY = [SOURCES / "shared_memory" / "unity.cpp", SOURCES / "rendezvous.cpp", HERE / "threads.cpp"]
 ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 THREAD = ("-O1", "-g", "-fsanitize=thread")
 KILLED_JOBS = 50
@@ -61,9 +61,12 @@ def test_every_instruction_set_computes_every_reduction(program: Callable[..., P
     run(program("kernels"))
 
 
-@pytest.mark.parametrize(("ranks", "calls"), [(1, 100), (2, 300), (3, 200), (4, 200), (8, 60), (16, 30)])
-def test_random_calls(program: Callable[..., Path], ranks: int, calls: int) -> None:
-    run(program("stress"), "processes", ranks, calls, random.randrange(10**6))
+@pytest.mark.parametrize(
+    ("ranks", "calls", "threads"),
+    [(1, 100, 1), (2, 300, 1), (2, 100, 2), (3, 200, 1), (3, 60, 4), (4, 200, 1), (8, 60, 1), (16, 30, 1)],
+)
+def test_random_calls(program: Callable[..., Path], ranks: int, calls: int, threads: int) -> None:
+    run(program("stress"), "processes", ranks, calls, random.randrange(10**6), threads)
 
 
 needs_time = pytest.mark.skipif(
@@ -73,16 +76,17 @@ needs_time = pytest.mark.skipif(
 
 @needs_time
 def test_random_calls_under_address_sanitizer(program: Callable[..., Path]) -> None:
-    run(program("stress", *ADDRESS), "processes", 3, 60, random.randrange(10**6))
+    run(program("stress", *ADDRESS), "processes", 3, 60, random.randrange(10**6), 2)
 
 
 @needs_time
 def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> None:
     """Ranks are threads here, which use one mapping: the sanitizer goes by addresses."""
     parts = [path for path in (SOURCES / "shared_memory").glob("*.cpp") if path.stem not in ("unity", "segment")]
-    library = [HERE / "one_mapping.cpp", SOURCES / "kernels" / "reduce.cpp", *parts, SOURCES / "rendezvous.cpp"]
-    for ranks, calls in ((2, 60), (4, 30)):
-        run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6))
+    replaced = [HERE / "one_mapping.cpp", HERE / "threads.cpp"]
+    library = [*replaced, SOURCES / "kernels" / "reduce.cpp", *parts, SOURCES / "rendezvous.cpp"]
+    for ranks, calls, threads in ((2, 60, 1), (4, 30, 1), (2, 60, 3)):
+        run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6), threads)
 
 
 @pytest.mark.parametrize("name", [*SCENARIOS])

@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+
+#include "../parallel.hpp"
 
 namespace cpudist::shared_memory {
+
+using parallel::Slice;
 
 namespace {
 
@@ -11,10 +16,6 @@ namespace {
 // two steps.
 constexpr size_t kOneStepBytes = size_t{16} << 10;
 constexpr int kOneStepRanks = 2;
-
-void copy_bytes(void* to, const void* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
 
 // How much of [offset, offset + most) lies within a message of `whole`.
 size_t part(size_t whole, size_t offset, size_t most) { return whole > offset ? std::min(whole - offset, most) : 0; }
@@ -24,6 +25,8 @@ void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
 }
 
 size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
+
+size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
 }  // namespace
 
@@ -60,10 +63,10 @@ struct Division {
 
 namespace {
 
-// Reduces what lies at place(r) for each rank r, in the order of ranks.
+// Reduces what lies at place(r) for each rank r, in the order of ranks. `copy` may be null.
 template <typename Place>
 void combine(const Board& board, const Combination& combination, std::byte* output, std::byte* copy, size_t count,
-             Place place) {
+             Slice slice, Place place) {
   const void* few[16];
   std::vector<const void*> many;
   const auto ranks = static_cast<size_t>(board.ranks());
@@ -72,8 +75,12 @@ void combine(const Board& board, const Combination& combination, std::byte* outp
     many.resize(ranks);
     sources = many.data();
   }
-  for (int rank = 0; rank < board.ranks(); ++rank) sources[rank] = place(rank);
-  if (count > 0) combination.kernel(output, copy, sources, board.ranks(), board.ranks(), count);
+  const auto own = slice.of(count, combination.width);
+  const size_t begin = own.begin * combination.width;
+  for (int rank = 0; rank < board.ranks(); ++rank) sources[rank] = place(rank) + begin;
+  if (own.count == 0) return;
+  combination.kernel(output + begin, copy == nullptr ? nullptr : copy + begin, sources, board.ranks(), board.ranks(),
+                     own.count);
 }
 
 // One step per piece: every rank writes its own elements and reduces those of all. A rank writes the next piece before
@@ -90,15 +97,19 @@ Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte*
     if (piece < pieces) {
       co_await board.entered();
       const size_t bytes = part(count, piece * length, length) * width;
-      copy_bytes(board.place(board.rank(), board.step(), bytes), input + piece * length * width, bytes);
+      std::byte* const to = board.place(board.rank(), board.step(), bytes);
+      parallel::divide(count * width,
+                       [&](Slice slice) { parallel::copy(to, input + piece * length * width, bytes, slice); });
       written = board.publish();
     }
     if (piece >= 1 && receives) {
       co_await board.published_by_all(step);
       const size_t begin = (piece - 1) * length;
       const size_t elements = part(count, begin, length);
-      combine(board, combination, output + begin * width, nullptr, elements, [&](int rank) {
-        return rank == board.rank() ? input + begin * width : board.place(rank, step, elements * width);
+      parallel::divide(count * width, [&](Slice slice) {
+        combine(board, combination, output + begin * width, nullptr, elements, slice, [&](int rank) {
+          return rank == board.rank() ? input + begin * width : board.place(rank, step, elements * width);
+        });
       });
     }
   }
@@ -128,11 +139,13 @@ Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte
       co_await board.entered();
       const auto parts = division(piece);
       std::byte* const slot = board.slot(self, board.step());
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (rank == self) continue;
-        copy_bytes(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
-                   parts.count(rank) * width);
-      }
+      parallel::divide(count * width, [&](Slice slice) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (rank == self) continue;
+          parallel::copy(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
+                         parts.count(rank) * width, slice);
+        }
+      });
       written[piece % 2] = board.publish();
     }
     if (piece >= 1 && piece <= pieces) {
@@ -143,19 +156,23 @@ Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte
       const size_t begin = ((piece - 1) * length + parts.begin(self)) * width;
       std::byte* const slot = board.slot(self, board.step());
       std::byte* const to = receives ? output + begin : slot;
-      combine(board, combination, to, receives ? slot : nullptr, parts.count(self),
-              [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
+      parallel::divide(count * width, [&](Slice slice) {
+        combine(board, combination, to, receives ? slot : nullptr, parts.count(self), slice,
+                [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
+      });
       summed[(piece - 1) % 2] = board.publish();
     }
     if (piece >= 2 && receives) {
       const uint64_t step = summed[piece % 2];
       const auto parts = division(piece - 2);
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (rank == self) continue;
-        co_await board.published_by(rank, step);
-        copy_bytes(output + ((piece - 2) * length + parts.begin(rank)) * width, board.slot(rank, step),
-                   parts.count(rank) * width);
-      }
+      co_await board.published_by_all(step);
+      parallel::divide(count * width, [&](Slice slice) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (rank == self) continue;
+          parallel::copy(output + ((piece - 2) * length + parts.begin(rank)) * width, board.slot(rank, step),
+                         parts.count(rank) * width, slice);
+        }
+      });
     }
   }
 }
@@ -173,11 +190,14 @@ Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root) {
   for (size_t offset = 0; offset < bytes; offset += most) {
     const size_t length = part(bytes, offset, most);
     co_await board.entered();
-    if (board.rank() == root) copy_bytes(board.place(root, board.step(), length), data + offset, length);
+    std::byte* const place = board.place(root, board.step(), length);
+    if (board.rank() == root) {
+      parallel::divide(bytes, [&](Slice slice) { parallel::copy(place, data + offset, length, slice); });
+    }
     const uint64_t step = board.publish();
     if (board.rank() == root) continue;
     co_await board.published_by(root, step);
-    copy_bytes(data + offset, board.place(root, step, length), length);
+    parallel::divide(bytes, [&](Slice slice) { parallel::copy(data + offset, place, length, slice); });
   }
 }
 
@@ -192,17 +212,20 @@ Coroutine allgather(Board& board, const std::byte* input, std::vector<std::byte*
   const int self = board.rank();
   const size_t most = board.slot_bytes();
   const size_t longest = *std::max_element(bytes.begin(), bytes.end());
+  const size_t whole = sum(bytes);
   for (size_t offset = 0; offset < longest; offset += most) {
     co_await board.entered();
     const size_t own = part(bytes[self], offset, most);
-    copy_bytes(board.place(self, board.step(), own), input + offset, own);
+    std::byte* const place = board.place(self, board.step(), own);
+    parallel::divide(whole, [&](Slice slice) { parallel::copy(place, input + offset, own, slice); });
     const uint64_t step = board.publish();
-    copy_bytes(outputs[self] + offset, input + offset, own);
+    parallel::divide(whole, [&](Slice slice) { parallel::copy(outputs[self] + offset, input + offset, own, slice); });
     for (int rank = 0; rank < board.ranks(); ++rank) {
       if (rank == self) continue;
       co_await board.published_by(rank, step);
       const size_t length = part(bytes[rank], offset, most);
-      copy_bytes(outputs[rank] + offset, board.place(rank, step, length), length);
+      const std::byte* const from = board.place(rank, step, length);
+      parallel::divide(whole, [&](Slice slice) { parallel::copy(outputs[rank] + offset, from, length, slice); });
     }
   }
 }
@@ -214,17 +237,24 @@ Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std
   const size_t width = combination.width;
   const size_t longest = *std::max_element(counts.begin(), counts.end());
   const size_t most = shares.bytes / width;
+  const size_t whole = sum(counts) * width;
   for (size_t offset = 0; offset < longest; offset += most) {
     co_await board.entered();
     std::byte* const slot = board.slot(self, board.step());
-    for (int rank = 0; rank < board.ranks(); ++rank) {
-      if (rank == self) continue;
-      copy_bytes(shares.of(slot, self, rank), inputs[rank] + offset * width, part(counts[rank], offset, most) * width);
-    }
+    parallel::divide(whole, [&](Slice slice) {
+      for (int rank = 0; rank < board.ranks(); ++rank) {
+        if (rank == self) continue;
+        parallel::copy(shares.of(slot, self, rank), inputs[rank] + offset * width,
+                       part(counts[rank], offset, most) * width, slice);
+      }
+    });
     const uint64_t step = board.publish();
     co_await board.published_by_all(step);
-    combine(board, combination, output + offset * width, nullptr, part(counts[self], offset, most), [&](int rank) {
-      return rank == self ? inputs[self] + offset * width : shares.of(board.slot(rank, step), rank, self);
+    const size_t elements = part(counts[self], offset, most);
+    parallel::divide(whole, [&](Slice slice) {
+      combine(board, combination, output + offset * width, nullptr, elements, slice, [&](int rank) {
+        return rank == self ? inputs[self] + offset * width : shares.of(board.slot(rank, step), rank, self);
+      });
     });
   }
 }
@@ -266,41 +296,51 @@ Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vect
     summary.balance += hash_of(self, rank, input_bytes[rank]) - hash_of(rank, self, output_bytes[rank]);
   }
   const AlltoallSummary own = summary;
+  const size_t whole = std::max(sum(input_bytes), sum(output_bytes));
   size_t offset = 0;
   for (bool first = true; first || offset < summary.longest; first = false) {
     const size_t head = first ? sizeof(AlltoallCounts) : 0;
     const size_t most = shares.bytes - head;
     co_await board.entered();
     std::byte* const slot = board.slot(self, board.step());
-    for (int rank = 0; rank < board.ranks(); ++rank) {
-      if (rank == self) continue;
-      std::byte* const to = shares.of(slot, self, rank);
+    for (int rank = 0; first && rank < board.ranks(); ++rank) {
       const AlltoallCounts counts{input_bytes[rank], output_bytes[rank]};
-      if (first) std::memcpy(to, &counts, sizeof counts);
-      copy_bytes(to + head, inputs[rank] + offset, part(input_bytes[rank], offset, most));
+      if (rank != self) std::memcpy(shares.of(slot, self, rank), &counts, sizeof counts);
     }
     if (first) std::memcpy(board.place(self, board.step(), sizeof own), &own, sizeof own);
+    parallel::divide(whole, [&](Slice slice) {
+      for (int rank = 0; rank < board.ranks(); ++rank) {
+        if (rank == self) continue;
+        parallel::copy(shares.of(slot, self, rank) + head, inputs[rank] + offset, part(input_bytes[rank], offset, most),
+                       slice);
+      }
+    });
     const uint64_t step = board.publish();
     if (first) {
       check_counts(self, input_bytes[self], self, output_bytes[self]);
-      copy_bytes(outputs[self], inputs[self], input_bytes[self]);
+      parallel::divide(whole,
+                       [&](Slice slice) { parallel::copy(outputs[self], inputs[self], input_bytes[self], slice); });
     }
     for (int rank = 0; rank < board.ranks(); ++rank) {
       if (rank == self) continue;
       co_await board.published_by(rank, step);
-      const std::byte* const from = shares.of(board.slot(rank, step), rank, self);
-      if (first) {
-        AlltoallCounts theirs;
-        std::memcpy(&theirs, from, sizeof theirs);
-        check_counts(rank, theirs.sent, self, output_bytes[rank]);
-        check_counts(self, input_bytes[rank], rank, theirs.expected);
-        AlltoallSummary of_rank;
-        std::memcpy(&of_rank, board.place(rank, step, sizeof of_rank), sizeof of_rank);
-        summary.longest = std::max(summary.longest, of_rank.longest);
-        summary.balance += of_rank.balance;
-      }
-      copy_bytes(outputs[rank] + offset, from + head, part(output_bytes[rank], offset, most));
+      if (!first) continue;
+      AlltoallCounts theirs;
+      std::memcpy(&theirs, shares.of(board.slot(rank, step), rank, self), sizeof theirs);
+      check_counts(rank, theirs.sent, self, output_bytes[rank]);
+      check_counts(self, input_bytes[rank], rank, theirs.expected);
+      AlltoallSummary of_rank;
+      std::memcpy(&of_rank, board.place(rank, step, sizeof of_rank), sizeof of_rank);
+      summary.longest = std::max(summary.longest, of_rank.longest);
+      summary.balance += of_rank.balance;
     }
+    parallel::divide(whole, [&](Slice slice) {
+      for (int rank = 0; rank < board.ranks(); ++rank) {
+        if (rank == self) continue;
+        parallel::copy(outputs[rank] + offset, shares.of(board.slot(rank, step), rank, self) + head,
+                       part(output_bytes[rank], offset, most), slice);
+      }
+    });
     if (first && summary.balance != 0) co_await FailureOfAnother();
     offset += most;
   }

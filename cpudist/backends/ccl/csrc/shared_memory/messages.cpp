@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../parallel.hpp"
+
 namespace cpudist::shared_memory {
 
 Messages::Messages(Board& board)
@@ -58,8 +60,9 @@ Coroutine Messages::send_long(const std::byte* data, size_t bytes, int destinati
   for (size_t offset = 0; offset < bytes; offset += board_.part_bytes()) {
     const uint64_t piece = ++pair.pieces;
     if (piece > kBufferParts) co_await Reached(destination, receipt.pieces, piece - kBufferParts);
-    std::memcpy(board_.buffer(board_.rank(), buffer, piece), data + offset,
-                std::min(bytes - offset, board_.part_bytes()));
+    const size_t length = std::min(bytes - offset, board_.part_bytes());
+    std::byte* const to = board_.buffer(board_.rank(), buffer, piece);
+    parallel::divide(bytes, [&](parallel::Slice slice) { parallel::copy(to, data + offset, length, slice); });
     letter.pieces.store(piece, std::memory_order_release);
   }
   co_await Reached(destination, receipt.pieces, pair.pieces);
@@ -79,7 +82,7 @@ Coroutine Messages::receive(std::byte* data, size_t bytes, int source) {
     co_await Reached(source, letter.pieces, piece);
     const std::byte* const from = is_short ? letter.payload : board_.buffer(source, letter.buffer, piece);
     const size_t length = std::min(bytes - offset, is_short ? bytes : board_.part_bytes());
-    if (length > 0) std::memcpy(data + offset, from, length);
+    parallel::divide(bytes, [&](parallel::Slice slice) { parallel::copy(data + offset, from, length, slice); });
     offset += length;
     pair.pieces = piece;
     receipt.pieces.store(piece, std::memory_order_release);

@@ -1,0 +1,66 @@
+#include "computing_threads.hpp"
+
+#include <array>
+#include <atomic>
+
+#include <ATen/Parallel.h>
+#include <pthread.h>
+
+#include "parallel.hpp"
+
+namespace cpudist {
+
+namespace {
+
+struct alignas(64) Bytes {
+  std::atomic<uint64_t> count{0};
+};
+
+std::array<Bytes, 256> bytes_of;  // by thread; those beyond have the last one together
+
+// OpenMP gives each thread that asks for one a pool of its own. Only the script's own thread has one that idles while
+// it waits: a pool of the engine's thread, or of one that saves a checkpoint, would take the cores from those that
+// compute.
+std::atomic<pthread_t> computing{};
+std::atomic<int> cores_of_rank{1};
+
+}  // namespace
+
+void lend_computing_threads(int cores) {
+  computing = pthread_self();
+  cores_of_rank = cores;
+}
+
+std::vector<uint64_t> bytes_of_threads() {
+  std::vector<uint64_t> result;
+  for (const auto& bytes : bytes_of) {
+    if (bytes.count == 0) break;
+    result.push_back(bytes.count);
+  }
+  return result;
+}
+
+namespace parallel {
+
+const size_t least_bytes = size_t{1} << 20;
+
+// A step wakes the whole pool, so it waits for all threads. One that has no core would hold up the others.
+int available() {
+  if (cores_of_rank == 1 || pthread_self() != computing || at::in_parallel_region()) return 1;
+  const int threads = at::get_num_threads();
+  return threads <= cores_of_rank ? threads : 1;
+}
+
+void run(int threads, const std::function<void(int)>& body) {
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) body(static_cast<int>(thread));
+  });
+}
+
+void count(size_t thread, size_t bytes) {
+  bytes_of[std::min(thread, bytes_of.size() - 1)].count.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+}  // namespace parallel
+
+}  // namespace cpudist

@@ -1,0 +1,15 @@
+// The threads of torch's own pool, lent to the transports.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace cpudist {
+
+// Lends the calling thread's pool from now on, where each of its threads has one of this rank's `cores` for itself.
+void lend_computing_threads(int cores);
+
+// Bytes that each thread has copied or reduced, of the calls that several threads have carried.
+std::vector<uint64_t> bytes_of_threads();
+
+}  // namespace cpudist

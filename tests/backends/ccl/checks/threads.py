@@ -1,0 +1,73 @@
+"""Large calls give the same bits whatever number of a rank's computing threads carries them."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+import torch.distributed as dist
+
+import cpudist
+from cpudist.backends.ccl import extension
+
+world = cpudist.init("ccl", timeout=60)
+COUNT = 1_300_007  # elements: more than one piece, and no multiple of anything
+PEERS = range(world.size)
+
+
+def values(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed * 100 + world.rank)
+    result = torch.randn(COUNT, generator=generator)
+    result[::7] *= 1e-39  # subnormal in float32
+    return result.to(dtype)
+
+
+def results(own: torch.Tensor, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what this rank receives from each kind of call, given its input, and one for each peer."""
+    total, mean, lowest = own.clone(), own.clone(), own.clone()
+    dist.all_reduce(total)
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    dist.reduce(lowest, 0, dist.ReduceOp.MIN)
+    gathered = [torch.empty_like(own) for _ in PEERS]
+    dist.all_gather(gathered, own)
+    share = torch.empty_like(own)
+    dist.reduce_scatter(share, parts)
+    exchanged = [torch.empty_like(own) for _ in PEERS]
+    dist.all_to_all(exchanged, parts)
+    spread = own.clone()
+    dist.broadcast(spread, world.size - 1)
+    message = torch.empty_like(own)
+    work = dist.isend(own, (world.rank + 1) % world.size)
+    dist.recv(message, (world.rank - 1) % world.size)
+    work.wait()
+    return [total, mean, lowest if world.rank == 0 else own, share, spread, message, *gathered, *exchanged]
+
+
+module = extension.load()
+for dtype in (torch.float32, torch.bfloat16):
+    torch.set_num_threads(1)
+    inputs = values(dtype, 0), [values(dtype, 1 + peer) for peer in PEERS]
+    expected = results(*inputs)
+    for threads in (2, 4):
+        torch.set_flush_denormal(True)  # new threads of the pool have it, too
+        torch.set_num_threads(threads)
+        module.lend_computing_threads(threads)  # as if this rank had so many cores
+        before = module.bytes_of_threads()
+        for actual, wanted in zip(results(*inputs), expected, strict=True):
+            assert torch.equal(actual.view(torch.uint8), wanted.view(torch.uint8))
+        torch.set_flush_denormal(False)
+        after = module.bytes_of_threads()
+        assert len(after) >= threads, (threads, after)
+        assert all(more > less for more, less in zip(after[:threads], before, strict=False)), (before, after)
+
+# A thread that does not compute, or a rank with fewer cores than threads, carries its calls alone.
+before = module.bytes_of_threads()
+other = threading.Thread(target=dist.all_reduce, args=(values(torch.float32, 0),))
+other.start()
+other.join()
+module.lend_computing_threads(2)
+dist.all_reduce(values(torch.float32, 0))
+assert module.bytes_of_threads() == before
+if world.rank == 0:
+    print(f"threads passed, {len(before)} carried {min(before)} to {max(before)} bytes")
+cpudist.shutdown()
