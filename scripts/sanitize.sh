@@ -61,6 +61,7 @@ for sanitizer in "$@"; do
             check 2 conditions.py hooks.py
         done
         check 2 semantics.py
+        check 2 threads.py
     done
     # Where a future across machines is completed by the engine's thread, which naps meanwhile.
     export CPUDIST_TRANSPORT= CPUDIST_TEST_PROGRESS=naps

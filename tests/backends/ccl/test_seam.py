@@ -10,6 +10,7 @@ BELOW = {
     path.relative_to(SOURCES): path.read_text()
     for pattern in (
         "transport.hpp",
+        "parallel.hpp",
         "rendezvous.*",
         "traffic.*",
         "transport_selection.*",

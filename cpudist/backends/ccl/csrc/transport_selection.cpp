@@ -47,7 +47,9 @@ TransportPtr make_across_machines(const Group& group, const Placement& place, st
     if (!why.empty()) warning = without_shared_memory(why);
     return make_oneccl(group);
   }
-  auto flat = oneccl::create({group.rank, group.size, group.nodes, group.timeout, group.store});
+  auto whole = group;
+  whole.wire = Wire::kFloat32;
+  auto flat = oneccl::create(whole);
   PrefixStore store(group.store, "across/" + std::to_string(place.local_rank));
   std::vector<int> nodes(place.node_count);
   std::iota(nodes.begin(), nodes.end(), 0);

@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.backends.ccl import extension
+
 plain.set_variables()
 BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
 
@@ -107,6 +109,28 @@ def check_what_a_backend_answers() -> None:
     assert group.allocate_tensor(5, dtype=torch.float64, device=torch.device("cpu")).shape == (5,)
     if hasattr(group, "options"):
         assert group.options._timeout == timedelta(seconds=60)
+
+
+def check_messages_in_rounds() -> None:
+    """What oneCCL is given at once is 1 GB; here 1 KB."""
+    module = extension.load()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "create_group", functools.partial(module.create_group, round_bytes=1024))
+        group = dist.new_group()
+    counts = [[(2000, 0, 300)[(a + b) % 3] for b in range(size)] for a in range(size)]  # from a to b
+    everyone = [
+        [torch.randn(count, generator=seed(a * size + b)) for b, count in enumerate(row)]
+        for a, row in enumerate(counts)
+    ]
+    received = [torch.empty(row[rank]) for row in counts]
+    dist.all_to_all(received, everyone[rank], group=group)
+    assert all(torch.equal(tensor, row[rank]) for tensor, row in zip(received, everyone, strict=True))
+    message = torch.empty(5000)
+    work = dist.isend(torch.full((5000,), float(rank)), (rank + 1) % size, group=group)
+    dist.recv(message, (rank - 1) % size, group=group)
+    work.wait()
+    assert (message == (rank - 1) % size).all()
+    dist.destroy_process_group(group)
 
 
 def check_groups_that_come_and_go_beside_a_thread() -> None:

@@ -6,6 +6,7 @@
 
 #include "kernels/reduce.hpp"
 #include "kernels/wire.hpp"
+#include "ranks.hpp"
 #include "reference.hpp"
 
 using namespace cpudist;
@@ -92,9 +93,31 @@ void check_wire(Wire wire, const std::vector<float>& values) {
   }
 }
 
+// An average of integers across hosts: a sum that is divided once, by more ranks than an int8 counts to.
+template <typename Number>
+void check_division(DataType type) {
+  threads_of_rank = 3;
+  for (const int divisor : {2, 127, 128, 200, 256, 300}) {
+    std::vector<Number> numbers(10'000);
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<Number>(i * 37);
+    const auto before = numbers;
+    kernels::divide(numbers.data(), numbers.data(), numbers.size(), type, divisor);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if (numbers[i] == static_cast<Number>(before[i] / divisor)) continue;
+      ++failures;
+      std::fprintf(stderr, "type %d, number %zu: wrong when divided by %d\n", static_cast<int>(type), i, divisor);
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  check_division<int8_t>(DataType::kInt8);
+  check_division<uint8_t>(DataType::kUint8);
+  check_division<int16_t>(DataType::kInt16);
+  check_division<int64_t>(DataType::kInt64);
   std::mt19937_64 random(1);
   for (const Wire wire : {Wire::kBFloat16, Wire::kInt8}) {
     for (const size_t count : {1, 3, 16, 255, 256, 257, 1000, 4099}) {

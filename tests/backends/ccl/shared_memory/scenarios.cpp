@@ -19,6 +19,8 @@
 //
 // crowd: 256 ranks can share memory; where there is one more, each is told so without waiting for the others.
 //
+// requests: making a group asks the store a few questions for each rank, and not one for each pair of ranks.
+//
 // fork: a child has nothing of its parent's groups, and its end does not disturb them.
 //
 // endless FOLDER RANK RANKS: makes groups and calls until it is killed, or ends with 3 when a peer has gone.
@@ -216,6 +218,35 @@ void crowd(const std::string& folder, int rank) {
   require(why == "257 ranks on one machine, more than 256", "the reason is another one: " + why);
 }
 
+// Counts what comes back at once; a key that is not there yet is asked for again.
+class CountingStore final : public KeyValueStore {
+ public:
+  explicit CountingStore(const std::string& folder) : store_(folder) {}
+  void set(const std::string& key, const std::string& value) override {
+    ++count;
+    store_.set(key, value);
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    auto found = store_.get(key);
+    count += found.has_value();
+    return found;
+  }
+
+  int count = 0;
+
+ private:
+  FolderStore store_;
+};
+
+void requests(const std::string& folder, int rank) {
+  constexpr int kRanks = 12;
+  CountingStore store(folder);
+  std::string why;
+  require(shared_memory::create({rank, kRanks, std::vector<int>(kRanks), Milliseconds(60'000), &store}, why) != nullptr,
+          why);
+  require(store.count <= 2 * (rank == 0 ? kRanks : 2), std::to_string(store.count) + " requests");
+}
+
 void fork_a_child(const std::string& folder, int rank) {
   auto transport = meet(folder, rank, 2);
   std::vector<float> values(1000, 1);
@@ -266,6 +297,7 @@ int main(int count, char** arguments) {
   if (name == "no_segment") return run(3, no_segment);
   if (name == "stranger") return run(3, stranger);
   if (name == "crowd") return run(256, crowd);
+  if (name == "requests") return run(12, requests);
   if (name == "fork") return run(2, fork_a_child);
   return 2;
 }

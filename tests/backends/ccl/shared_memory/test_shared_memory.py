@@ -26,7 +26,19 @@ LIBRARY = [SOURCES / "shared_memory" / "unity.cpp", SOURCES / "rendezvous.cpp", 
 ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 THREAD = ("-O1", "-g", "-fsanitize=thread")
 KILLED_JOBS = 50
-SCENARIOS = ["late", "disagreement", "counts", "gone", "left", "no_memory", "no_segment", "stranger", "crowd", "fork"]
+SCENARIOS = [
+    "late",
+    "disagreement",
+    "counts",
+    "gone",
+    "left",
+    "no_memory",
+    "no_segment",
+    "stranger",
+    "crowd",
+    "requests",
+    "fork",
+]
 
 pytestmark = [pytest.mark.job, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 

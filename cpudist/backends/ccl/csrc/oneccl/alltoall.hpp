@@ -19,7 +19,7 @@ class Alltoall final : public Request {
         ranks_(inputs.size()),
         width_(width),
         type_(type),
-        most_(std::max<size_t>(kRoundBytes / width / ranks_, 1)),
+        most_(std::max<size_t>(communicator.round_bytes() / width / ranks_, 1)),
         inputs_(std::move(inputs)),
         input_counts_(std::move(input_counts)),
         outputs_(std::move(outputs)),
@@ -47,8 +47,6 @@ class Alltoall final : public Request {
   }
 
  private:
-  static constexpr size_t kRoundBytes = size_t{1} << 30;  // that a rank sends
-
   void issue(ccl::event call) {
     call_ = std::move(call);
     if (communicator_.overlaps()) call_->test();  // starts it in order, as Pieces does

@@ -135,7 +135,8 @@ void start() {
 std::string library_version() { return ccl::get_library_version().full; }
 
 Communicator::Communicator(const Group& group)
-    : most_in_flight_(group.on_one_node() ? kMostInFlightOnOneNode : kMostInFlightAcrossNodes) {
+    : most_in_flight_(group.on_one_node() ? kMostInFlightOnOneNode : kMostInFlightAcrossNodes),
+      round_bytes_(group.round_bytes) {
   Watchdog watchdog("creating a oneCCL communicator of " + std::to_string(group.size) + " ranks (rank " +
                         std::to_string(group.rank) + ")",
                     group.timeout);

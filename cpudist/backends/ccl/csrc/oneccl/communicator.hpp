@@ -31,6 +31,9 @@ class Communicator {
   // Whether this request may issue its next call now.
   bool may_issue(const Request* request) const { return order.front() == request && in_flight < most_in_flight_; }
 
+  // The most that a message, or a rank's part of an alltoall, has in one call.
+  size_t round_bytes() const { return round_bytes_; }
+
   // Whether several calls may be in flight at once.
   bool overlaps() const { return most_in_flight_ > 1; }
 
@@ -43,6 +46,7 @@ class Communicator {
   std::string id_;  // the same on all ranks, and no other communicator's
   std::unique_ptr<ccl::communicator> raw_;
   size_t most_in_flight_;
+  size_t round_bytes_;
 };
 
 }  // namespace cpudist::oneccl

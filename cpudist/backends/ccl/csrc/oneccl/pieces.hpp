@@ -102,14 +102,13 @@ class Pieces final : public Request {
 template <typename Issue>
 class PointToPoint final : public Request {
  public:
-  PointToPoint(size_t bytes, Issue issue) : bytes_(bytes), issue_(std::move(issue)) {}
+  PointToPoint(size_t bytes, size_t most, Issue issue) : bytes_(bytes), most_(most), issue_(std::move(issue)) {}
 
   Progress test() override {
-    constexpr size_t kLargestPiece = size_t{1} << 30;
     for (bool moved = false;; moved = true) {
       if (call_ && !call_->test()) return moved ? Progress::kMoved : Progress::kWaiting;
       if (done_ == bytes_) return Progress::kComplete;
-      const size_t piece = std::min(bytes_ - done_, kLargestPiece);
+      const size_t piece = std::min(bytes_ - done_, most_);
       call_ = issue_(done_, piece);
       done_ += piece;
     }
@@ -117,6 +116,7 @@ class PointToPoint final : public Request {
 
  private:
   const size_t bytes_;
+  const size_t most_;  // of a call
   size_t done_ = 0;
   Issue issue_;
   std::optional<ccl::event> call_;

@@ -206,8 +206,8 @@ class OneCcl final : public Transport {
   }
 
   template <typename Issue>
-  static RequestPtr message(size_t bytes, Issue issue) {
-    return std::make_unique<PointToPoint<Issue>>(bytes, std::move(issue));
+  RequestPtr message(size_t bytes, Issue issue) {
+    return std::make_unique<PointToPoint<Issue>>(bytes, communicator_.round_bytes(), std::move(issue));
   }
 
   RequestPtr gather_and_reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction);

@@ -12,6 +12,8 @@ namespace {
 // kMostBytes.
 constexpr size_t kLargestSlot = size_t{256} << 10;
 constexpr size_t kMostBytes = size_t{60} << 20;
+constexpr size_t kLargestParcel = size_t{64} << 10;
+constexpr size_t kPartOfParcels = 8;  // at most this part of a rank's region
 
 size_t in_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -21,7 +23,9 @@ Layout::Layout(int ranks) {
   const auto count = static_cast<size_t>(ranks);
   letters = kSlots * sizeof(Line);
   receipts = letters + count * sizeof(Letter);
-  buffers = in_pages(receipts + count * sizeof(Receipt));
+  parcels = in_pages(receipts + count * sizeof(Receipt));
+  parcel_bytes = std::min(kLargestParcel, kMostBytes / count / kPartOfParcels / count / kLineBytes * kLineBytes);
+  buffers = in_pages(parcels + count * parcel_bytes);
   constexpr size_t kPlaces = kSlots + kBuffers * kBufferParts / 2;  // a part is half a slot
   slot_bytes = std::min(kLargestSlot, (kMostBytes / count - buffers) / kPlaces / kPageBytes * kPageBytes);
   part_bytes = slot_bytes / 2;

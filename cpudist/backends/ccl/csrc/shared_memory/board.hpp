@@ -59,7 +59,7 @@ struct alignas(kLineBytes) Receipt {
   std::atomic<uint64_t> pieces;    // taken so far
 };
 
-constexpr size_t kBuffers = 2;      // for messages, per rank; a pair at work holds one
+constexpr size_t kBuffers = 2;      // for long messages, per rank; a pair at work holds one
 constexpr size_t kBufferParts = 2;  // one is filled while the other is emptied
 
 // Of one group. With more ranks, a slot would be too small to hold a line for each of the others.
@@ -68,14 +68,16 @@ constexpr int kMostRanks = 256;
 // Sizes and offsets, the same on all ranks of a group.
 //
 // A page for the segment itself, then one region per rank. Only that rank writes to its region, and it allocates the
-// pages, so that they are near its processor. A region holds lines, letters, receipts, buffers and slots.
+// pages, so that they are near its processor. A region holds lines, letters, receipts, parcels, buffers and slots.
 struct Layout {
   explicit Layout(int ranks);
 
   size_t letters;  // all offsets from the start of the region
   size_t receipts;
+  size_t parcels;
   size_t buffers;
   size_t slots;
+  size_t parcel_bytes;
   size_t part_bytes;  // of a buffer
   size_t slot_bytes;
   size_t region_bytes;
@@ -93,6 +95,7 @@ class Board {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   size_t slot_bytes() const { return layout_.slot_bytes; }
+  size_t parcel_bytes() const { return layout_.parcel_bytes; }
   size_t part_bytes() const { return layout_.part_bytes; }
 
   // Sets the call that the following steps belong to. `counts`: of each rank's signature, where those differ; else
@@ -149,6 +152,9 @@ class Board {
 
   Letter& letter(int from, int to) { return reinterpret_cast<Letter*>(region(from) + layout_.letters)[to]; }
   Receipt& receipt(int from, int to) { return reinterpret_cast<Receipt*>(region(to) + layout_.receipts)[from]; }
+  std::byte* parcel(int from, int to) {
+    return region(from) + layout_.parcels + static_cast<size_t>(to) * layout_.parcel_bytes;
+  }
   std::byte* buffer(int rank, uint64_t buffer, uint64_t part) {
     return region(rank) + layout_.buffers + (buffer * kBufferParts + part % kBufferParts) * layout_.part_bytes;
   }

@@ -12,9 +12,9 @@ using parallel::Slice;
 
 namespace {
 
-// Up to this size every rank reads and reduces everything, in one step. Above, each rank reduces its share for all, in
-// two steps.
-constexpr size_t kOneStepBytes = size_t{16} << 10;
+// Where a rank would read no more than this from the others, every rank reads and reduces everything, in one step. Above,
+// each rank reduces its share for all, in two steps.
+constexpr size_t kOneStepReads = size_t{48} << 10;
 constexpr int kOneStepRanks = 2;
 
 // How much of [offset, offset + most) lies within a message of `whole`.
@@ -203,7 +203,8 @@ Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root) {
 
 Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, size_t count, Combination combination,
                     int receiver) {
-  const bool in_one_step = count * combination.width <= kOneStepBytes || board.ranks() <= kOneStepRanks;
+  const size_t reads = count * combination.width * static_cast<size_t>(board.ranks() - 1);
+  const bool in_one_step = reads <= kOneStepReads || board.ranks() <= kOneStepRanks;
   return (in_one_step ? allreduce_in_one_step : allreduce_in_two_steps)(board, input, output, count, combination,
                                                                         receiver);
 }

@@ -34,17 +34,26 @@ class FreeBuffer final : public Condition {
   const std::array<bool, kBuffers>& taken_;
 };
 
-Coroutine Messages::send(const std::byte* data, size_t bytes, int destination) {
-  return bytes <= Letter::kPayload ? send_short(data, bytes, destination) : send_long(data, bytes, destination);
+std::byte* Messages::place(size_t bytes, int from, int to) {
+  if (bytes <= Letter::kPayload) return board_.letter(from, to).payload;
+  return bytes <= board_.parcel_bytes() ? board_.parcel(from, to) : nullptr;
 }
 
-Coroutine Messages::send_short(const std::byte* data, size_t bytes, int destination) {
+Coroutine Messages::send(const std::byte* data, size_t bytes, int destination) {
+  const bool at_once = bytes <= std::max(Letter::kPayload, board_.parcel_bytes());
+  return at_once ? send_at_once(data, bytes, destination) : send_long(data, bytes, destination);
+}
+
+// Waits only until the receiver has taken the message that lay there before. A short one and a parcel may be on their
+// way together.
+Coroutine Messages::send_at_once(const std::byte* data, size_t bytes, int destination) {
   Pair& pair = sent_[destination];
-  Letter& letter = board_.letter(board_.rank(), destination);
+  uint64_t& before = bytes <= Letter::kPayload ? pair.letter : pair.parcel;
   ++pair.messages;
-  co_await Reached(destination, board_.receipt(board_.rank(), destination).pieces, pair.pieces);
-  if (bytes > 0) std::memcpy(letter.payload, data, bytes);
-  letter.pieces.store(++pair.pieces, std::memory_order_release);
+  co_await Reached(destination, board_.receipt(board_.rank(), destination).pieces, before);
+  if (bytes > 0) std::memcpy(place(bytes, board_.rank(), destination), data, bytes);
+  before = ++pair.pieces;
+  board_.letter(board_.rank(), destination).pieces.store(before, std::memory_order_release);
 }
 
 Coroutine Messages::send_long(const std::byte* data, size_t bytes, int destination) {
@@ -75,13 +84,13 @@ Coroutine Messages::receive(std::byte* data, size_t bytes, int source) {
   Receipt& receipt = board_.receipt(source, board_.rank());
   receipt.expected.store(++pair.messages, std::memory_order_release);
 
-  const bool is_short = bytes <= Letter::kPayload;
+  const std::byte* const at_once = place(bytes, source, board_.rank());
   size_t offset = 0;
   do {
     const uint64_t piece = pair.pieces + 1;
     co_await Reached(source, letter.pieces, piece);
-    const std::byte* const from = is_short ? letter.payload : board_.buffer(source, letter.buffer, piece);
-    const size_t length = std::min(bytes - offset, is_short ? bytes : board_.part_bytes());
+    const std::byte* const from = at_once ? at_once : board_.buffer(source, letter.buffer, piece);
+    const size_t length = std::min(bytes - offset, board_.part_bytes());
     parallel::divide(bytes, [&](parallel::Slice slice) { parallel::copy(data + offset, from, length, slice); });
     offset += length;
     pair.pieces = piece;

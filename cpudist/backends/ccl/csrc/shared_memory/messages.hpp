@@ -3,8 +3,8 @@
 //   Letter   written by the sender: how many pieces it has sent
 //   Receipt  written by the receiver: how many pieces it has taken, and for how many messages it has begun to wait
 //
-// A short message is stored in the letter itself, so sending completes without the receiver. A long one goes in pieces
-// through one of the sender's buffers. The sender takes a buffer only once the receiver waits for the message, so a
+// A short message is stored in the letter itself, one of up to 64 KB in the pair's parcel, so sending completes without
+// the receiver. A long one goes in pieces through one of the sender's buffers. The sender takes a buffer only once the receiver waits for the message, so a
 // message that nobody receives cannot block messages to other ranks. A part of a buffer is written again when the
 // receiver has taken the piece that it held.
 #pragma once
@@ -29,10 +29,15 @@ class Messages {
   struct Pair {
     uint64_t messages = 0;  // begun, including the one in flight
     uint64_t pieces = 0;    // of all messages before the one in flight
+    uint64_t letter = 0;    // the piece that the letter holds, or held last
+    uint64_t parcel = 0;    // the same of the parcel
   };
 
-  Coroutine send_short(const std::byte* data, size_t bytes, int destination);
+  Coroutine send_at_once(const std::byte* data, size_t bytes, int destination);
   Coroutine send_long(const std::byte* data, size_t bytes, int destination);
+
+  // Where a message lies whose sender does not wait for the receiver; null for a longer one.
+  std::byte* place(size_t bytes, int from, int to);
 
   Board& board_;
   std::vector<Pair> sent_;      // by destination
