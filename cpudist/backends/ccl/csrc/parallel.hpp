@@ -45,15 +45,20 @@ struct Slice {
   size_t threads = 1;
 };
 
-// Calls body(slice) in as many threads as may work for this one, each with its slice. `bytes`: of the whole call.
 template <typename Body>
-void divide(size_t bytes, const Body& body) {
-  const int threads = bytes < least_bytes ? 1 : available();
-  if (threads == 1) return body(Slice());
+[[gnu::cold, gnu::noinline]] void divide_among(int threads, const Body& body) {
   run(threads, [&](int thread) {
     const kernels::DefaultFloatingPoint floating_point;  // a thread may have another state than the one that waits
     body(Slice{static_cast<size_t>(thread), static_cast<size_t>(threads)});
   });
+}
+
+// Calls body(slice) in as many threads as may work for this one, each with its slice. `bytes`: of the whole call.
+template <typename Body>
+void divide(size_t bytes, const Body& body) {
+  const int threads = bytes < least_bytes ? 1 : available();
+  if (threads > 1) return divide_among(threads, body);
+  body(Slice());
 }
 
 // Copies a slice of `bytes` bytes. The two may be the same memory.

@@ -69,6 +69,7 @@ other.join()
 module.lend_computing_threads(2)
 dist.all_reduce(values(torch.float32, 0))
 assert module.bytes_of_threads() == before
+torch.set_num_threads(1)
 if world.rank == 0:
     print(f"threads passed: {CclBackend().details()['computing_threads_carried']}")
 cpudist.shutdown()
