@@ -21,11 +21,11 @@ from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist import backends
-    from cpudist.api import init, shutdown, step, wrap
+    from cpudist.api import batches, init, mean, shutdown, step, wrap
     from cpudist.checkpoints.files import load, save
     from cpudist.checkpoints.series import Checkpoints
     from cpudist.notebook import notebook_launcher
-    from cpudist.optimization import optimize
+    from cpudist.optimization import optimize, scaler
     from cpudist.world import World
 
 __all__ = [
@@ -35,11 +35,14 @@ __all__ = [
     "World",
     "__version__",
     "backends",
+    "batches",
     "init",
     "load",
+    "mean",
     "notebook_launcher",
     "optimize",
     "save",
+    "scaler",
     "shutdown",
     "step",
     "wrap",
@@ -48,11 +51,14 @@ __all__ = [
 _HOMES = {
     "Checkpoints": "cpudist.checkpoints.series",
     "World": "cpudist.world",
+    "batches": "cpudist.api",
     "init": "cpudist.api",
     "load": "cpudist.checkpoints.files",
+    "mean": "cpudist.api",
     "notebook_launcher": "cpudist.notebook",
     "optimize": "cpudist.optimization",
     "save": "cpudist.checkpoints.files",
+    "scaler": "cpudist.optimization",
     "shutdown": "cpudist.api",
     "step": "cpudist.api",
     "wrap": "cpudist.api",

@@ -1,8 +1,8 @@
-"""Start and end a job, from scripts and for `cpudist-train`; wrap a model and make its steps."""
+"""Start and end a job, from scripts and for `cpudist-train`; the parts of a training loop that backends differ in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpudist import huggingface, launchers
@@ -156,8 +156,8 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
 
     Args:
         optimizer: the optimizer.
-        scaler: for float16, the GradScaler of the backend's devices that has scaled the loss, such as
-            ``torch.amp.GradScaler("cpu")``. It unscales the gradients, skips steps that are not finite, and is updated.
+        scaler: for float16, the GradScaler that has scaled the loss, as `scaler` returns it. It unscales the
+            gradients, skips steps that are not finite, and is updated.
 
     Raises:
         UserError: there is no running job.
@@ -168,3 +168,28 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     job.backend.step(optimizer, scaler)
     if job.pinning_check is not None:
         job.pinning_check.step_done()
+
+
+def batches(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return the batches of `loader` on this rank's device, where a slow move is made ahead of their use.
+
+    Args:
+        loader: yields batches of CPU tensors, in tuples, lists or dicts: this rank's share, as with
+            `DistributedSampler`.
+
+    Raises:
+        UserError: there is no running job.
+    """
+    return require().backend.batches(loader)
+
+
+def mean(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the mean of `tensor` over all ranks, on the CPU and in float64; all ranks call it.
+
+    Args:
+        tensor: of any shape, the same on all ranks, on the CPU or on `World.device`.
+
+    Raises:
+        UserError: there is no running job.
+    """
+    return require().backend.mean(tensor)

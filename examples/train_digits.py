@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 
 import torch
-import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -44,7 +43,7 @@ def main() -> None:
     checkpoints = cpudist.Checkpoints(sys.argv[1])
     for epoch in range(checkpoints.restore(model=model, optimizer=optimizer), 20):
         sampler.set_epoch(epoch)
-        for batch, target in loader:
+        for batch, target in cpudist.batches(loader):
             loss = torch.nn.functional.cross_entropy(model(batch), target)
             loss.backward()
             cpudist.step(optimizer)
@@ -54,10 +53,10 @@ def main() -> None:
     # Every rank counts on its own part of the test set, each digit once.
     part = range(world.rank, len(test), world.size)
     batch, target = test[part]
-    right = (model(batch).argmax(1) == target).sum()
-    dist.all_reduce(right)
+    right = (model(batch.to(world.device)).argmax(1).cpu() == target).sum()
+    share = cpudist.mean(right).item() * world.size / len(test)
     if world.rank == 0:
-        print(f"{world}: {right.item() / len(test):.1%} of {len(test)} digits right")
+        print(f"{world}: {share:.1%} of {len(test)} digits right")
     cpudist.shutdown()
 
 

@@ -14,7 +14,6 @@ import argparse
 import time
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import cpudist
@@ -115,13 +114,12 @@ def main() -> None:
         loss.backward()
         cpudist.step(optimizer)
 
-        mean = loss.detach().cpu()
-        dist.all_reduce(mean)
+        mean = cpudist.mean(loss).item()
         now = time.perf_counter()
         rate, global_rate = arguments.batch_size / (now - last), arguments.batch_size * (step + 1) / (now - began)
         last = now
         if world.rank == 0:
-            report(step, mean.item() / world.size, rate, global_rate)
+            report(step, mean, rate, global_rate)
     cpudist.shutdown()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -94,6 +94,7 @@ class Backend(ABC):
             UserError: the backend has no such options, or they do not take these values.
         """
         known = {option.name: option for option in self.options}
+        values = {name: value for name, value in values.items() if value is not None}  # None says nothing
         if unknown := [Option(name, "").flag for name in values if name not in known]:
             raise UserError(
                 f"the backend {self.name} takes no {', '.join(unknown)}; leave it out, or name another --backend"
@@ -258,6 +259,29 @@ class Backend(ABC):
         else:
             scaler.step(optimizer)
             scaler.update()
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of `tensor` over all ranks, on the CPU and in float64; all ranks call it."""
+        import torch
+        import torch.distributed as dist
+
+        mean = tensor.detach().cpu().to(torch.float64, copy=True)  # converted on the CPU: not all devices have float64
+        dist.all_reduce(mean)
+        return mean.div_(dist.get_world_size())
+
+    def scaler(self) -> Any:
+        """Return a GradScaler for float16 on this backend's devices.
+
+        Raises:
+            UserError: there is none.
+        """
+        import torch
+
+        return torch.amp.GradScaler(self.device_type)
+
+    def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches of `loader` on this rank's device."""
+        return loader
 
     def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait until this rank's device has completed all work that it was given."""

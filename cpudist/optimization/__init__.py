@@ -10,6 +10,7 @@ It must not know launchers, transformers, recipes or command lines.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from cpudist import job
 from cpudist.errors import UserError
 from cpudist.optimization import choice, master_weights, native, precision
 
-__all__ = ["optimize"]
+__all__ = ["optimize", "scaler"]
 
 
 def optimize(
@@ -80,3 +81,18 @@ def optimize(
     choice.note(chosen)
     choice.announce(chosen, dtype, reason, because=f" ({reason})" if reason else "")
     return model, optimizer
+
+
+def scaler() -> Any:
+    """Return the GradScaler of a training loop: ``scaler.scale(loss).backward(); cpudist.step(optimizer, scaler)``.
+
+    After `optimize` to float16 it is one for the backend's devices. Otherwise it is not enabled, and passes everything
+    through. Call it after `optimize`.
+
+    Raises:
+        UserError: there is no running job, or its devices have no GradScaler.
+    """
+    running = job.require()
+    if choice.autocast_in(torch.float16) in running.record.optimizations:
+        return running.backend.scaler()
+    return torch.amp.GradScaler("cpu", enabled=False)

@@ -91,6 +91,29 @@ def test_a_steps_time_is_taken_when_the_device_has_done_it(lazy: Lazy) -> None:
     assert record.training.steps == 1
 
 
+def test_batches_and_scaler_change_nothing_where_there_is_nothing_to_do(lazy: Lazy) -> None:
+    batches = [torch.ones(2)]
+    assert list(cpudist.batches(batches)) == batches
+    weight = torch.ones(1, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.5), cpudist.scaler()
+    scaler.scale(weight * 1).backward()
+    cpudist.step(optimizer, scaler)
+    assert (weight.item(), scaler.is_enabled()) == (0.5, False)
+    job.require().record.optimizations = ["native", "float16 autocast"]
+    assert cpudist.scaler().is_enabled()
+
+
+def test_a_mean_is_over_all_ranks_and_leaves_its_tensor_alone() -> None:
+    cpudist.init("gloo")
+    count = torch.tensor([3, 2**40 + 1])
+    assert cpudist.mean(count).tolist() == [3.0, 2.0**40 + 1]
+    loss = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    assert cpudist.mean(loss).data_ptr() != loss.data_ptr()
+    cpudist.shutdown()
+    with pytest.raises(cpudist.UserError, match="no running job"):
+        cpudist.mean(count)
+
+
 def test_a_grad_scaler_takes_part_in_the_step(lazy: Lazy) -> None:
     """Gradients are unscaled; a step of gradients that are not finite is left out, and the scale becomes smaller."""
     weight = torch.ones(1, requires_grad=True)

@@ -6,7 +6,8 @@ torch is imported in methods: see `Backend`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+    from cpudist.backends.calls import Calls
+    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.gloo import GlooBackend
     from cpudist.backends.layouts import Layout
     from cpudist.backends.xla.graphs import Graphs
-    from cpudist.backends.xla.group import HostCcl, HostGloo
     from cpudist.backends.xla.sharding import Sharding
     from cpudist.world import World
 
@@ -58,7 +61,7 @@ class XlaBackend(Backend):
         self._mesh: str | None = None
         self._world_size = 1
         self._changes: Changes | None = None
-        self._host: HostCcl | HostGloo | None = None
+        self._host: CclBackend | GlooBackend | None = None
         self._sharding: Sharding | None = None
         self._graphs: Graphs | None = None
         self._prepared: WeakSet[torch.nn.Module] = WeakSet()
@@ -105,22 +108,21 @@ class XlaBackend(Backend):
         return devices.lacks(self._choice.kind)
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        from cpudist.backends.xla import joining
+        import torch.distributed as dist
 
         self._world_size = world.size
-        joining.bound_new_groups(timeout)
+        _bound_new_groups(timeout)
         first = self._changes is None  # a script may destroy its process group and make another one
+        limit = timedelta(seconds=timeout)
         try:
             if first:
                 self._open(world, store, timeout)
-            if self._sharding is not None:
-                joining.make_group("gloo", world, store, timeout)
-            elif self._host is not None:
+            name = "gloo"
+            if self._host is not None:
                 from cpudist.backends.xla.group import name_with
 
-                joining.make_group(name_with(self._host), world, store, timeout)
-            else:
-                joining.join_runtime(world)
+                name = name_with(self._host.name, through_host=self._through_host)
+            dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
         except BaseException:
             self.stop()
             raise
@@ -129,6 +131,7 @@ class XlaBackend(Backend):
 
     def _open(self, world: World, store: Store, timeout: float) -> None:
         """Start the runtime and change it for this job."""
+        devices.check_one_program(os.environ, world.size, mesh=self._mesh is not None)
         self._changes = Changes()
         self._changes.variable("PJRT_DEVICE", self._choice.kind.upper())
         if places := self._devices_wanted():
@@ -143,24 +146,31 @@ class XlaBackend(Backend):
             from cpudist.backends.xla.sharding import Sharding
 
             table, show = self.configured["sharding"], self.configured["show_sharding"]
-            self._sharding = Sharding.start(self._mesh, table, show, world)
-        elif self._choice.kind == "cpu":
+            self._sharding = Sharding.start(self._mesh, table, show, world, self._changes)
+        else:
             self._host = joining.agree_on_host(world, store, timeout)
-            if world.size > 1 or runtime.addressable_runtime_device_count() > 1:
+            if not self._through_host:
+                joining.join_runtime(world)
+            elif world.size > 1 or runtime.addressable_runtime_device_count() > 1:
                 patches.make_one_world(world, self._changes)
         # After `Sharding.start`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, self._changes, mesh=self._sharding is not None)
         patches.replace_use_spmd(world, self._changes, mesh=self._sharding is not None)
+        patches.keep_new_group(self._changes)
         self._graphs = Graphs(warns=world.rank == 0)
 
+    @property
+    def _through_host(self) -> bool:
+        """Whether tensors of the device go through the host: the runtime connects no CPU processes."""
+        return self._host is not None and self._choice.kind == "cpu"
+
     def _announce(self) -> None:
-        """Print the devices in use. Called after the group is made: the runtime cannot be asked before."""
         from torch_xla import runtime
 
         count = runtime.addressable_runtime_device_count()
         kind = self._choice.kind.upper()
         say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
-        if count > 1 and self._sharding is None:
+        if count > 1 and not runtime.is_spmd():
             say(
                 f"warning: xla uses one of the {count} devices of each process, unless the script calls use_spmd(); "
                 "give --mesh data=-1 to use all"
@@ -181,10 +191,9 @@ class XlaBackend(Backend):
         if model in self._prepared:  # a script may train one model with several Trainers
             return
         self._prepared.add(model)
-        if self._graphs is not None:
-            self._graphs.watch(model)
-        if self._sharding is not None:
-            self._sharding.apply(model)
+        for part in (self._graphs, self._sharding):
+            if part is not None and self._changes is not None:
+                self._changes.then(part.watch(model).remove)
 
     def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
         if self._world_size == 1:
@@ -209,7 +218,7 @@ class XlaBackend(Backend):
         from torch.distributed import get_world_size
         from torch.nn.parallel import DistributedDataParallel
 
-        if self._host is None:  # PyTorch/XLA's documentation: DDP alone may not start from rank 0's weights
+        if not self._through_host:  # PyTorch/XLA's documentation: DDP alone may not start from rank 0's weights
             from torch_xla.core import xla_model
 
             xla_model.broadcast_master_param(model)
@@ -246,6 +255,28 @@ class XlaBackend(Backend):
         torch_xla.sync()
         self._end_step()
 
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self._sharding is not None and tensor.device.type == "xla":  # one program: it is every process's already
+            return tensor.detach().cpu().to(torch.float64)
+        return super().mean(tensor)
+
+    def scaler(self) -> Any:
+        try:
+            from torch_xla.amp import GradScaler
+        except ImportError as error:
+            raise UserError("torch_xla 2.9 has no GradScaler; use bfloat16, or torch_xla 2.8 with torch 2.8") from error
+        return GradScaler()
+
+    def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches of `loader` on the device, to which they move ahead of their use."""
+        from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+        spec = None if self._sharding is None else self._sharding.spec_of_parts()
+        loaded: Iterable[Any] = MpDeviceLoader(loader, self.device(), input_sharding=spec)
+        return loaded
+
     def synchronize(self) -> None:
         import torch_xla
 
@@ -276,17 +307,18 @@ class XlaBackend(Backend):
             return
         import torch.distributed as dist
 
-        from cpudist.backends.xla import joining
-
-        joining.bound_new_groups(seconds)
+        _bound_new_groups(seconds)
         if dist.is_initialized():
             group: Any = dist.group.WORLD
-            self._host._bound(group.inner, seconds)
+            self._host._bound(group.host, seconds)
 
     def transport(self) -> str | None:
-        if self._host is not None:
-            return self._host.transport()
-        return "pjrt" if self._changes is not None else None
+        if self._changes is None:
+            return None
+        return self._host.transport() if self._host is not None and self._through_host else "pjrt"
+
+    def calls(self) -> Calls | None:
+        return None if self._host is None else self._host.calls()
 
     def details(self) -> dict[str, Any]:
         import torch_xla
@@ -298,7 +330,8 @@ class XlaBackend(Backend):
             "device_variables": devices.explained(os.environ),
         }
         if self._host is not None:
-            details["gradients"] = f"through the host, over {self._host.name}"
+            way = f"through the host, over {self._host.name}" if self._through_host else "by the runtime"
+            details["gradients"] = way
             details.update(self._host.details())
         if self._sharding is not None:
             details["mesh"] = self._sharding.mesh_text
@@ -308,23 +341,29 @@ class XlaBackend(Backend):
         return details
 
     def communication_seconds(self) -> float | None:
-        return None if self._host is None else self._host.communication_seconds()
+        return self._host.communication_seconds() if self._host is not None and self._through_host else None
 
     def stop(self) -> None:
         import torch.distributed as dist
-
-        from cpudist.backends.xla import joining
 
         if dist.is_initialized():
             if self._host is not None:
                 self._host.stop()
             else:
                 dist.destroy_process_group()
-        joining.bound_new_groups(None)
+        _bound_new_groups(None)
         if self._changes is not None:
             self._changes.undo()
             self._changes = None
         self._sharding = self._host = None
+
+
+def _bound_new_groups(seconds: float | None) -> None:
+    """Set the timeout of groups that are made without one; None restores torch's, which is half an hour."""
+    from torch.distributed import constants, distributed_c10d
+
+    limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
+    distributed_c10d.default_pg_timeout = limit
 
 
 _started_with: tuple[object, ...] | None = None

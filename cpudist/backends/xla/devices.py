@@ -31,7 +31,11 @@ MEANINGS = {
     "TPU_CHIPS_PER_PROCESS_BOUNDS": "how the chips of a process lie in the TPU's grid, as x,y,z",
     "TPU_VISIBLE_CHIPS": "chips of this host that the process may use",
     "PJRT_LOCAL_PROCESS_COUNT": "processes on this host, as the runtime counts them",
+    "XLA_USE_SPMD": "with 1, one program over all devices, as --mesh makes it",
+    "XLA_AUTO_SPMD": "with 1, the compiler chooses how tensors lie on the devices",
 }
+
+_ON = ("1", "ON", "YES", "TRUE", "Y")  # what the runtime takes for yes
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,27 @@ def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
         if count(kind) and lacks(kind) is None:
             return Choice(kind, f"PJRT_DEVICE and --device are not set, and a {name} is here")
     return Choice("cpu", "PJRT_DEVICE and --device are not set, and no TPU or GPU that PyTorch/XLA could use is here")
+
+
+def check_one_program(variables: Mapping[str, str], ranks: int, *, mesh: bool) -> None:
+    """Check that the runtime's variables do not make another program of the job than it is.
+
+    Args:
+        variables: the environment.
+        ranks: how many ranks the job has.
+        mesh: whether --mesh makes one program of it.
+
+    Raises:
+        UserError: they do.
+    """
+    on = [name for name in ("XLA_AUTO_SPMD", "XLA_USE_SPMD") if variables.get(name, "") in _ON]
+    if mesh and "XLA_AUTO_SPMD" in on:
+        raise UserError("XLA_AUTO_SPMD lets the compiler choose how tensors lie; unset it, or leave --mesh out")
+    if on and not mesh and ranks > 1:
+        raise UserError(
+            f"{on[0]} makes one program over the devices of one runtime and works beside no other process group, and "
+            f"this job has {ranks} ranks; unset it, or start one process"
+        )
 
 
 def lacks(kind: str) -> str | None:

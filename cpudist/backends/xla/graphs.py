@@ -17,6 +17,7 @@ from cpudist.console import say
 Shapes = dict[str, tuple[int, ...]]
 
 _NANOSECONDS = 1e-9
+_LONGEST_WARM_UP = 10  # steps; longer than that, every batch has a new shape
 _UNEXPLAINED = 3  # compiles without a change of shape before a warning: logging, a learning rate that becomes zero
 
 
@@ -36,21 +37,22 @@ class Graphs:
         self._known: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._change: str | None = None
         self._aside = False
+        self._steps = 0
         self._warm = False
         self._warned = False
         self._unexplained = 0
         self.late = 0
         self.waits = 0
 
-    def watch(self, model: torch.nn.Module) -> None:
-        """Note the shapes of all tensors that `model` is called with."""
+    def watch(self, model: torch.nn.Module) -> Any:
+        """Note the shapes of all tensors that `model` is called with; return the handle of the hook that does it."""
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
             shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, torch.Tensor)}
             self.note_batch(shapes, training=module.training)
 
-        model.register_forward_pre_hook(note, with_kwargs=True)
+        return model.register_forward_pre_hook(note, with_kwargs=True)
 
     def note_batch(self, shapes: Shapes, training: bool) -> None:
         """Note a batch of these shapes, and whether the model is in training mode."""
@@ -64,13 +66,14 @@ class Graphs:
         self._shapes = shapes
 
     def end_step(self) -> None:
-        """Note that a step has been given to the device. Steps are warm-up until one compiles nothing."""
+        """Note that a step has been given to the device. Steps are warm-up until one compiles nothing, at most ten."""
         count = _compiled()[0]
         fresh, self._compiled = count - self._compiled, count
         if fresh == 0:
             self._warm = True
-        elif self._warm and not self._aside:
+        elif (self._warm or self._steps >= _LONGEST_WARM_UP) and not self._aside:
             self._warn()
+        self._steps += 1
         handed_back = _handed_back()
         self.waits += handed_back > self._waited_for
         self._waited_for = handed_back

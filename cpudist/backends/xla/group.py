@@ -1,168 +1,131 @@
-"""A c10d process group for tensors of XLA devices and of the CPU, whose messages go through the host.
+"""A c10d process group with two sides: one for tensors of the CPU, one for tensors of XLA devices.
 
-With it, `torch.distributed`, DDP and what builds on them take tensors of a device as they are; see transfers.py.
+With it, `torch.distributed`, DDP and what builds on them take either kind. CPU tensors, objects and barriers go over
+ccl or gloo in every job. Tensors of a device go through the host to the same backend, or to the runtime's own group.
 """
-
-# torch's stubs have overloads besides, which c10d and DDP do not call.
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from cpudist.backends.ccl.backend import CclBackend
 from cpudist.backends.ccl.group import create_group
-from cpudist.backends.gloo import GlooBackend
 from cpudist.backends.xla.transfers import done, fetch, put
 
-Tensors: TypeAlias = list[torch.Tensor]
+# c10d's calls, with the positions of the arguments whose tensors they write, and of those whose tensors they read.
+_CALLS = {
+    **dict.fromkeys(("allreduce", "allreduce_coalesced", "broadcast", "reduce"), ((0,), (0,))),
+    **dict.fromkeys(("allgather", "gather", "scatter", "reduce_scatter", "alltoall"), ((0,), (1,))),
+    **dict.fromkeys(("_allgather_base", "_reduce_scatter_base", "alltoall_base"), ((0,), (1,))),
+    "send": ((), (0,)),
+    **dict.fromkeys(("recv", "recv_anysource"), ((0,), ())),
+}
 
 
-class HostCcl(CclBackend):
-    """ccl between the hosts of XLA devices."""
+class TwoSidedGroup(dist.ProcessGroup):
+    """Process group that hands each call to the side that its tensors are on.
 
-    def make(self, options: Any) -> Any:
-        """Return a c10d backend for CPU tensors, from torch's ``_DistributedBackendOptions``."""
-        return create_group(options)
-
-
-class HostGloo(GlooBackend):
-    """gloo between the hosts of XLA devices."""
-
-    def make(self, options: Any) -> Any:
-        """Return a c10d backend for CPU tensors, from torch's ``_DistributedBackendOptions``."""
-        return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
-
-
-class HostGroup(dist.ProcessGroup):
-    """Process group that extends `inner`, a c10d backend for CPU tensors, to tensors of XLA devices.
-
-    Tensors of a device are fetched, given to `inner`, awaited and put back: c10d's futures cannot wait for a device
-    that computes lazily.
+    Args:
+        host: a c10d backend for CPU tensors, which also has barriers.
+        device: what has the same calls for tensors of a device.
+        rank, size: this rank in the group, and how many it has.
     """
 
-    def __init__(self, inner: Any, rank: int, size: int) -> None:
+    def __init__(self, host: Any, device: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.inner = inner
+        self.host = host
+        self.device = device
 
     def getBackendName(self) -> str:  # noqa: N802 - c10d's name
         return "xla"
 
-    def allreduce(self, tensors: Tensors, options: Any = None) -> Any:
-        return self._in_place(self.inner.allreduce, tensors, options)
+    def _set_group_name(self, name: str) -> None:  # torch's keeps it in backends, of which this group has none
+        self._name = name
 
-    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Any:
-        return self._in_place(self.inner.allreduce_coalesced, tensors, options)
-
-    def broadcast(self, tensors: Tensors, options: Any = None) -> Any:
-        return self._in_place(self.inner.broadcast, tensors, options)
-
-    def reduce(self, tensors: Tensors, options: Any = None) -> Any:
-        return self._in_place(self.inner.reduce, tensors, options)
-
-    def allgather(self, outputs: list[Tensors], inputs: Tensors, options: Any = None) -> Any:
-        return self._lists(self.inner.allgather, outputs, inputs, options)
-
-    def gather(self, outputs: list[Tensors], inputs: Tensors, options: Any = None) -> Any:
-        return self._lists(self.inner.gather, outputs, inputs, options)
-
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], options: Any = None) -> Any:
-        if _on_cpu(outputs):
-            return self.inner.scatter(outputs, inputs, options)
-        return self._fill(outputs, lambda host: self.inner.scatter(host, [fetch(row) for row in inputs], options))
-
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], options: Any = None) -> Any:
-        if _on_cpu(outputs):
-            return self.inner.reduce_scatter(outputs, inputs, options)
-        return self._fill(
-            outputs, lambda host: self.inner.reduce_scatter(host, [fetch(row) for row in inputs], options)
-        )
-
-    def alltoall(self, outputs: Tensors, inputs: Tensors, options: Any = None) -> Any:
-        if _on_cpu(outputs):
-            return self.inner.alltoall(outputs, inputs, options)
-        return self._fill(outputs, lambda host: self.inner.alltoall(host, fetch(inputs), options))
-
-    def _allgather_base(self, output: torch.Tensor, value: torch.Tensor, options: Any = None) -> Any:
-        return self._flat(self.inner._allgather_base, output, value, options)
-
-    def _reduce_scatter_base(self, output: torch.Tensor, value: torch.Tensor, options: Any = None) -> Any:
-        return self._flat(self.inner._reduce_scatter_base, output, value, options)
-
-    def alltoall_base(
-        self, output: torch.Tensor, value: torch.Tensor, output_sizes: Any, input_sizes: Any, options: Any = None
-    ) -> Any:
-        def call(host: torch.Tensor, given: torch.Tensor, options: Any) -> Any:
-            return self.inner.alltoall_base(host, given, output_sizes, input_sizes, options)
-
-        return self._flat(call, output, value, options)
-
-    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Any:
-        return self.inner.send(tensors if _on_cpu(tensors) else fetch(tensors), peer, tag)
-
-    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Any:
-        return self._in_place(lambda host, _: self.inner.recv(host, peer, tag), tensors, None)
-
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        return self._in_place(lambda host, _: self.inner.recv_anysource(host, tag), tensors, None)
+    @property
+    def group_name(self) -> str:  # type: ignore[override]  # a NewType of str
+        return self._name
 
     def barrier(self, opts: Any = None) -> Any:  # torch passes it by this name
-        return self.inner.barrier(dist.BarrierOptions() if opts is None else opts)
-
-    def _in_place(self, call: Callable[[Tensors, Any], Any], tensors: Tensors, options: Any) -> Any:
-        if _on_cpu(tensors):
-            return call(tensors, options)
-        if self.size() == 1:  # nothing changes, so the device need not compute them yet
-            return done(tensors)
-        return self._fill(tensors, lambda host: call(host, options))
-
-    def _lists(
-        self, call: Callable[[list[Tensors], Tensors, Any], Any], outputs: list[Tensors], inputs: Tensors, options: Any
-    ) -> Any:
-        if _on_cpu(inputs):
-            return call(outputs, inputs, options)
-        host = [[torch.empty(one.shape, dtype=one.dtype) for one in row] for row in outputs]
-        call(host, fetch(inputs), options).wait()
-        for row, values in zip(outputs, host, strict=True):
-            put(row, values)
-        return done(outputs)
-
-    def _flat(
-        self,
-        call: Callable[[torch.Tensor, torch.Tensor, Any], Any],
-        output: torch.Tensor,
-        value: torch.Tensor,
-        options: Any,
-    ) -> Any:
-        if _on_cpu([value]):
-            return call(output, value, options)
-        host = torch.empty(output.shape, dtype=output.dtype)
-        call(host, fetch([value])[0], options).wait()
-        put([output], [host])
-        return done([output])
-
-    def _fill(self, tensors: Tensors, call: Callable[[Tensors], Any]) -> Any:
-        host = fetch(tensors)
-        call(host).wait()
-        put(tensors, host)
-        return done(tensors)
+        return self.host.barrier(dist.BarrierOptions() if opts is None else opts)
 
 
-def name_with(host: HostCcl | HostGloo) -> str:
-    """Register process groups that go through `host` with torch, and return their name: "xla_ccl" or "xla_gloo"."""
-    name = f"xla_{host.name}"
+def _by_side(name: str) -> Callable[..., Any]:
+    def call(self: TwoSidedGroup, *args: Any) -> Any:
+        on_cpu = all(tensor.device.type == "cpu" for tensor in _tensors(args))
+        return getattr(self.host if on_cpu else self.device, name)(*args)
 
-    def create(options: Any, _group_options: Any) -> HostGroup:
-        return HostGroup(host.make(options), options.group_rank, options.group_size)
-
-    if name.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "xla"])
-    return name
+    return call
 
 
-def _on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
-    return tensors[0].device.type == "cpu"
+for _name in _CALLS:
+    setattr(TwoSidedGroup, _name, _by_side(_name))
+
+
+class ThroughHost:
+    """The calls of `host`, a c10d backend for CPU tensors, for tensors of a device.
+
+    They are fetched, given to `host`, awaited and put back: c10d's futures cannot wait for a device that computes
+    lazily.
+    """
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        written, read = _CALLS[name]
+        call = getattr(self._host, name)
+
+        def through_host(*args: Any) -> Any:
+            targets = _tensors([args[position] for position in written])
+            if written == read and self._host.size() == 1:  # nothing changes, so the device need not compute them yet
+                return done(targets)
+            sources = _tensors([args[position] for position in read])
+            copies = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in targets}
+            if sources:
+                copies.update(zip(map(id, sources), fetch(sources), strict=True))
+            work = call(*tree_map_only(torch.Tensor, lambda tensor: copies[id(tensor)], args))
+            if not targets:  # a message sent, which its receiver may ask for after having sent one itself
+                return work
+            work.wait()
+            put(targets, [copies[id(tensor)] for tensor in targets])
+            return done(targets)
+
+        return through_host
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+
+
+def runtime_side(host: Any, options: Any) -> Any:
+    """Return the runtime's own group for tensors of a device, from torch's ``_DistributedBackendOptions``."""
+    from torch_xla.distributed.xla_backend import ProcessGroupXla
+
+    side = ProcessGroupXla(options.store, options.group_rank, options.group_size, options.timeout)
+    ranks, size = list(options.global_ranks_in_group), dist.get_world_size() if dist.is_initialized() else 0
+    if ranks and len(ranks) < size:  # as torch_xla's own new_group does (2.8), which also calls groups meshes
+        side._mesh = [ranks] if len(ranks) > 1 else [[rank] for rank in range(size)]
+    return side
+
+
+def name_with(host: str, *, through_host: bool) -> str:
+    """Register two-sided groups with torch, and return their name: "xla_ccl" or "xla_gloo".
+
+    Args:
+        host: the backend for tensors of the CPU, "ccl" or "gloo".
+        through_host: whether those of a device go over it too; otherwise to the runtime's own group.
+    """
+
+    def create(options: Any, _group_options: Any) -> TwoSidedGroup:
+        place = options.group_rank, options.group_size
+        side = create_group(options) if host == "ccl" else ProcessGroupGloo(options.store, *place, options.timeout)
+        return TwoSidedGroup(side, ThroughHost(side) if through_host else runtime_side(side, options), *place)
+
+    dist.Backend.register_backend(f"xla_{host}", create, extended_api=True, devices=["cpu", "xla"])
+    return f"xla_{host}"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch.distributed import constants, distributed_c10d
 
 from cpudist.changes import Changes
 from cpudist.console import say
@@ -17,62 +15,57 @@ from cpudist.rendezvous import all_gather
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from cpudist.backends.xla.group import HostCcl, HostGloo
+    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.gloo import GlooBackend
     from cpudist.world import World
 
 _POD_PORT = "12355"  # the runtime's own default
 
 
-def bound_new_groups(seconds: float | None) -> None:
-    """Set the timeout of groups that are made without one; None restores torch's, which is half an hour."""
-    limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
-    distributed_c10d.default_pg_timeout = limit
-
-
-def make_group(backend: str, world: World, store: Store, timeout: float) -> None:
-    """Make the default process group on a backend that torch knows by this name."""
-    seconds = timedelta(seconds=timeout)
-    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=seconds)
-
-
-def agree_on_host(world: World, store: Store, timeout: float) -> HostCcl | HostGloo:
+def agree_on_host(world: World, store: Store, timeout: float) -> CclBackend | GlooBackend:
     """Return the fastest backend between hosts that every rank can use: ccl, else gloo with one warning line."""
-    from cpudist.backends.xla.group import HostCcl, HostGloo
+    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.gloo import GlooBackend
 
-    ccl = HostCcl()
+    ccl = CclBackend()
     reasons = all_gather(store, world.rank, world.size, "xla/ccl", ccl.unavailable() or "", timeout)
     reason = next((f"rank {rank} says: {text}" for rank, text in enumerate(reasons) if text), None)
     if reason is None:
         return ccl
     if world.rank == 0 and world.size > 1:
         say(f"warning: xla sends gradients over gloo and not over ccl, {reason}")
-    return HostGloo()
+    return GlooBackend()
 
 
 def join_runtime(world: World) -> None:
-    """Make the runtime's own process group the job's, where the runtime connects the devices and numbers the ranks.
+    """Let the runtime connect the devices of all ranks. Call it before any other question to the runtime.
 
     Raises:
-        UserError: it has not connected as many ranks as the launcher has started.
+        UserError: it has not connected as many ranks as the launcher has started, or it numbers them differently.
     """
-    import torch_xla.distributed.xla_backend  # noqa: F401 - registers "xla" with torch
     from torch_xla import runtime
 
-    changes = Changes()
     if world.size > 1:
+        changes = Changes()
         for name, value in _torchrun_variables(world).items():
             changes.default_variable(name, value)
-    try:
-        # Before any question to the runtime: this names the process's device, and the runtime keeps its first answer.
-        dist.init_process_group("xla", init_method="xla://")
-    finally:
-        changes.undo()
-    connected = dist.get_world_size(), runtime.process_count()
+        try:
+            # The runtime names the process's device here, and keeps its first answer; its own store is not used.
+            next(dist.rendezvous("xla://"))
+        finally:
+            changes.undo()
+    connected = runtime.world_size(), runtime.process_count()
     if connected != (world.size, world.size):
         raise UserError(
             f"the runtime has connected {connected[0]} devices of {connected[1]} processes, and this job has "
             f"{world.size} ranks ({world.launcher}); start one rank for each device, or one process of each host with "
             "--mesh"
+        )
+    if runtime.global_ordinal() != world.rank:
+        raise UserError(
+            f"rank {world.rank} ({world.launcher}) has the device that the runtime numbers {runtime.global_ordinal()}, "
+            "and collectives go by that number; start the ranks in the order of the devices, as torchrun does, or one "
+            "process of each host with --mesh"
         )
 
 

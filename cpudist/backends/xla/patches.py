@@ -2,20 +2,24 @@
 
 torch_xla (2.8) regards each CPU process as alone: its world size is 1 and its collectives do nothing, so programs
 written for it, and accelerate and Trainer, would train every rank alone and end in success. Over several devices of one
-process its collectives abort. While a job runs, its public functions answer with the job's world, its collectives go
-through the host, and what cannot work raises an error.
+process its collectives abort. While a job runs, its questions are answered with the job's world, and `all_reduce`,
+`all_gather` and `xla_rendezvous` go through the host; the rest of xm and of `core.functions` stands on these. All other
+roads to the runtime's own collectives raise an error. docs/xla.md lists every function.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch_xla
 import torch_xla.distributed.xla_multiprocessing as multiprocessing
+from torch.distributed import distributed_c10d
 from torch_xla import runtime
 from torch_xla.core import xla_model
 
@@ -26,7 +30,6 @@ from cpudist.errors import UserError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from cpudist.backends.xla.group import HostGroup
     from cpudist.changes import Changes
     from cpudist.world import World
 
@@ -36,13 +39,15 @@ _OPERATIONS = {
     xla_model.REDUCE_MIN: dist.ReduceOp.MIN,
     xla_model.REDUCE_MAX: dist.ReduceOp.MAX,
 }
-_REFUSED = ("all_to_all", "collective_permute", "reduce_scatter", "reduce_scatter_bucketized", "send", "recv")
+# What every collective of torch_xla ends in (2.8): functions of its C++ part, and torch's functional operators.
+_COMMUNICATING = ("reduce", "gather", "all_to_all", "permute", "send", "recv")
+_FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
 
 
 def make_one_world(world: World, changes: Changes) -> None:
-    """Let torch_xla's functions answer for `world`, until `changes` are undone.
+    """Let torch_xla answer for `world`, until `changes` are undone, and refuse what would train ranks apart.
 
-    Its collectives use the default process group, which must be a `HostGroup`.
+    Its collectives use the default process group, which must be a `TwoSidedGroup`.
     """
     answers = {
         "world_size": world.size,
@@ -54,15 +59,25 @@ def make_one_world(world: World, changes: Changes) -> None:
         "local_process_count": world.local_size,
         "host_index": world.node_rank,
     }
-    for name, answer in answers.items():
-        changes.attribute(runtime, name, _constant(answer))
-    changes.attribute(xla_model, "all_reduce", all_reduce)
-    changes.attribute(xla_model, "all_gather", all_gather)
-    changes.attribute(xla_model, "xla_rendezvous", rendezvous)
-    for name in _REFUSED:
-        changes.attribute(xla_model, name, _refusing(name))
+    replace(runtime, {name: _constant(answer) for name, answer in answers.items()}, changes)
+    carried = (all_reduce, all_gather, xla_rendezvous)
+    replace(xla_model, {function.__name__: function for function in carried}, changes)
+    for name in vars(torch_xla._XLAC):
+        if name.startswith("_xla_") and any(word in name for word in _COMMUNICATING):
+            changes.attribute(torch_xla._XLAC, name, _refusing(name.removeprefix("_xla_")))
+    library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    changes.then(library._destroy)
+    with warnings.catch_warnings(action="ignore"):  # that these kernels replace the runtime's
+        for name in _FUNCTIONAL:
+            library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
     track_ddp_models(changes)
-    changes.attribute(torch_xla, "compile", _compile_in_parts(torch_xla.compile, is_main_process=world.rank == 0))
+    in_parts = _compile_in_parts(torch_xla.compile, is_main_process=world.rank == 0)
+    replace(torch_xla, {"compile": in_parts}, changes)
+
+
+def keep_new_group(changes: Changes) -> None:
+    """Let `dist.new_group` be torch's own: torch_xla's (2.8) has a timeout of half an hour, whatever the job's is."""
+    changes.attribute(dist, "new_group", distributed_c10d.new_group)
 
 
 def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
@@ -78,7 +93,7 @@ def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
     def launch(
         fn: Callable[..., Any], args: Any = (), start_method: str = "spawn", debug_single_process: bool = False
     ) -> None:
-        _check_devices_are_used(mesh, alone=debug_single_process)
+        _check_devices_are_used(world, mesh, 1 if debug_single_process else None)
         fn(world.rank, *args)
 
     def spawn(
@@ -89,11 +104,11 @@ def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
         daemon: bool = False,
         start_method: str = "spawn",
     ) -> None:
-        _check_devices_are_used(mesh, alone=nprocs == 1)
+        _check_devices_are_used(world, mesh, nprocs)
         fn(world.rank, *args)
 
-    changes.attribute(torch_xla, "launch", launch)
-    changes.attribute(multiprocessing, "spawn", spawn)
+    replace(torch_xla, {"launch": launch}, changes)
+    replace(multiprocessing, {"spawn": spawn}, changes)
 
 
 def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
@@ -111,7 +126,16 @@ def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
         if not mesh:
             original(auto)
 
-    changes.attribute(runtime, "use_spmd", use_spmd)
+    replace(runtime, {"use_spmd": use_spmd}, changes)
+
+
+def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> None:
+    """Replace functions of `module`, there and in every module that has imported them by name before the job."""
+    new = {id(getattr(module, name)): value for name, value in values.items()}
+    for other in list(sys.modules.values()):
+        for alias, found in list(vars(other).items()) if hasattr(other, "__dict__") else ():
+            if id(found) in new:
+                changes.attribute(other, alias, new[id(found)])
 
 
 def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:
@@ -159,22 +183,30 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
         return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     tensors = [inputs.clone()] if isinstance(inputs, torch.Tensor) else list(inputs)
     if tensors:
-        reduce_flat(_host_group(), tensors, _OPERATIONS[reduce_type], scale)
+        group: Any = dist.group.WORLD
+        reduce_flat(group.host, tensors, _OPERATIONS[reduce_type], scale)
     return tensors[0] if isinstance(inputs, torch.Tensor) else inputs
 
 
 def all_gather(
-    value: torch.Tensor, dim: int = 0, groups: Any = None, output: torch.Tensor | None = None, pin_layout: bool = True
-) -> torch.Tensor:
+    value: Any, dim: int = 0, groups: Any = None, output: Any = None, pin_layout: bool = True, *ids: Any, **more: Any
+) -> Any:
     """Replace `xm.all_gather`: return every rank's `value`, concatenated along `dim`, on the device.
 
-    A `value` without dimensions becomes one entry of a vector.
+    Args:
+        value: a tensor; without dimensions it becomes one entry of a vector. Or a list of tensors.
+        dim: the axis that grows.
+        groups: must be empty.
+        output: where the result is written too; as many tensors as `value` has.
+        pin_layout, ids, more: ignored; they are about the runtime's own numbers and layouts.
 
     Raises:
         UserError: groups are given.
     """
     if groups:
         raise UserError("xm.all_gather: several CPU processes gather through the host, which does not do groups")
+    if isinstance(value, list):
+        return [all_gather(one, dim, output=output and output[place]) for place, one in enumerate(value)]
     (own,) = fetch([value])
     everyones = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, own)
@@ -183,8 +215,8 @@ def all_gather(
     return result if output is None else output.copy_(result)
 
 
-def rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None) -> list[bytes]:
-    """Replace `xm.rendezvous`: return every rank's payload, in rank order.
+def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None) -> list[bytes]:
+    """Replace `xm.xla_rendezvous`: return every rank's payload, in rank order.
 
     Raises:
         UserError: `ordinals` names only some of the ranks.
@@ -197,20 +229,26 @@ def rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, tag:
     return payloads
 
 
-def _check_devices_are_used(mesh: bool, alone: bool) -> None:
-    """Raise `UserError` where a function that is called once would not use every device.
+def _check_devices_are_used(world: World, mesh: bool, processes: int | None) -> None:
+    """Raise `UserError` where a function that each rank calls once would not run as often as the script asks for.
 
     Args:
+        world: this rank's place.
         mesh: whether --mesh has made one program of the job.
-        alone: whether the script asks for one process.
+        processes: how many processes the script asks for; None for one on each device.
     """
     if mesh:
         raise UserError(
             "torch_xla.launch and xmp.spawn start a rank for each device, and --mesh makes one program of all; "
             "call the function itself, or leave --mesh out"
         )
+    if processes not in (None, world.size):
+        raise UserError(
+            f"the script asks torch_xla for {processes} processes (nprocs), and {world.launcher} has started "
+            f"{world.size}; start that many ranks, or leave nprocs out"
+        )
     count = runtime.addressable_runtime_device_count()
-    if count > 1 and not alone:
+    if count > 1 and processes is None:
         raise UserError(
             f"torch_xla.launch and xmp.spawn are to use each device, and this one process has {count}: start {count} "
             f"ranks (mpirun -n {count}, torchrun --nproc-per-node={count}) with one device each, or write the script "
@@ -229,11 +267,6 @@ def _compile_in_parts(original: Callable[..., Any], is_main_process: bool) -> Ca
     return compile
 
 
-def _host_group() -> Any:
-    group: HostGroup = dist.group.WORLD  # type: ignore[assignment]
-    return group.inner
-
-
 def _constant(value: int) -> Callable[[], int]:
     return lambda: value
 
@@ -241,7 +274,7 @@ def _constant(value: int) -> Callable[[], int]:
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise UserError(
-            f"xm.{name} is not for several CPU processes, which meet through the host; "
+            f"{name} of PyTorch/XLA is not for several CPU processes, which meet through the host; "
             "use torch.distributed's own, or one process with --mesh"
         )
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 from torch_xla import runtime
 from torch_xla.distributed import spmd
 
 from cpudist.backends.layouts import Entry, Layout, Spec
-from cpudist.backends.xla import mesh, partition
+from cpudist.backends.xla import mesh, partition, patches
 from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
+    from cpudist.changes import Changes
     from cpudist.world import World
 
 
@@ -44,9 +47,11 @@ class Sharding:
         self._warns = warns
         batch = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
         self._batch: Entry = batch or None
+        self._placed: Any = WeakIdKeyDictionary()  # parameters that are divided, with their names
+        self._mark: Callable[..., Any] = spmd.mark_sharding
 
     @classmethod
-    def start(cls, text: str, table_file: str | None, show: bool, world: World) -> Sharding:
+    def start(cls, text: str, table_file: str | None, show: bool, world: World, changes: Changes) -> Sharding:
         """Make one program of all devices. Call it before the first tensor is on a device.
 
         Args:
@@ -54,6 +59,7 @@ class Sharding:
             table_file: the value of ``--sharding``; None for the default table.
             show: whether rank 0 prints how tensors are divided.
             world: this rank's place.
+            changes: what the job takes back.
 
         Raises:
             UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
@@ -68,9 +74,13 @@ class Sharding:
                 "process, or leave --mesh out"
             )
         first = world.rank == 0
-        fitting = mesh.fit(axes, runtime.global_runtime_device_count())
-        sharding = cls(fitting, table, print if show and first else None, warns=first)
+        count = runtime.global_runtime_device_count()
+        if count == 1 and mesh.places(axes) is None and first:
+            say(f"warning: --mesh {text} has one device; on the CPU CPU_NUM_DEVICES says how many there are")
+        sharding = cls(mesh.fit(axes, count), table, print if show and first else None, warns=first)
+        changes.then(partial(spmd.set_global_mesh, spmd.get_global_mesh()))
         spmd.set_global_mesh(sharding.mesh)
+        patches.replace(spmd, {"mark_sharding": sharding.mark_for_script}, changes)
         return sharding
 
     def use_layout(self, layout: Layout, source: str) -> None:
@@ -78,8 +88,25 @@ class Sharding:
         if not self.table.exact:
             self.table = partition.Table(layout, source)
 
-    def apply(self, model: torch.nn.Module) -> None:
-        """Place the parameters of `model` on the mesh, and its inputs in every forward pass."""
+    def mark_for_script(self, t: Any, mesh: Any, partition_spec: Any) -> Any:
+        """Replace `mark_sharding` for scripts.
+
+        Raises:
+            UserError: the tensor is a parameter that the table has placed.
+        """
+        if t in self._placed:
+            raise UserError(
+                f"the script calls mark_sharding for {self._placed[t]}, which the table of {self.table.source} has "
+                "placed already; leave one of the two out"
+            )
+        return self._mark(t, mesh, partition_spec)
+
+    def watch(self, model: torch.nn.Module) -> Any:
+        """Place the parameters of `model` on the mesh, and its inputs in every forward pass.
+
+        Returns:
+            The handle of the hook that places inputs.
+        """
         if self._show:
             self._show(_mesh_text(self.mesh_text, self.mesh))
         parameters = dict(model.named_parameters())
@@ -87,12 +114,21 @@ class Sharding:
             for pattern in partition.without_use(self.table, list(parameters)):
                 say(f"--sharding {self.table.source}: {pattern!r} decides about no parameter of this model")
         for name, parameter in parameters.items():
-            self._place(name, parameter, partition.spec_for(name, parameter.shape, self.sizes, self.table))
-        model.register_forward_pre_hook(self._place_inputs, with_kwargs=True)
+            spec = partition.spec_for(name, parameter.shape, self.sizes, self.table)
+            self._place(name, parameter, spec)
+            if any(partition.names_in(entry) for entry in spec):
+                self._placed[parameter] = name
+        return model.register_forward_pre_hook(self._place_inputs, with_kwargs=True)
+
+    def spec_of_parts(self) -> Any:
+        """Return how a loader feeds this host's part of each batch; None where the host feeds the whole batch."""
+        if runtime.process_count() == 1 or self._batch is None:
+            return None
+        return _Parts(self.mesh, (self._batch,), minibatch=True)
 
     def _place(self, name: str, tensor: Tensor, spec: Spec) -> None:
         if any(partition.names_in(entry) for entry in spec):
-            spmd.mark_sharding(tensor, self.mesh, spec)
+            self._mark(tensor, self.mesh, spec)
         if self._show:
             self._show(_tensor_text(name, tensor, spec))
 
@@ -111,6 +147,18 @@ class Sharding:
             _check_fed_in_parts(value)
             return
         self._place("a batch", value, partition.check("a batch", value.shape, (self._batch,), self.sizes))
+
+
+class _Parts(spmd.ShardingSpec):  # type: ignore[misc]
+    """The runtime's spec of a host's part of a batch, for tensors of any number of axes; its own is for one alone."""
+
+    def can_apply(self, t: Tensor) -> bool:
+        return t.dim() > 0
+
+    def xla_spec(self, t: Tensor) -> Any:
+        whole = (None,) * (t.dim() - 1)
+        spec = spmd.ShardingSpec(self.mesh, (*self.partition_spec, *whole), minibatch=True)
+        return spec.xla_spec(t) if t.dim() else None
 
 
 _is_one_program = False  # the runtime keeps this for the lifetime of the process
@@ -134,8 +182,8 @@ def _check_fed_in_parts(batch: Tensor) -> None:
     """
     if not isinstance(spmd.wrap_if_sharded(batch), spmd.XLAShardedTensor):
         raise UserError(
-            "several hosts feed their own part of a batch: give torch_xla's MpDeviceLoader an input_sharding with "
-            "minibatch=True"
+            "several hosts feed their own part of a batch: take the batches from cpudist.batches(loader), or give "
+            "torch_xla's MpDeviceLoader an input_sharding with minibatch=True"
         )
 
 

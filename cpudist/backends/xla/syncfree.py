@@ -1,6 +1,8 @@
 """Optimizers that skip a step whose gradients are not finite on the device itself.
 
-With others, a GradScaler asks the device after every backward pass, and host and device wait for each other.
+With others, a GradScaler asks the device after every backward pass, and host and device wait for each other. float16 is
+for GPUs, which no released wheel of torch_xla 2.8 or 2.9 offers: this, and what the backend has for float16, has been
+tried on made-up devices only.
 Source: PyTorch/XLA 2.8, docs/source/perf/amp.md ("AMP for XLA:GPU") and torch_xla/amp/syncfree.
 """
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import TrainingArguments
 from transformers.image_processing_utils import BaseImageProcessor
 
+from cpudist import api
 from cpudist.errors import UserError
 from cpudist.training.recipes.classification import Labelled
 from cpudist.training.recipes.models import IGNORED
@@ -102,7 +103,7 @@ def fit_collator(samples: Dataset, shape: Shape) -> ImageCollator:
         for channel in range(shape.channels):
             counts[channel] += torch.from_numpy(np.bincount(images[:, channel].ravel(), minlength=256))
     if ranks > 1:
-        dist.all_reduce(counts)
+        counts = (api.mean(counts) * ranks).round()
     values = torch.arange(256, dtype=torch.float64) / 255
     shares = counts / counts.sum(dim=1, keepdim=True).double()
     mean = shares @ values

@@ -87,6 +87,17 @@ def test_devices_that_contradict_each_other(asked: str | None, variables: dict[s
         devices.choose(asked, variables)
 
 
+def test_the_runtimes_variables_do_not_make_another_program() -> None:
+    for variables in ({}, {"XLA_USE_SPMD": "0"}):
+        devices.check_one_program(variables, 2, mesh=False)
+    devices.check_one_program({"XLA_USE_SPMD": "1"}, 1, mesh=False)
+    devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, mesh=True)
+    with pytest.raises(UserError, match=r"XLA_USE_SPMD makes one program .* this job has 2 ranks; unset it"):
+        devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, mesh=False)
+    with pytest.raises(UserError, match=r"XLA_AUTO_SPMD lets the compiler choose .* leave --mesh out"):
+        devices.check_one_program({"XLA_AUTO_SPMD": "1"}, 1, mesh=True)
+
+
 def test_variables_are_shown_with_what_they_mean() -> None:
     shown = devices.explained({"CPU_NUM_DEVICES": "4", "TPU_PROCESS_BOUNDS": "1,2,1", "HOME": "/"})
     assert shown == {
@@ -112,6 +123,7 @@ def test_doctor_says_what_would_be_computed_on(variables: dict[str, str], level:
 def test_options_of_xla_are_refused_elsewhere() -> None:
     with pytest.raises(UserError, match="the backend gloo takes no --show-sharding"):
         backends.get("gloo")().configure(show_sharding=True)
+    backends.make("gloo", {"mesh": None, "device": None})  # one program for all backends says None
     for name in ("sharding", "show_sharding"):
         with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is for a mesh"):
             backends.make("xla", {name: "x"})

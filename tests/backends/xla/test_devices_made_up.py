@@ -25,10 +25,14 @@ BOUND = 150.0
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("group", ["xla ProcessGroupXla", "moved: True pjrt"]),
+        ("alone", ["xla_ccl ProcessGroupXla torch.distributed.distributed_c10d", "moved: True pjrt"]),
         (
             "hosts",
-            ["fed in parts: True", "refused: several hosts feed their own part of a batch: give torch_xla's MpDevice"],
+            [
+                "labels: [0, 1, 2, 3]",
+                "fed in parts: True",
+                "refused: several hosts feed their own part of a batch: take",
+            ],
         ),
         pytest.param(
             "float16",
@@ -58,19 +62,26 @@ def test_in_one_process(what: str, says: list[str]) -> None:
         assert text in result.stdout, result.output
 
 
-def test_ranks_that_the_runtime_connects_are_a_job() -> None:
-    """Under mpirun, of which the runtime does not know."""
-    result = run(mpirun(2, *MADE_UP, "ranks", "connected"), timeout=BOUND)
+def test_a_recipe_on_ranks_that_the_runtime_connects(tmp_path: Path) -> None:
+    """Their group refuses CPU tensors. Under mpirun, of which the runtime does not know."""
+    result = run(mpirun(2, *MADE_UP, "recipe", str(tmp_path)), timeout=BOUND)
     assert result.returncode == 0, result.output
-    for rank in (0, 1):
-        assert f"rank {rank}: xla {rank} of 2, 2" in result.stdout, result.output
+    assert result.stdout.count("xla_ccl, through the host, over ccl\n") == 2, result.output
+    assert result.stdout.count("xla_ccl, by the runtime\n") == 2, result.output
+    assert result.stdout.count("the same losses: True\nthe same means: True\n") == 2, result.output
 
 
-def test_ranks_that_the_runtime_does_not_connect_are_refused() -> None:
-    """Here the runtime is left to itself, and does what it does on CPUs: it makes a world of each process."""
-    result = run([*torchrun(2), MADE_UP[1], "ranks", "apart"], timeout=BOUND)
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("apart", "the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"),
+        ("backwards", "rank 0 (torchrun) has the device that the runtime numbers 1, and collectives go by that number"),
+    ],
+)
+def test_ranks_that_the_runtime_does_not_connect_or_numbers_differently_are_refused(way: str, says: str) -> None:
+    """Apart, the runtime is left to itself, and does what it does on CPUs: it makes a world of each process."""
+    result = run([*torchrun(2), MADE_UP[1], "ranks", way], timeout=BOUND)
     assert result.returncode != 0, result.output
-    says = "the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"
     assert says in result.stderr, result.output
 
 

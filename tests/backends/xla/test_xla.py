@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from jobs import Result, mpirun, run, torchrun, train
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 pytestmark = [pytest.mark.job, pytest.mark.versions]
 
@@ -30,31 +33,41 @@ def _start(ranks: int, *command: str) -> Result:
     return result
 
 
-def _losses(ranks: int, *words: str) -> list[list[float]]:
-    """The losses of one_program.py, once for each of `words`, one after the other in the same processes."""
+def _loop(ranks: int, folder: Path, *jobs: str | dict[str, str]) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
+    """The losses of the README's loop and what it has saved, for each of `jobs`, in turn in the same processes."""
     program = str(ROOT / "examples" / "one_program.py")
-    turns = " -- ".join(f"{program} --backend {one}" for one in words).split()
-    result = _start(ranks, sys.executable, str(CHECKS / "in_turn.py"), *turns)
+    texts = [job if job == "made up" else json.dumps(job) for job in jobs]
+    result = _start(ranks, sys.executable, str(CHECKS / "in_turn.py"), program, str(folder), *texts)
     losses = [float(text) for text in re.findall(r"step \d+ loss (\S+)", result.stdout)]
-    assert len(losses) == 20 * len(words), result.output
-    return [losses[start : start + 20] for start in range(0, len(losses), 20)]
+    assert len(losses) == 20 * len(jobs), result.output
+    files = [sorted(path.name for path in (folder / str(number)).iterdir()) for number in range(len(jobs))]
+    assert files == files[:1] * len(jobs)
+    return [(losses[20 * n : 20 * n + 20], _saved(folder / str(n))) for n in range(len(jobs))]
 
 
-@pytest.fixture(scope="module")
-def gloo_losses() -> list[float]:
-    return _losses(1, "gloo")[0]
+def _saved(folder: Path) -> dict[str, torch.Tensor]:
+    parts = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.items()
+    tensors = {name: torch.empty(part.size) for name, part in parts if isinstance(part, TensorStorageMetadata)}
+    dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+    return tensors
 
 
-def test_one_program_has_the_same_losses_everywhere(gloo_losses: list[float]) -> None:
-    """Jobs that follow each other in the same processes, on other backends."""
-    for losses in (*_losses(1, "xla", "ccl"), *_losses(2, "xla", "ccl", "gloo")):
-        assert losses == pytest.approx(gloo_losses, abs=1e-4)
+def test_the_loop_of_the_readme_is_the_same_on_every_backend(tmp_path: Path) -> None:
+    """Also on ranks that the runtime connects, whose group of devices refuses CPU tensors; only they are made up."""
+    gloo, ccl, xla = ({"backend": name} for name in ("gloo", "ccl", "xla"))
+    meshes = [{**xla, "mesh": mesh} for mesh in ("data=4", "fsdp=4", "model=4", "data=2,model=2")]
+    # xla first: torch's first backward pass makes a queue for each device that it finds.
+    (wanted, expected), *others = _loop(1, tmp_path / "1", xla, gloo, ccl)
+    others += _loop(2, tmp_path / "2", xla, ccl, gloo, "made up") + _loop(1, tmp_path / "4", *meshes)
+    assert len(expected) == 4 * 4, "parameters, and three numbers of AdamW for each"
+    for number, (losses, saved) in enumerate(others):
+        assert losses == pytest.approx(wanted, abs=1e-4), number
+        torch.testing.assert_close(saved, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_meshes_of_four_devices_compute_as_one_does(gloo_losses: list[float]) -> None:
-    meshes = ["data=4", "fsdp=4", "model=4", "data=2,model=2"]
-    for mesh, losses in zip(meshes, _losses(1, *(f"xla --mesh {mesh}" for mesh in meshes)), strict=True):
-        assert losses == pytest.approx(gloo_losses, abs=1e-4), mesh
+def test_the_loop_is_the_one_that_the_readme_shows() -> None:
+    program = (ROOT / "examples" / "one_program.py").read_text(encoding="utf-8")
+    assert program.partition("import sys\n")[2] in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("host", ["ccl", "gloo"])
@@ -90,7 +103,8 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
 @pytest.mark.parametrize(
     ("ranks", "devices", "words", "way", "says"),
     [
-        (2, 1, [], "refused", "xm.collective_permute is not for several CPU processes"),
+        (2, 1, [], "refused", "collective_permute of PyTorch/XLA is not for several CPU processes"),
+        (2, 1, [], "spawn", "the script asks torch_xla for 3 processes (nprocs), and intel-mpi has started 2"),
         (2, 1, [], "program", "use_spmd() makes one program over the devices of one runtime and works beside no other"),
         (1, 4, [], "own", "this one process has 4: start 4 ranks (mpirun -n 4, torchrun --nproc-per-node=4)"),
         (1, 4, ["--mesh", "data=4"], "own", "start a rank for each device, and --mesh makes one program of all"),
@@ -132,6 +146,7 @@ def test_a_compile_after_warm_up_is_one_line_with_its_cause() -> None:
     warnings = [line for line in result.stderr.splitlines() if "compiles again" in line]
     assert len(warnings) == 1, result.output
     assert "argument 0 went from 16 x 8 to 7 x 8" in warnings[0]
+    assert "warns too: True" in result.stdout, result.output
     details = ast.literal_eval(result.stdout.splitlines()[-1])
     assert details["steps_that_compiled_after_warm_up"] == 2, "7 and 3 samples"
     assert details["graphs_compiled"] > 2
@@ -193,7 +208,7 @@ def test_the_sharding_is_shown(tmp_path: Path) -> None:
 )
 def test_user_errors_are_one_line(ranks: int, words: list[str], says: str) -> None:
     script = str(ROOT / "examples" / "one_program.py")
-    command = train("--backend", "xla", *words, script, "--backend", "xla")
+    command = train("--backend", "xla", *words, script, "out")
     result = run(mpirun(ranks, *command) if ranks > 1 else command, timeout=BOUND)
     assert result.returncode == 2, result.output
     assert re.search(says, result.stderr), result.output
@@ -249,9 +264,10 @@ def test_a_recipe_has_the_same_perplexity_and_says_what_it_replaced(
     assert found["xla"]["steps"] == 20
 
 
-def test_bfloat16_is_autocast(tmp_path: Path) -> None:
+def test_bfloat16_is_autocast_and_a_mesh_of_one_device_is_told() -> None:
     program = (
-        "import torch, cpudist; world = cpudist.init('xla'); model = torch.nn.Linear(8, 8).to(world.device);"
+        "import torch, cpudist; world = cpudist.init('xla', mesh='data=-1');"
+        "model = torch.nn.Linear(8, 8).to(world.device);"
         "optimizer = torch.optim.AdamW(model.parameters());"
         "model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16); model = cpudist.wrap(model);"
         "inputs = torch.rand(4, 8).to(world.device); outputs = model(inputs); outputs.sum().backward();"
@@ -261,3 +277,4 @@ def test_bfloat16_is_autocast(tmp_path: Path) -> None:
     result = _start(1, sys.executable, "-c", program)
     assert "torch.float32 True" in result.stdout, result.output
     assert "optimize: native, bfloat16 autocast" in result.stderr, result.output
+    assert "warning: --mesh data=-1 has one device; on the CPU CPU_NUM_DEVICES says" in result.stderr, result.output

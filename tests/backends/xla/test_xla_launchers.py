@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import jobs
@@ -26,13 +25,13 @@ BOUND = 150.0
 
 
 def _command(record: Path) -> list[str]:
-    return jobs.train("--backend", "xla", "--record", str(record), PROGRAM, "--backend", "xla")
+    return jobs.train("--backend", "xla", "--record", str(record), PROGRAM, str(record.with_name("out")))
 
 
 def _check(result: jobs.Result, record: Path, launcher: str, hosts: int, host: str) -> None:
     """The job was one, was started so, and has the losses of one process on gloo."""
     assert result.returncode == 0, result.output
-    alone = jobs.run([sys.executable, PROGRAM, "--backend", "gloo"], timeout=BOUND)
+    alone = jobs.run(jobs.train("--backend", "gloo", PROGRAM, str(record.with_name("alone"))), timeout=BOUND)
     assert _losses(result) == pytest.approx(_losses(alone), abs=1e-4)
     fields = json.loads(record.read_text())
     assert (fields["launcher"], fields["world_size"], fields["exit"]) == (launcher, 2, "completed")

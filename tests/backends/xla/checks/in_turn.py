@@ -1,10 +1,25 @@
-"""Runs programs one after the other in the same process, each with its words: `in_turn.py PROGRAM … -- PROGRAM …`."""
+"""Runs one program in several jobs, one after the other in the same processes: `in_turn.py PROGRAM FOLDER JOB …`.
+
+A JOB is the arguments of `cpudist.init` as JSON; "made up" is xla on devices that the runtime connects. The program's
+argument is a folder of the job's own in FOLDER.
+"""
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
+from functools import partial
 
-for words in " ".join(sys.argv[1:]).split(" -- "):
-    sys.argv = words.split()
-    runpy.run_path(sys.argv[0], run_name="__main__")
+import cpudist
+
+init, (program, folder, *jobs) = cpudist.init, sys.argv[1:]
+for number, job in enumerate(jobs):
+    if job == "made up":
+        import made_up
+
+        made_up.connect()
+    options = {"backend": "xla"} if job == "made up" else json.loads(job)
+    cpudist.init = partial(init, **options)
+    sys.argv[1:] = [f"{folder}/{number}"]
+    runpy.run_path(program, run_name="__main__")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch_xla import runtime
 from torch_xla.core import xla_model
-from torch_xla.distributed import parallel_loader, spmd
+from torch_xla.distributed import spmd
 
 import cpudist
 from cpudist import job
-from cpudist.backends.xla import devices, joining, mesh, patches
+from cpudist.backends.xla import devices, group, mesh, patches
+from cpudist.backends.xla.backend import XlaBackend
+from cpudist.changes import Changes
 from cpudist.errors import UserError
+from cpudist.world import World
 
 
 def as_a_tpu(slices: int, x: int, y: int) -> None:
@@ -30,11 +36,35 @@ def as_a_tpu(slices: int, x: int, y: int) -> None:
     xla_model.xla_device_hw = lambda device: "TPU"
 
 
-def group() -> None:
-    """The runtime's own process group, as where it connects the devices."""
-    joining.agree_on_host = lambda *_: None
+class DeviceOnly(group.ThroughHost):
+    """A group of devices as the runtime's: it has messages for their tensors, and refuses those of the CPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        call = super().__getattr__(name)
+
+        def on_device(*args: Any) -> Any:
+            if any(tensor.device.type == "cpu" for tensor in group._tensors(args)):
+                raise NotImplementedError(f"{name} of a CPU tensor on a group of devices")
+            return call(*args)
+
+        return on_device
+
+
+def connect(order: int = 1) -> None:
+    """Let the runtime answer as where it connects the devices of both ranks; with -1 it numbers them backwards."""
+    rank = int(os.environ["RANK"] if "RANK" in os.environ else os.environ["PMI_RANK"])
+    XlaBackend._through_host = property(lambda self: False)
+    group.runtime_side = lambda host, options: DeviceOnly(host)
+    number = rank if order == 1 else 1 - rank
+    patches.make_one_world(World(number, 2, number, 2, 0, 1, "made up"), Changes())
+
+
+def alone() -> None:
+    """The runtime's own process group, as where it connects the devices, beside one for the CPU."""
+    XlaBackend._through_host = property(lambda self: False)
     world = cpudist.init("xla")
-    print(dist.get_backend(), type(dist.group.WORLD).__name__)
+    device = dist.group.WORLD.device
+    print(dist.get_backend(), type(device).__name__, dist.new_group.__module__)
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(2, 4).to(world.device)).square().mean().backward()
@@ -46,28 +76,50 @@ def group() -> None:
 
 def ranks() -> None:
     """Each of several ranks has a device, and the runtime connects them, or, left alone on CPUs, does not."""
-    joining.agree_on_host = lambda *_: None
-    patches.make_one_world = lambda *_: None
-    if sys.argv[2] == "connected":
-        place = int(os.environ["RANK"]) if "RANK" in os.environ else int(os.environ["PMI_RANK"])
-        runtime.process_count = runtime.global_device_count = lambda: 2
-        runtime.process_index = runtime.global_ordinal = lambda: place
-    world = cpudist.init("xla", timeout=60)
-    print(
-        f"rank {world.rank}: {dist.get_backend()} {dist.get_rank()} of {dist.get_world_size()}, {runtime.world_size()}"
+    if sys.argv[2] == "apart":
+        XlaBackend._through_host = property(lambda self: False)
+    else:
+        connect(-1)
+    cpudist.init("xla", timeout=60)
+
+
+def recipe() -> None:
+    """A recipe on two ranks whose messages go through the host, and on two that the runtime connects."""
+    from cpudist.training.target import Recipe
+
+    words = (
+        "--dataset_name digits --config_overrides width=8 --do_train --max_steps 4 --logging_steps 1 --report_to none"
     )
-    cpudist.shutdown()
+    words += " --disable_tqdm true --per_device_train_batch_size 8 --save_strategy no --output_dir"
+    found = []
+    for number in range(2):
+        if number:
+            connect()
+        world = cpudist.init("xla", timeout=60)
+        output = Path(sys.argv[2], str(number))
+        Recipe("images", (*words.split(), str(output))).run()
+        history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+        found.append([entry["loss"] for entry in history if "loss" in entry])
+        print(f"{world}: {dist.get_backend()}, {job.require().backend.details()['gradients']}")
+        cpudist.shutdown()
+    print("the same losses:", len(found[0]) == 4 and torch.allclose(*map(torch.tensor, found), atol=1e-5))
+    processors = [Path(sys.argv[2], str(number), "preprocessor_config.json").read_text() for number in range(2)]
+    print("the same means:", processors[0] == processors[1])
 
 
 def hosts() -> None:
     """Of several hosts, each feeds its own part of a batch."""
-    world = cpudist.init("xla", mesh="data=2")
+    world = cpudist.init("xla", mesh="fsdp=2")
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
+    try:
+        spmd.mark_sharding(model.weight, spmd.get_global_mesh(), (None, None))
+    except UserError as error:
+        print("refused:", error)
     batch = torch.arange(16.0).reshape(4, 4)
     whole = model(batch.to(world.device)).cpu()
-    parts = spmd.ShardingSpec(spmd.get_global_mesh(), ("data", None), minibatch=True)
-    (fed,) = parallel_loader.MpDeviceLoader([batch], world.device, input_sharding=parts)
     with patch.object(runtime, "process_count", lambda: 2):
+        ((fed, labels),) = cpudist.batches([(batch, torch.arange(4))])
+        print("labels:", labels.tolist())
         print("fed in parts:", torch.allclose(model(fed).cpu(), whole))
         try:
             model(batch.to(world.device))
@@ -150,4 +202,5 @@ def pod() -> None:
 
 
 if __name__ == "__main__":
-    {"group": group, "ranks": ranks, "hosts": hosts, "hybrid": hybrid, "float16": float16, "pod": pod}[sys.argv[1]]()
+    what = {"alone": alone, "ranks": ranks, "recipe": recipe, "hosts": hosts, "hybrid": hybrid, "float16": float16}
+    {**what, "pod": pod}[sys.argv[1]]()

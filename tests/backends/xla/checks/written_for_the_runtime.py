@@ -11,6 +11,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.debug.profiler as xp
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_backend
+import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
 from torch.nn.parallel import DistributedDataParallel
 
@@ -60,4 +61,6 @@ def train(index, steps):
 if __name__ == "__main__":
     if WAY == "program":  # of all devices, where there is one process
         xr.use_spmd()
+    if WAY == "spawn":
+        xmp.spawn(train, args=(6,), nprocs=3)
     torch_xla.launch(train, args=(6,))
