@@ -271,3 +271,9 @@ def test_patterns_of_a_table_that_decide_nothing() -> None:
     rows = {"*.up.weight": ("model",), "*.weight": (), "*.down.weight": ("fsdp",)}  # the last comes too late
     names = ["up.weight", "layer.down.weight", "layer.down.bias"]
     assert partition.without_use(partition.Table(rows, "a file"), names) == ["*.up.weight", "*.down.weight"]
+
+
+def test_the_loop_is_the_one_that_the_readme_shows() -> None:
+    root = Path(__file__).parents[3]
+    program = (root / "examples" / "one_program.py").read_text(encoding="utf-8")
+    assert program.partition("import sys\n")[2] in (root / "README.md").read_text(encoding="utf-8")

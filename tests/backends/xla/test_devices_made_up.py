@@ -64,18 +64,19 @@ def test_in_one_process(what: str, says: list[str]) -> None:
 
 def test_a_recipe_on_ranks_that_the_runtime_connects(tmp_path: Path) -> None:
     """Their group refuses CPU tensors. Under mpirun, of which the runtime does not know."""
-    result = run(mpirun(2, *MADE_UP, "recipe", str(tmp_path)), timeout=BOUND)
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+    result = run(mpirun(2, *MADE_UP, "recipe", str(tmp_path)), timeout=BOUND, env=cache)
     assert result.returncode == 0, result.output
     assert result.stdout.count("xla_ccl, through the host, over ccl\n") == 2, result.output
     assert result.stdout.count("xla_ccl, by the runtime\n") == 2, result.output
-    assert result.stdout.count("the same losses: True\nthe same means: True\n") == 2, result.output
+    assert "the same losses and means: True True\n" in result.stdout, result.output
 
 
 @pytest.mark.parametrize(
     ("way", "says"),
     [
         ("apart", "the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"),
-        ("backwards", "rank 0 (torchrun) has the device that the runtime numbers 1, and collectives go by that number"),
+        ("backwards", "(torchrun) has the device that the runtime numbers"),
     ],
 )
 def test_ranks_that_the_runtime_does_not_connect_or_numbers_differently_are_refused(way: str, says: str) -> None:

@@ -87,10 +87,8 @@ def recipe() -> None:
     """A recipe on two ranks whose messages go through the host, and on two that the runtime connects."""
     from cpudist.training.target import Recipe
 
-    words = (
-        "--dataset_name digits --config_overrides width=8 --do_train --max_steps 4 --logging_steps 1 --report_to none"
-    )
-    words += " --disable_tqdm true --per_device_train_batch_size 8 --save_strategy no --output_dir"
+    words = "--dataset_name digits --config_overrides width=8 --do_train --max_steps 4 --logging_steps 1"
+    words += " --report_to none --disable_tqdm true --per_device_train_batch_size 8 --save_strategy no --output_dir"
     found = []
     for number in range(2):
         if number:
@@ -98,13 +96,14 @@ def recipe() -> None:
         world = cpudist.init("xla", timeout=60)
         output = Path(sys.argv[2], str(number))
         Recipe("images", (*words.split(), str(output))).run()
-        history = json.loads((output / "trainer_state.json").read_text())["log_history"]
-        found.append([entry["loss"] for entry in history if "loss" in entry])
-        print(f"{world}: {dist.get_backend()}, {job.require().backend.details()['gradients']}")
+        print(f"{world}: {dist.get_backend()}, {job.require().backend.details()['gradients']}\n", end="", flush=True)
+        if world.rank == 0:
+            history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+            means = json.loads((output / "preprocessor_config.json").read_text())["image_mean"]
+            found.append([entry["loss"] for entry in history if "loss" in entry] + means)
         cpudist.shutdown()
-    print("the same losses:", len(found[0]) == 4 and torch.allclose(*map(torch.tensor, found), atol=1e-5))
-    processors = [Path(sys.argv[2], str(number), "preprocessor_config.json").read_text() for number in range(2)]
-    print("the same means:", processors[0] == processors[1])
+    if world.rank == 0:
+        print("the same losses and means:", len(found[0]) == 5, torch.allclose(*map(torch.tensor, found), atol=1e-5))
 
 
 def hosts() -> None:
