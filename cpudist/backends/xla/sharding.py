@@ -96,8 +96,8 @@ class Sharding:
         """
         if t in self._placed:
             raise UserError(
-                f"the script calls mark_sharding for {self._placed[t]}, which the table of {self.table.source} has "
-                "placed already; leave one of the two out"
+                f"the script calls mark_sharding for {self._placed[t]}, which lies on the mesh by the table of "
+                f"{self.table.source}; leave one of the two out"
             )
         return self._mark(t, mesh, partition_spec)
 
