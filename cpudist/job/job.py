@@ -284,8 +284,8 @@ def start_job(
     pinning = pinning and follow(pinning, changes)
     for name in _INTERFACE_VARIABLES if interface else ():
         changes.default_variable(name, interface or "")
-    # Where Triton is installed, importing torch's compiler starts a process for each core, in every rank. Intel's
-    # extension and torch_xla import it. Whoever compiles by Triton starts them then.
+    # Where Triton is installed, importing torch's compiler starts a process for each core, in every rank. Extensions of
+    # torch import it. Whoever compiles by Triton starts them then.
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # a store may outlive a job
