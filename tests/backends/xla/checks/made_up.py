@@ -89,12 +89,12 @@ def recipe() -> None:
 
     words = "--dataset_name digits --config_overrides width=8 --do_train --max_steps 4 --logging_steps 1"
     words += " --report_to none --disable_tqdm true --per_device_train_batch_size 8 --save_strategy no --output_dir"
-    found = []
+    found, folder = [], sys.argv[2]  # the recipe changes sys.argv
     for number in range(2):
         if number:
             connect()
         world = cpudist.init("xla", timeout=60)
-        output = Path(sys.argv[2], str(number))
+        output = Path(folder, str(number))
         Recipe("images", (*words.split(), str(output))).run()
         print(f"{world}: {dist.get_backend()}, {job.require().backend.details()['gradients']}\n", end="", flush=True)
         if world.rank == 0:
