@@ -141,7 +141,7 @@ def wrap(
     local = local_steps.begin(sync_every, outer, compress)
     if local is None:
         wrapped = job.backend.wrap(model, **options)
-        job.compress(wrapped, compress)
+        job.communication.compress(wrapped, compress)
     else:
         if taken := options.keys() & {"shard_optimizer", "process_group"}:
             raise UserError(f"--sync-every does not go with {taken.pop()}=; leave one of them out")

@@ -232,8 +232,8 @@ def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinnin
         settings = _backend_options(options)
         running = api.enter(launcher, options.backend, options.timeout, settings, options.interface, pinning)
         if options.compress is not None:
-            running.set_compression(options.compress)
-        running.set_local_steps(options.sync_every, options.outer)
+            running.communication.set_compression(options.compress)
+        running.communication.set_local_steps(options.sync_every, options.outer)
         running.resumes = options.resume == "auto"
         running.async_checkpoint = options.async_checkpoint
         if options.stall is not None:

@@ -49,7 +49,7 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
         if local is not None:
             local.attach(prepared)
         elif trains:
-            context.job.compress(prepared)
+            context.job.communication.compress(prepared)
         context.job.record.note_gradients_of(prepared)
         return prepared
 

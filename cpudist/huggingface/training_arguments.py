@@ -102,11 +102,11 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         if self.fp16 or self.fp16_full_eval:
             check_fp16() if self.use_cpu else job.backend.check_float16()
         if self.ddp_compress is not None:
-            job.set_compression(self.ddp_compress)
-        elif self.use_ipex and job.compression is None:
-            job.set_compression(AUTO)
+            job.communication.set_compression(self.ddp_compress)
+        elif self.use_ipex and job.communication.compression is None:
+            job.communication.set_compression(AUTO)
         if self.ddp_sync_every is not None or self.ddp_outer is not None:
-            job.set_local_steps(self.ddp_sync_every, self.ddp_outer)
+            job.communication.set_local_steps(self.ddp_sync_every, self.ddp_outer)
         if "fused" not in job.backend.optimizations:
             _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
@@ -115,7 +115,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         no_cuda, self.no_cuda = self.no_cuda, False
         original(self)
         self.no_cuda = no_cuda
-        if job.sync_every is not None and job.world.node_count > 1:
+        if job.communication.sync_every is not None and job.world.node_count > 1:
             self.average_tokens_across_devices = False  # ranks would meet in each step to count them
         if job.world.size > 1:  # as on GPUs; scripts read from it whether they are alone and whether they are first
             self.local_rank = job.world.local_rank

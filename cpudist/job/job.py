@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
-from cpudist.backends.compression import AUTO, NONE, OUTER, check_outer, check_scheme, check_sync_every
-from cpudist.backends.measured import choose_later
 from cpudist.changes import Changes
-from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import failure
+from cpudist.job.communication import Communication
 from cpudist.job.membership import Membership
 from cpudist.job.pinning import PinningCheck, follow
 from cpudist.job.record import Exit, RunRecord
@@ -27,7 +25,6 @@ from cpudist.topology.identity import interface_of
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Store
 
     from cpudist.launchers import Launcher
@@ -61,10 +58,7 @@ class Job:
         earlier_run_ids: those of them that an earlier attempt may have had.
         resumes: whether a training goes on from this run's newest checkpoint after a restart (`--resume`).
         async_checkpoint: whether Trainer's checkpoints are written while the training goes on (`--async-checkpoint`).
-        compression: the scheme in which gradients cross the network, where nothing else is said (`--compress`); None:
-            the user has not said.
-        sync_every: after how many steps hosts meet, where nothing else is said (`--sync-every`); None: in each step.
-        outer: the step that they make then (`--outer`); None: the default.
+        communication: how gradients or parameters cross the network between hosts.
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
@@ -82,9 +76,6 @@ class Job:
         self.owned_by_cli = False
         self.resumes = True
         self.async_checkpoint = False
-        self.compression: str | None = None
-        self.sync_every: int | str | None = None
-        self.outer: str | None = None
         self.launcher = membership.launcher
         self.changes = membership.changes
         self.world = replace(membership.world, backend=backend.name, device_type=backend.device().type)
@@ -93,6 +84,7 @@ class Job:
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.record = RunRecord(self.world, backend, membership.members, self.restarts)
+        self.communication = Communication(self)
         host = membership.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         self.pinning_check = PinningCheck(pinning, self.world, self.store, self.record) if pinning else None
@@ -106,8 +98,7 @@ class Job:
     def shutdown(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, write the record with `exit`, and undo all changes."""
         self.wait_for_all()
-        if self.sync_every is not None and self.world.node_count > 1 and not self.record.outer and self.world.rank == 0:
-            say("warning: --sync-every had no effect: it is for models that Trainer or cpudist.wrap() has put in DDP")
+        self.communication.finish()
         self.record.write(exit)
         self.close()
 
@@ -141,74 +132,6 @@ class Job:
     def end_when_stalled(self, seconds: float) -> None:
         """End the job when no rank shows a sign of life for so many seconds, from the first step on; see `Stall`."""
         self._membership.end_when_stalled(seconds)
-
-    def set_compression(self, scheme: str) -> None:
-        """Let gradients cross the network in `scheme` from now on, where nothing else is said.
-
-        Raises:
-            UserError: the scheme is not known, or the backend does not have it.
-        """
-        self.backend.check_compression(check_scheme(scheme))
-        self.compression = scheme
-
-    def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
-        """Let the gradients of a wrapped model cross the network in fewer bits. All ranks call it.
-
-        Args:
-            model: the model, as `Backend.wrap` or accelerate returns it.
-            scheme: how; None: the job's.
-
-        Raises:
-            UserError: as `set_compression`, or the model's gradients cannot be compressed, or ranks differ.
-        """
-        scheme = (self.compression or NONE) if scheme is None else check_scheme(scheme)
-        self.backend.check_compression(scheme)
-        self.record.compression = scheme
-        if self.world.node_count > 1:
-            self.backend.compress(model, scheme)
-            if scheme == AUTO:
-                self._choose_compression(model)
-        elif scheme != NONE:
-            self.record.compression = f"{NONE}: all ranks are on one host"
-            if self.world.rank == 0 and scheme != AUTO:
-                say(f"--compress {scheme} changes nothing here: all ranks are on one host")
-
-    def _choose_compression(self, model: torch.nn.Module) -> None:
-        """Choose none or bf16 after the first steps of a model, where there is a choice."""
-
-        def chosen(scheme: str, why: str) -> None:
-            self.backend.compress(model, scheme)
-            self.record.compression = scheme
-            self.record.note_gradients_of(model)
-            if why and self.world.rank == 0:
-                say(f"--compress auto takes {scheme}: {why}")
-
-        if "bf16" in self.backend.compressions:
-            choose_later(model, chosen)
-        else:
-            chosen(NONE, "")
-
-    def set_local_steps(self, every: str | int | None, outer: str | None = None) -> None:
-        """Let hosts meet after `every` steps from now on, and make the step `outer`, where nothing else is said.
-
-        Raises:
-            UserError: as `local_steps`, or `outer` is for no `every`.
-        """
-        self.sync_every, chosen = self.local_steps(every, outer)
-        if outer is not None and self.sync_every is None:
-            raise UserError("--outer is the step that hosts make when they meet; give --sync-every, too")
-        self.outer = chosen
-
-    def local_steps(self, every: str | int | None, outer: str | None) -> tuple[int | str | None, str]:
-        """Return after how many steps hosts meet, and the step that they make then; None stands for the job's.
-
-        Raises:
-            UserError: a value is not known, or the backend makes no local steps.
-        """
-        every = self.sync_every if every is None else check_sync_every(every)
-        if every is not None and not self.backend.steps_locally:
-            raise UserError(f"the backend {self.backend.name} meets in each step; leave --sync-every out")
-        return every, check_outer(outer or self.outer or OUTER[0])
 
     def check_backend(self, name: str | None) -> str:
         """Return the job's backend if it is the one that a script asks for.

@@ -54,12 +54,12 @@ def begin(every: str | int | None = None, outer: str | None = None, compress: st
         UserError: the backend or the scheme cannot, or ranks ask for different things.
     """
     job = require()
-    every, outer = job.local_steps(every, outer)
+    every, outer = job.communication.local_steps(every, outer)
     if every is None or job.world.node_count == 1:
         if every is not None and job.world.rank == 0:
             say(f"--sync-every {every} changes nothing here: all ranks are on one host")
         return None
-    scheme = check_scheme(compress or job.compression or NONE)
+    scheme = check_scheme(compress or job.communication.compression or NONE)
     return LocalSteps(job, every, outer, NONE if scheme == AUTO else scheme)
 
 

@@ -98,6 +98,6 @@ def test_auto_chooses_after_the_first_steps(
 
 def test_wrong_schemes_of_a_job_and_of_a_model(gloo: None) -> None:
     with pytest.raises(UserError, match="gloo cannot compress gradients by --compress int8"):
-        job.require().set_compression("int8")
+        job.require().communication.set_compression("int8")
     with pytest.raises(UserError, match="--compress often is not known"):
         cpudist.wrap(torch.nn.Linear(2, 2), compress="often")

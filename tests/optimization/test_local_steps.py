@@ -158,7 +158,7 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: check_sync_every("0"), "--sync-every 0 is no number of steps"),
         (lambda: check_sync_every("often"), "from 1 on, or auto"),
         (lambda: check_outer("adam"), "--outer adam is not known; give nesterov or none"),
-        (lambda: job.require().set_local_steps(None, "none"), "give --sync-every, too"),
+        (lambda: job.require().communication.set_local_steps(None, "none"), "give --sync-every, too"),
         (lambda: train(model, second, 1, 2), "one optimizer updates a model"),
         (lambda: cpudist.step(optimizer, torch.amp.GradScaler("cpu")), "does not go with float16"),
         (lambda: made(every=2) and cpudist.wrap(model.module, sync_every=2, shard_optimizer=True), "shard_optimizer="),
@@ -168,13 +168,13 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
             wrong()
     monkeypatch.setattr(type(job.require().backend), "steps_locally", False)  # as on xla
     with pytest.raises(UserError, match="meets in each step; leave --sync-every out"):
-        job.require().set_local_steps("4")
+        job.require().communication.set_local_steps("4")
 
 
 def test_a_job_without_a_wrapped_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     cpudist.init("gloo", pin=False)
     job.require().world = replace(job.require().world, node_count=2)
-    job.require().set_local_steps("auto")
+    job.require().communication.set_local_steps("auto")
     cpudist.shutdown()
     assert "warning: --sync-every had no effect" in capsys.readouterr().err
 

@@ -109,8 +109,8 @@ def begin(options: DataArguments, arguments: TrainingArguments) -> str | None:
     job = current()
     if job is not None:
         job.record.default_path(Path(arguments.output_dir) / "cpudist.json")
-        if job.compression is None:
-            job.set_compression(AUTO)
+        if job.communication.compression is None:
+            job.communication.set_compression(AUTO)
     return checkpoint
 
 

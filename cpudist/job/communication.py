@@ -1,0 +1,108 @@
+"""How gradients, or the parameters of hosts that train apart, cross the network (docs/slow-networks.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpudist.backends.compression import AUTO, NONE, OUTER, check_outer, check_scheme, check_sync_every
+from cpudist.backends.measured import choose_later
+from cpudist.console import say
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from cpudist.job.job import Job
+
+
+class Communication:
+    """What the user has asked for, for all models of a job; a model may have its own.
+
+    Attributes:
+        compression: the scheme in which gradients cross the network (`--compress`); None: the user has not said.
+        sync_every: after how many steps hosts meet (`--sync-every`); None: in each step.
+        outer: the step that they make then (`--outer`); None: the default.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.compression: str | None = None
+        self.sync_every: int | str | None = None
+        self.outer: str | None = None
+
+    def set_compression(self, scheme: str) -> None:
+        """Let gradients cross the network in `scheme` from now on, where nothing else is said.
+
+        Raises:
+            UserError: the scheme is not known, or the backend does not have it.
+        """
+        self._job.backend.check_compression(check_scheme(scheme))
+        self.compression = scheme
+
+    def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
+        """Let the gradients of a wrapped model cross the network in fewer bits. All ranks call it.
+
+        Args:
+            model: the model, as `Backend.wrap` or accelerate returns it.
+            scheme: how; None: the job's.
+
+        Raises:
+            UserError: as `set_compression`, or the model's gradients cannot be compressed, or ranks differ.
+        """
+        scheme = (self.compression or NONE) if scheme is None else check_scheme(scheme)
+        self._job.backend.check_compression(scheme)
+        self._job.record.compression = scheme
+        if self._job.world.node_count > 1:
+            self._job.backend.compress(model, scheme)
+            if scheme == AUTO:
+                self._choose_compression(model)
+        elif scheme != NONE:
+            self._job.record.compression = f"{NONE}: all ranks are on one host"
+            if self._job.world.rank == 0 and scheme != AUTO:
+                say(f"--compress {scheme} changes nothing here: all ranks are on one host")
+
+    def _choose_compression(self, model: torch.nn.Module) -> None:
+        """Choose none or bf16 after the first steps of a model, where there is a choice."""
+
+        def chosen(scheme: str, why: str) -> None:
+            self._job.backend.compress(model, scheme)
+            self._job.record.compression = scheme
+            self._job.record.note_gradients_of(model)
+            if why and self._job.world.rank == 0:
+                say(f"--compress auto takes {scheme}: {why}")
+
+        if "bf16" in self._job.backend.compressions:
+            choose_later(model, chosen)
+        else:
+            chosen(NONE, "")
+
+    def set_local_steps(self, every: str | int | None, outer: str | None = None) -> None:
+        """Let hosts meet after `every` steps from now on, and make the step `outer`, where nothing else is said.
+
+        Raises:
+            UserError: as `local_steps`, or `outer` is for no `every`.
+        """
+        self.sync_every, chosen = self.local_steps(every, outer)
+        if outer is not None and self.sync_every is None:
+            raise UserError("--outer is the step that hosts make when they meet; give --sync-every, too")
+        self.outer = chosen
+
+    def local_steps(self, every: str | int | None, outer: str | None) -> tuple[int | str | None, str]:
+        """Return after how many steps hosts meet, and the step that they make then; None stands for the job's.
+
+        Raises:
+            UserError: a value is not known, or the backend makes no local steps.
+        """
+        every = self.sync_every if every is None else check_sync_every(every)
+        if every is not None and not self._job.backend.steps_locally:
+            raise UserError(f"the backend {self._job.backend.name} meets in each step; leave --sync-every out")
+        return every, check_outer(outer or self.outer or OUTER[0])
+
+    def finish(self) -> None:
+        """Say that local steps were asked for and no model has made them, before the job ends."""
+        unused = self.sync_every is not None and self._job.world.node_count > 1 and not self._job.record.outer
+        if unused and self._job.world.rank == 0:
+            say("warning: --sync-every had no effect: it is for models that Trainer or cpudist.wrap() has put in DDP")
