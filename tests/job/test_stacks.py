@@ -33,7 +33,7 @@ def block():
     print("ready", flush=True)
     lock(mutex), lock(mutex)
 
-StackServer("a job", 5, 8, "rank 5 on h1", lambda: "in the text")
+StackServer("the-job", 5, 8, "rank 5 on h1", lambda: "in the text")
 if sys.argv[1] == "blocks":
     block()
 print("ready", flush=True)
