@@ -31,7 +31,7 @@ check_source() {
 
 run_tests() {
     say "tests"
-    exec timeout 4500 python -m pytest "$@"
+    exec timeout 4800 python -m pytest "$@"
 }
 
 # Makes both environments and runs their tests side by side: jobs wait much of their time. What the second one prints is

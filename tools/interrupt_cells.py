@@ -41,9 +41,12 @@ class Kernel:
         self.process = psutil.Process(self._manager.provisioner.pid)
 
     def start(self, code: str) -> None:
-        """Start a cell and wait until it has printed something."""
+        """Start a cell and wait until its ranks are at work."""
         self._client.execute(code)
-        self._next("stream")
+        said = ""
+        while "at work" not in said:
+            content = self._client.get_iopub_msg(timeout=_WAIT_SECONDS)["content"]
+            said += content.get("text", "")
 
     def run(self, code: str) -> str:
         """Run a cell to its end; return what it has printed, and the traceback if it has raised."""
@@ -79,10 +82,6 @@ class Kernel:
         """Stop the kernel."""
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
-
-    def _next(self, kind: str) -> None:
-        while self._client.get_iopub_msg(timeout=_WAIT_SECONDS)["msg_type"] != kind:
-            pass
 
 
 def main(times: int) -> None:
