@@ -57,7 +57,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         if (local := local_steps.of(self.model)) is not None:
             local.settle()
         made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
-        # The last one is complete before the training ends, and one to be uploaded before that.
+        # Trainer waits for the last checkpoint of a training, and for one that is to be uploaded.
         later = job.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
         files = DeferredFiles()
         with files.collect() if later else nullcontext():
