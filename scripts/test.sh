@@ -29,13 +29,14 @@ check_source() {
     lint-imports --no-logo
 }
 
+# The whole suite runs in two processes, a file of tests in one of them: jobs wait much of their time.
 run_tests() {
     say "tests"
+    [ $# -gt 0 ] || set -- --numprocesses 2 --dist loadfile --no-loadscope-reorder
     exec timeout 4800 python -m pytest "$@"
 }
 
-# Makes both environments and runs their tests side by side: jobs wait much of their time. What the second one prints is
-# shown at the end.
+# Makes both environments and runs their tests side by side. What the second one prints is shown at the end.
 run_in_both() {
     local log other environment failed=0
     for environment in newest torch2.8; do

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import jobs
 import pytest
@@ -38,6 +39,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long: scripts/test.sh --long runs it"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what tests have cost to the process that reports it, where pytest-xdist runs them in several."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["costs"] = {folder: dict(cost) for folder, cost in _costs.items()}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add up what one of pytest-xdist's processes has reported; it has nothing to report if it died."""
+    for folder, cost in getattr(node, "workeroutput", {}).get("costs", {}).items():
+        _costs[folder] += Counter(cost)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
