@@ -10,8 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import jobs
 import pytest
+
+# An example may take long on a busy machine.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 # Some tests run parts of a recipe in this process, outside a job. There accelerate would choose torch_xla where it is
 # installed; it reads this variable when it is imported. Jobs do not inherit it: see jobs.py.

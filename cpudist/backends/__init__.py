@@ -15,7 +15,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from cpudist.backends.base import Backend, Option
+from cpudist.backends.base import Backend
+from cpudist.backends.options import Option
 from cpudist.console import say
 from cpudist.errors import UserError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cpudist.backends.compression import AUTO, NONE
+from cpudist.backends.options import Option, with_defaults
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,32 +23,6 @@ if TYPE_CHECKING:
 
 # What `cpudist.optimize` can do to a model and its optimizer.
 Optimization = Literal["ipex", "fused", "channels_last", "keep_memory", "master_weights", "autocast", "compile"]
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of one backend: a keyword of `cpudist.init`, and an option of `cpudist-train`.
-
-    Attributes:
-        name: the keyword, such as "show_sharding"; the command line spells it ``--show-sharding``.
-        help: one line for ``cpudist-train --help``.
-        type: makes the value of the command line's text; `bool` makes a flag without a value.
-        default: the value where the user gives none; False for a flag.
-        choices: the values that are allowed; empty allows all.
-        metavar: the value's name in the help.
-    """
-
-    name: str
-    help: str
-    type: Callable[[str], Any] = str
-    default: Any = None
-    choices: tuple[Any, ...] = ()
-    metavar: str | None = None
-
-    @property
-    def flag(self) -> str:
-        """The option as the command line spells it."""
-        return f"--{self.name.replace('_', '-')}"
 
 
 class Backend(ABC):
@@ -93,18 +67,7 @@ class Backend(ABC):
         Raises:
             UserError: the backend has no such options, or they do not take these values.
         """
-        known = {option.name: option for option in self.options}
-        values = {name: value for name, value in values.items() if value is not None}  # None says nothing
-        if unknown := [Option(name, "").flag for name in values if name not in known]:
-            raise UserError(
-                f"the backend {self.name} takes no {', '.join(unknown)}; leave it out, or name another --backend"
-            )
-        for name, value in values.items():
-            choices = known[name].choices
-            if choices and value not in (*choices, known[name].default):
-                allowed = ", ".join(map(str, choices))
-                raise UserError(f"{known[name].flag} {value} is not known; the backend {self.name} takes {allowed}")
-        self.configured = {**{name: option.default for name, option in known.items()}, **values}
+        self.configured = with_defaults(self.name, self.options, values)
 
     @classmethod
     def findings(cls, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:

@@ -50,7 +50,7 @@ class ProcessGroupBackend(Backend):
     _powersgd: Any = None  # the state of torch's hook
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        self._bound_new_groups(timeout)
+        bound_new_groups(timeout)
         dist.init_process_group(
             self.name,
             store=store,
@@ -131,7 +131,7 @@ class ProcessGroupBackend(Backend):
         if dist.is_initialized():
             group = distributed_c10d._get_default_group()
             self._bound(group._get_backend(torch.device(self.device_type)), seconds)
-        self._bound_new_groups(seconds)
+        bound_new_groups(seconds)
 
     def _bound(self, group: Any, seconds: float) -> None:
         """Set the timeout of `group`, a c10d backend.
@@ -146,15 +146,16 @@ class ProcessGroupBackend(Backend):
             )
         group.set_timeout(timedelta(seconds=seconds))
 
-    @staticmethod
-    def _bound_new_groups(seconds: float) -> None:
-        # Of groups that are made without a timeout; torch's default is half an hour.
-        distributed_c10d.default_pg_timeout = timedelta(seconds=seconds)
-
     def stop(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
-        distributed_c10d.default_pg_timeout = constants.default_pg_timeout
+        bound_new_groups(None)
+
+
+def bound_new_groups(seconds: float | None) -> None:
+    """Set the timeout of groups that are made without one; None restores torch's, which is half an hour."""
+    limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
+    distributed_c10d.default_pg_timeout = limit
 
 
 @dataclass(frozen=True)

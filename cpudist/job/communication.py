@@ -12,7 +12,9 @@ from cpudist.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from cpudist.job.job import Job
+    from cpudist.backends import Backend
+    from cpudist.job.record import RunRecord
+    from cpudist.world import World
 
 
 class Communication:
@@ -24,11 +26,15 @@ class Communication:
         outer: the step that they make then (`--outer`); None: the default.
 
     Args:
-        job: the job.
+        backend: the job's backend.
+        world: this rank's place among the others.
+        record: the run record.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, backend: Backend, world: World, record: RunRecord) -> None:
+        self._backend = backend
+        self._world = world
+        self._record = record
         self.compression: str | None = None
         self.sync_every: int | str | None = None
         self.outer: str | None = None
@@ -39,7 +45,7 @@ class Communication:
         Raises:
             UserError: the scheme is not known, or the backend does not have it.
         """
-        self._job.backend.check_compression(check_scheme(scheme))
+        self._backend.check_compression(check_scheme(scheme))
         self.compression = scheme
 
     def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
@@ -53,28 +59,28 @@ class Communication:
             UserError: as `set_compression`, or the model's gradients cannot be compressed, or ranks differ.
         """
         scheme = (self.compression or NONE) if scheme is None else check_scheme(scheme)
-        self._job.backend.check_compression(scheme)
-        self._job.record.compression = scheme
-        if self._job.world.node_count > 1:
-            self._job.backend.compress(model, scheme)
+        self._backend.check_compression(scheme)
+        self._record.compression = scheme
+        if self._world.node_count > 1:
+            self._backend.compress(model, scheme)
             if scheme == AUTO:
                 self._choose_compression(model)
         elif scheme != NONE:
-            self._job.record.compression = f"{NONE}: all ranks are on one host"
-            if self._job.world.rank == 0 and scheme != AUTO:
+            self._record.compression = f"{NONE}: all ranks are on one host"
+            if self._world.rank == 0 and scheme != AUTO:
                 say(f"--compress {scheme} changes nothing here: all ranks are on one host")
 
     def _choose_compression(self, model: torch.nn.Module) -> None:
         """Choose none or bf16 after the first steps of a model, where there is a choice."""
 
         def chosen(scheme: str, why: str) -> None:
-            self._job.backend.compress(model, scheme)
-            self._job.record.compression = scheme
-            self._job.record.note_gradients_of(model)
-            if why and self._job.world.rank == 0:
+            self._backend.compress(model, scheme)
+            self._record.compression = scheme
+            self._record.note_gradients_of(model)
+            if why and self._world.rank == 0:
                 say(f"--compress auto takes {scheme}: {why}")
 
-        if "bf16" in self._job.backend.compressions:
+        if "bf16" in self._backend.compressions:
             choose_later(model, chosen)
         else:
             chosen(NONE, "")
@@ -97,12 +103,12 @@ class Communication:
             UserError: a value is not known, or the backend makes no local steps.
         """
         every = self.sync_every if every is None else check_sync_every(every)
-        if every is not None and not self._job.backend.steps_locally:
-            raise UserError(f"the backend {self._job.backend.name} meets in each step; leave --sync-every out")
+        if every is not None and not self._backend.steps_locally:
+            raise UserError(f"the backend {self._backend.name} meets in each step; leave --sync-every out")
         return every, check_outer(outer or self.outer or OUTER[0])
 
     def finish(self) -> None:
         """Say that local steps were asked for and no model has made them, before the job ends."""
-        unused = self.sync_every is not None and self._job.world.node_count > 1 and not self._job.record.outer
-        if unused and self._job.world.rank == 0:
+        unused = self.sync_every is not None and self._world.node_count > 1 and not self._record.outer
+        if unused and self._world.rank == 0:
             say("warning: --sync-every had no effect: it is for models that Trainer or cpudist.wrap() has put in DDP")

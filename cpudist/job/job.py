@@ -84,7 +84,7 @@ class Job:
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.record = RunRecord(self.world, backend, membership.members, self.restarts)
-        self.communication = Communication(self)
+        self.communication = Communication(backend, self.world, self.record)
         host = membership.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         self.pinning_check = PinningCheck(pinning, self.world, self.store, self.record) if pinning else None

@@ -16,16 +16,23 @@ from cpudist import job
 from cpudist.backends import measured
 from cpudist.backends.compression import check_outer, check_sync_every
 from cpudist.errors import UserError
+from cpudist.job.communication import Communication
 from cpudist.optimization import local_steps, master_weights
 
 pytestmark = pytest.mark.versions
 
 
+def start_as_one_of_two() -> None:
+    cpudist.init("gloo", pin=False)
+    running = job.require()
+    running.world = replace(running.world, node_count=2)
+    running.communication = Communication(running.backend, running.world, running.record)
+
+
 @pytest.fixture
 def two_hosts() -> Iterator[None]:
     """A job of this process alone that believes in a second host."""
-    cpudist.init("gloo", pin=False)
-    job.require().world = replace(job.require().world, node_count=2)
+    start_as_one_of_two()
     yield
     cpudist.shutdown()
 
@@ -172,8 +179,7 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_without_a_wrapped_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    cpudist.init("gloo", pin=False)
-    job.require().world = replace(job.require().world, node_count=2)
+    start_as_one_of_two()
     job.require().communication.set_local_steps("auto")
     cpudist.shutdown()
     assert "warning: --sync-every had no effect" in capsys.readouterr().err

@@ -71,7 +71,7 @@ OPTIONS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(machines(), OPTIONS)
 def test_the_rules(machine: Machine, options: PlanOptions) -> None:
     plan = make_plan(machine, options)

@@ -176,7 +176,7 @@ def test_what_is_no_topology_is_one_line(text: str, expected: str, tmp_path: Pat
     assert str(file) in str(error.value)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(sorted(LAYOUTS)), data=st.data())
 def test_a_damaged_file_is_a_machine_or_one_line(name: str, data: st.DataObject, tmp_path: Path) -> None:
     """Files that were cut off, or in which something was changed or put in."""

@@ -11,7 +11,7 @@ import time
 from multiprocessing.connection import Connection
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
@@ -23,7 +23,6 @@ from cpudist.training.interruption import Interruption
 RANKS = 3
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_all_ranks_stop_after_the_same_step(data: st.DataObject) -> None:
     """Whenever each comes to know of the signal, and in whatever order they end each step; hosts may train apart."""

@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
-from cpudist.backends.base import Backend, Option
+from cpudist.backends.base import Backend
+from cpudist.backends.options import Option
 from cpudist.backends.xla import devices
 from cpudist.changes import Changes
 from cpudist.console import say
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from cpudist.backends.ccl.backend import CclBackend
     from cpudist.backends.gloo import GlooBackend
     from cpudist.backends.layouts import Layout
-    from cpudist.backends.xla.graphs import Graphs
+    from cpudist.backends.xla.program import Program
     from cpudist.backends.xla.sharding import Sharding
     from cpudist.world import World
 
@@ -43,11 +44,7 @@ class XlaBackend(Backend):
             "one program over a mesh of all devices: data=4, fsdp=4, data=2,model=2; -1 stands for the rest",
             metavar="AXES",
         ),
-        Option(
-            "sharding",
-            "how parameters lie on the mesh: JSON, patterns of names to partition specs",
-            metavar="FILE",
-        ),
+        Option("sharding", "how parameters lie on the mesh: JSON, patterns of names to their specs", metavar="FILE"),
         Option("show_sharding", "print how tensors lie on the devices", type=bool, default=False),
     )
     companions = ("torch_xla",)
@@ -58,22 +55,30 @@ class XlaBackend(Backend):
     hidden_warnings = ("parallel_mode != ParallelMode.DISTRIBUTED",)
 
     def __init__(self) -> None:
-        self._mesh: str | None = None
         self._world_size = 1
-        self._changes: Changes | None = None
-        self._host: CclBackend | GlooBackend | None = None
-        self._sharding: Sharding | None = None
-        self._graphs: Graphs | None = None
+        self._changes = Changes()
+        self._program: Program | None = None
         self._prepared: WeakSet[torch.nn.Module] = WeakSet()
         self._choice = devices.Choice("cpu", "")
         self.configure()
 
     def configure(self, **values: Any) -> None:
         super().configure(**values)
-        self._mesh = self.configured["mesh"]
         for option in self.options:
-            if option.name in ("sharding", "show_sharding") and self.configured[option.name] and not self._mesh:
+            if (
+                option.name in ("sharding", "show_sharding")
+                and self.configured[option.name]
+                and not self.configured["mesh"]
+            ):
                 raise UserError(f"{option.flag} is for a mesh; give --mesh data=-1 or the like")
+
+    @property
+    def _sharding(self) -> Sharding | None:
+        return None if self._program is None else self._program.sharding
+
+    @property
+    def _host(self) -> CclBackend | GlooBackend | None:
+        return None if self._program is None else self._program.host
 
     @classmethod
     def findings(cls, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
@@ -92,7 +97,7 @@ class XlaBackend(Backend):
         return found
 
     def find_others(self) -> Mapping[str, str]:
-        if self._mesh is None or self.unavailable() is not None or self._choice.kind != "tpu":
+        if self.configured["mesh"] is None or self.unavailable() is not None or self._choice.kind != "tpu":
             return {}
         from cpudist.backends.xla import joining
 
@@ -110,79 +115,29 @@ class XlaBackend(Backend):
     def start(self, world: World, store: Store, timeout: float) -> None:
         import torch.distributed as dist
 
-        self._world_size = world.size
-        _bound_new_groups(timeout)
-        first = self._changes is None  # a script may destroy its process group and make another one
+        from cpudist.backends.process_group import bound_new_groups
+
+        first = self._program is None  # a script may destroy its process group and make another one
+        bound_new_groups(timeout)
         limit = timedelta(seconds=timeout)
         try:
-            if first:
-                self._open(world, store, timeout)
-            name = "gloo"
-            if self._host is not None:
-                from cpudist.backends.xla.group import name_with
-
-                name = name_with(self._host.name, through_host=self._through_host)
+            program = self._program or self._start_program(world, store, timeout)
+            name = program.group_name()
             dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
         except BaseException:
             self.stop()
             raise
         if first and world.rank == 0:
-            self._announce()
+            program.announce()
 
-    def _open(self, world: World, store: Store, timeout: float) -> None:
-        """Start the runtime and change it for this job."""
-        devices.check_one_program(os.environ, world.size, mesh=self._mesh is not None)
-        self._changes = Changes()
-        self._changes.variable("PJRT_DEVICE", self._choice.kind.upper())
-        if places := self._devices_wanted():
-            self._changes.variable("CPU_NUM_DEVICES", str(places))
-        _check_same_start(self._choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), self._mesh is not None)
-        from torch_xla import runtime
+    def _start_program(self, world: World, store: Store, timeout: float) -> Program:
+        self._world_size = world.size
+        devices.check_one_program(os.environ, world.size, meshed=self.configured["mesh"] is not None)
+        devices.set_variables(self._choice, self.configured["mesh"], self._changes)
+        from cpudist.backends.xla.program import Program
 
-        from cpudist.backends.xla import joining, patches
-        from cpudist.backends.xla.graphs import Graphs
-
-        if self._mesh is not None:
-            from cpudist.backends.xla.sharding import Sharding
-
-            table, show = self.configured["sharding"], self.configured["show_sharding"]
-            self._sharding = Sharding.start(self._mesh, table, show, world, self._changes)
-        else:
-            self._host = joining.agree_on_host(world, store, timeout)
-            if not self._through_host:
-                joining.join_runtime(world)
-            elif world.size > 1 or runtime.addressable_runtime_device_count() > 1:
-                patches.make_one_world(world, self._changes)
-        # After `Sharding.start`, which needs the runtime's own use_spmd.
-        patches.run_in_place(world, self._changes, mesh=self._sharding is not None)
-        patches.replace_use_spmd(world, self._changes, mesh=self._sharding is not None)
-        patches.keep_new_group(self._changes)
-        self._graphs = Graphs(warns=world.rank == 0)
-
-    @property
-    def _through_host(self) -> bool:
-        """Whether tensors of the device go through the host: the runtime connects no CPU processes."""
-        return self._host is not None and self._choice.kind == "cpu"
-
-    def _announce(self) -> None:
-        from torch_xla import runtime
-
-        count = runtime.addressable_runtime_device_count()
-        kind = self._choice.kind.upper()
-        say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
-        if count > 1 and not runtime.is_spmd():
-            say(
-                f"warning: xla uses one of the {count} devices of each process, unless the script calls use_spmd(); "
-                "give --mesh data=-1 to use all"
-            )
-
-    def _devices_wanted(self) -> int | None:
-        """Return how many devices a mesh on the CPU needs; None without one, or with CPU_NUM_DEVICES."""
-        if self._mesh is None or self._choice.kind != "cpu" or "CPU_NUM_DEVICES" in os.environ:
-            return None
-        from cpudist.backends.xla import mesh
-
-        return mesh.places(mesh.parse(self._mesh))
+        self._program = Program(self._choice, self.configured, world, store, timeout, self._changes)
+        return self._program
 
     def variables(self) -> Mapping[str, str]:
         return {"USE_TORCH_XLA": "1"}  # accelerate and transformers look for it first then
@@ -191,9 +146,10 @@ class XlaBackend(Backend):
         if model in self._prepared:  # a script may train one model with several Trainers
             return
         self._prepared.add(model)
-        for part in (self._graphs, self._sharding):
-            if part is not None and self._changes is not None:
-                self._changes.then(part.watch(model).remove)
+        if self._program is not None:
+            for part in (self._program.graphs, self._program.sharding):
+                if part is not None:
+                    self._changes.then(part.watch(model).remove)
 
     def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
         if self._world_size == 1:
@@ -294,8 +250,8 @@ class XlaBackend(Backend):
         xla_model.set_rng_state(state)
 
     def _end_step(self) -> None:
-        if self._graphs is not None:
-            self._graphs.end_step()
+        if self._program is not None:
+            self._program.graphs.end_step()
 
     def ddp_options(self) -> dict[str, Any]:
         # Each bucket that goes through the host cuts the graph in two, so few large ones are fastest.
@@ -307,13 +263,19 @@ class XlaBackend(Backend):
             return
         import torch.distributed as dist
 
-        _bound_new_groups(seconds)
+        from cpudist.backends.process_group import bound_new_groups
+
+        bound_new_groups(seconds)
         if dist.is_initialized():
             group: Any = dist.group.WORLD
             self._host._bound(group.host, seconds)
 
+    @property
+    def _through_host(self) -> bool:
+        return self._program is not None and self._program.through_host
+
     def transport(self) -> str | None:
-        if self._changes is None:
+        if self._program is None:
             return None
         return self._host.transport() if self._host is not None and self._through_host else "pjrt"
 
@@ -322,23 +284,8 @@ class XlaBackend(Backend):
 
     def details(self) -> dict[str, Any]:
         import torch_xla
-        from torch_xla import runtime
 
-        details: dict[str, Any] = {
-            "torch_xla": torch_xla.__version__,
-            "devices": f"{runtime.addressable_runtime_device_count()} of {self._choice.kind.upper()} in each process",
-            "device_variables": devices.explained(os.environ),
-        }
-        if self._host is not None:
-            way = f"through the host, over {self._host.name}" if self._through_host else "by the runtime"
-            details["gradients"] = way
-            details.update(self._host.details())
-        if self._sharding is not None:
-            details["mesh"] = self._sharding.mesh_text
-            details["sharding"] = f"parameters by the table of {self._sharding.table.source}"
-        if self._graphs is not None:
-            details.update(self._graphs.summary())
-        return details
+        return {"torch_xla": torch_xla.__version__, **(self._program.details() if self._program is not None else {})}
 
     def communication_seconds(self) -> float | None:
         return self._host.communication_seconds() if self._host is not None and self._through_host else None
@@ -346,37 +293,13 @@ class XlaBackend(Backend):
     def stop(self) -> None:
         import torch.distributed as dist
 
+        from cpudist.backends.process_group import bound_new_groups
+
         if dist.is_initialized():
             if self._host is not None:
                 self._host.stop()
             else:
                 dist.destroy_process_group()
-        _bound_new_groups(None)
-        if self._changes is not None:
-            self._changes.undo()
-            self._changes = None
-        self._sharding = self._host = None
-
-
-def _bound_new_groups(seconds: float | None) -> None:
-    """Set the timeout of groups that are made without one; None restores torch's, which is half an hour."""
-    from torch.distributed import constants, distributed_c10d
-
-    limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
-    distributed_c10d.default_pg_timeout = limit
-
-
-_started_with: tuple[object, ...] | None = None
-
-
-def _check_same_start(*wanted: object) -> None:
-    """Check that a later job in this process starts the runtime as the first one did.
-
-    The runtime lives as long as its process; it reads its devices, and whether it is one program, only once.
-    """
-    global _started_with
-    if _started_with not in (None, wanted):
-        raise UserError(
-            "PyTorch/XLA cannot change its devices or take a --mesh later in one process; start another one"
-        )
-    _started_with = wanted
+        bound_new_groups(None)
+        self._changes.undo()
+        self._program = None

@@ -13,6 +13,8 @@ from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from cpudist.backends.xla import mesh
+from cpudist.changes import Changes
 from cpudist.errors import UserError
 
 KINDS = ("cpu", "cuda", "tpu")
@@ -36,6 +38,9 @@ MEANINGS = {
 }
 
 _ON = ("1", "ON", "YES", "TRUE", "Y")  # what the runtime takes for yes
+
+
+_started_with: tuple[str, str, bool] | None = None  # the kind, how many, and whether they are one program
 
 
 @dataclass(frozen=True)
@@ -90,25 +95,51 @@ def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
     return Choice("cpu", "PJRT_DEVICE and --device are not set, and no TPU or GPU that PyTorch/XLA could use is here")
 
 
-def check_one_program(variables: Mapping[str, str], ranks: int, *, mesh: bool) -> None:
+def check_one_program(variables: Mapping[str, str], ranks: int, *, meshed: bool) -> None:
     """Check that the runtime's variables do not make another program of the job than it is.
 
     Args:
         variables: the environment.
         ranks: how many ranks the job has.
-        mesh: whether --mesh makes one program of it.
+        meshed: whether --mesh makes one program of it.
 
     Raises:
         UserError: they do.
     """
     on = [name for name in ("XLA_AUTO_SPMD", "XLA_USE_SPMD") if variables.get(name, "") in _ON]
-    if mesh and "XLA_AUTO_SPMD" in on:
+    if meshed and "XLA_AUTO_SPMD" in on:
         raise UserError("XLA_AUTO_SPMD lets the compiler choose how tensors lie; unset it, or leave --mesh out")
-    if on and not mesh and ranks > 1:
+    if on and not meshed and ranks > 1:
         raise UserError(
             f"{on[0]} makes one program over the devices of one runtime and works beside no other process group, and "
             f"this job has {ranks} ranks; unset it, or start one process"
         )
+
+
+def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> None:
+    """Set the variables by which the runtime finds the devices of a job.
+
+    Args:
+        choice: the kind of device.
+        mesh_text: the value of ``--mesh``; None without one.
+        changes: what the job takes back.
+
+    Raises:
+        UserError: the mesh is wrong, or an earlier job of this process has started the runtime with other devices. It
+            lives as long as its process, and reads its devices, and whether it is one program, only once.
+    """
+    global _started_with
+    changes.variable("PJRT_DEVICE", choice.kind.upper())
+    if mesh_text is not None and choice.kind == "cpu" and "CPU_NUM_DEVICES" not in os.environ:
+        count = mesh.places(mesh.parse(mesh_text))
+        if count is not None:
+            changes.variable("CPU_NUM_DEVICES", str(count))
+    wanted = choice.kind, os.environ.get("CPU_NUM_DEVICES", "1"), mesh_text is not None
+    if _started_with not in (None, wanted):
+        raise UserError(
+            "PyTorch/XLA cannot change its devices or take a --mesh later in one process; start another one"
+        )
+    _started_with = wanted
 
 
 def lacks(kind: str) -> str | None:

@@ -89,13 +89,13 @@ def test_devices_that_contradict_each_other(asked: str | None, variables: dict[s
 
 def test_the_runtimes_variables_do_not_make_another_program() -> None:
     for variables in ({}, {"XLA_USE_SPMD": "0"}):
-        devices.check_one_program(variables, 2, mesh=False)
-    devices.check_one_program({"XLA_USE_SPMD": "1"}, 1, mesh=False)
-    devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, mesh=True)
+        devices.check_one_program(variables, 2, meshed=False)
+    devices.check_one_program({"XLA_USE_SPMD": "1"}, 1, meshed=False)
+    devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=True)
     with pytest.raises(UserError, match=r"XLA_USE_SPMD makes one program .* this job has 2 ranks; unset it"):
-        devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, mesh=False)
+        devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=False)
     with pytest.raises(UserError, match=r"XLA_AUTO_SPMD lets the compiler choose .* leave --mesh out"):
-        devices.check_one_program({"XLA_AUTO_SPMD": "1"}, 1, mesh=True)
+        devices.check_one_program({"XLA_AUTO_SPMD": "1"}, 1, meshed=True)
 
 
 def test_variables_are_shown_with_what_they_mean() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jobs import Result, mpirun, run, train
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerBase, TrainingArguments
@@ -52,7 +52,6 @@ def blocks(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, arguments: Traini
     return cut_into_blocks(lines, tokenizer, _BLOCK, arguments)
 
 
-@settings(deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 299), min_size=1, max_size=64),
     probability=st.floats(0.05, 0.95),

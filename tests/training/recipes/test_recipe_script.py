@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -109,7 +109,6 @@ def test_evaluation_loss_does_not_depend_on_batches(tmp_path: Path) -> None:
     assert not math.isnan(expected)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**16), st.lists(st.integers(1, 3), min_size=1, max_size=4))
 def test_parts_of_the_loss_add_up(seed: int, sizes: list[int]) -> None:
     generator = torch.Generator().manual_seed(seed)

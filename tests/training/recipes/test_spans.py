@@ -72,7 +72,7 @@ def test_a_question_that_leaves_no_room(arguments: TrainingArguments) -> None:
 _WORDS = st.lists(st.text("abcxyz0189", min_size=1, max_size=6), min_size=1, max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_logits_at_the_labels_give_the_answers(data: st.DataObject) -> None:
     """For any span that the overlap of two windows can hold: context, window, labels, logits, answer."""

@@ -18,10 +18,15 @@ from torch_xla.distributed import spmd
 import cpudist
 from cpudist import job
 from cpudist.backends.xla import devices, group, mesh, patches
-from cpudist.backends.xla.backend import XlaBackend
+from cpudist.backends.xla.program import Program
 from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.world import World
+
+
+def _leave_host() -> None:
+    """Let tensors of the device go to the runtime's own group."""
+    Program.through_host = property(lambda self: False)
 
 
 def as_a_tpu(slices: int, x: int, y: int) -> None:
@@ -53,7 +58,7 @@ class DeviceOnly(group.ThroughHost):
 def connect(order: int = 1) -> None:
     """Let the runtime answer as where it connects the devices of both ranks; with -1 it numbers them backwards."""
     rank = int(os.environ["RANK"] if "RANK" in os.environ else os.environ["PMI_RANK"])
-    XlaBackend._through_host = property(lambda self: False)
+    _leave_host()
     group.runtime_side = lambda host, options: DeviceOnly(host)
     number = rank if order == 1 else 1 - rank
     patches.make_one_world(World(number, 2, number, 2, 0, 1, "made up"), Changes())
@@ -61,7 +66,7 @@ def connect(order: int = 1) -> None:
 
 def alone() -> None:
     """The runtime's own process group, as where it connects the devices, beside one for the CPU."""
-    XlaBackend._through_host = property(lambda self: False)
+    _leave_host()
     world = cpudist.init("xla")
     device = dist.group.WORLD.device
     print(dist.get_backend(), type(device).__name__, dist.new_group.__module__)
@@ -77,7 +82,7 @@ def alone() -> None:
 def ranks() -> None:
     """Each of several ranks has a device, and the runtime connects them, or, left alone on CPUs, does not."""
     if sys.argv[2] == "apart":
-        XlaBackend._through_host = property(lambda self: False)
+        _leave_host()
     else:
         connect(-1)
     cpudist.init("xla", timeout=60)

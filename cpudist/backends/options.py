@@ -1,0 +1,58 @@
+"""Options that a backend declares: keywords of `cpudist.init`, and options of `cpudist-train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpudist.errors import UserError
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of one backend.
+
+    Attributes:
+        name: the keyword, such as "show_sharding"; the command line spells it ``--show-sharding``.
+        help: one line for ``cpudist-train --help``.
+        type: makes the value of the command line's text; `bool` makes a flag without a value.
+        default: the value where the user gives none; False for a flag.
+        choices: the values that are allowed; empty allows all.
+        metavar: the value's name in the help.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    metavar: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """The option as the command line spells it."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all `options` of a backend: those that the user has set, and defaults.
+
+    Args:
+        backend: the backend's name, for messages.
+        options: what it declares.
+        values: what the user has set; None stands for the default.
+
+    Raises:
+        UserError: the backend has no such options, or they do not take these values.
+    """
+    known = {option.name: option for option in options}
+    values = {name: value for name, value in values.items() if value is not None}
+    if unknown := [Option(name, "").flag for name in values if name not in known]:
+        raise UserError(f"the backend {backend} takes no {', '.join(unknown)}; leave it out, or name another --backend")
+    for name, value in values.items():
+        choices = known[name].choices
+        if choices and value not in (*choices, known[name].default):
+            allowed = ", ".join(map(str, choices))
+            raise UserError(f"{known[name].flag} {value} is not known; the backend {backend} takes {allowed}")
+    return {**{name: option.default for name, option in known.items()}, **values}

@@ -1,0 +1,110 @@
+"""The runtime as one job uses it: its devices, its mesh if it has one, and what carries messages between its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch_xla import runtime
+
+from cpudist.backends.xla import devices, joining, patches
+from cpudist.backends.xla.graphs import Graphs
+from cpudist.backends.xla.sharding import Sharding
+from cpudist.console import say
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.gloo import GlooBackend
+    from cpudist.changes import Changes
+    from cpudist.world import World
+
+
+class Program:
+    """Start the runtime, and change it for this job.
+
+    The runtime reads its variables when torch_xla is imported or asked first, so `devices.set_variables` comes
+    before the import of this module.
+
+    Attributes:
+        host: the backend for tensors of the CPU; None under a mesh, which works beside no other process group.
+        sharding: how tensors lie on the mesh; None without one.
+        graphs: what is compiled.
+
+    Args:
+        choice: the kind of device.
+        options: the backend's options, as `Backend.configured` has them.
+        world, store, timeout: as for `Backend.start`.
+        changes: what the job takes back.
+
+    Raises:
+        UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
+    """
+
+    def __init__(
+        self,
+        choice: devices.Choice,
+        options: Mapping[str, Any],
+        world: World,
+        store: Store,
+        timeout: float,
+        changes: Changes,
+    ) -> None:
+        self._choice = choice
+        self.host: CclBackend | GlooBackend | None = None
+        self.sharding: Sharding | None = None
+        if options["mesh"] is not None:
+            table, show = options["sharding"], options["show_sharding"]
+            self.sharding = Sharding.start(options["mesh"], table, show, world, changes)
+        else:
+            self.host = joining.agree_on_host(world, store, timeout)
+            if not self.through_host:
+                joining.join_runtime(world)
+            elif world.size > 1 or runtime.addressable_runtime_device_count() > 1:
+                patches.make_one_world(world, changes)
+        # After `Sharding.start`, which needs the runtime's own use_spmd.
+        patches.run_in_place(world, changes, mesh=self.sharding is not None)
+        patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
+        patches.keep_new_group(changes)
+        self.graphs = Graphs(warns=world.rank == 0)
+
+    @property
+    def through_host(self) -> bool:
+        """Whether tensors of the device go through the host: the runtime connects no CPU processes."""
+        return self.host is not None and self._choice.kind == "cpu"
+
+    def group_name(self) -> str:
+        """Return the name of the job's process group for `init_process_group`."""
+        if self.host is None:
+            return "gloo"
+        from cpudist.backends.xla.group import name_with
+
+        return name_with(self.host.name, through_host=self.through_host)
+
+    def announce(self) -> None:
+        """Tell the user which devices compute."""
+        count = runtime.addressable_runtime_device_count()
+        kind = self._choice.kind.upper()
+        say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
+        if count > 1 and not runtime.is_spmd():
+            say(
+                f"warning: xla uses one of the {count} devices of each process, unless the script calls use_spmd(); "
+                "give --mesh data=-1 to use all"
+            )
+
+    def details(self) -> dict[str, Any]:
+        """Return fields for the run record; see `Backend.details`."""
+        details: dict[str, Any] = {
+            "devices": f"{runtime.addressable_runtime_device_count()} of {self._choice.kind.upper()} in each process",
+            "device_variables": devices.explained(os.environ),
+        }
+        if self.host is not None:
+            way = f"through the host, over {self.host.name}" if self.through_host else "by the runtime"
+            details["gradients"] = way
+            details.update(self.host.details())
+        if self.sharding is not None:
+            details["mesh"] = self.sharding.mesh_text
+            details["sharding"] = f"parameters by the table of {self.sharding.table.source}"
+        return {**details, **self.graphs.summary()}
