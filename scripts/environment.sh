@@ -2,13 +2,16 @@
 # shellcheck shell=bash
 
 # An environment is a folder and the versions in it that do not follow from pyproject.toml. torch is pinned to the newest
-# that has a CPU build, because pip would otherwise fetch several GB of CUDA packages; the other two are CUDA builds.
+# that has a CPU build, because pip would otherwise fetch several GB of CUDA packages; the others are CUDA builds.
 # shellcheck disable=SC2034  # used by the scripts that source this one
 readonly NEWEST=(.venv torch==2.13.0)
 # The oldest versions, and what exists for torch 2.8 but no longer for the newest, or changes what other packages do.
 # shellcheck disable=SC2034
 readonly TORCH_2_8=(.venv-torch2.8 torch==2.8.0 transformers==4.57.6 datasets==4.4.1
     intel_extension_for_pytorch==2.8.0 torch_xla==2.8.1)
+# The last release of torch that torch_xla was made for.
+# shellcheck disable=SC2034
+readonly TORCH_2_9=(.venv-torch2.9 torch==2.9.0 torch_xla==2.9.0)
 # The newest torch of all.
 # shellcheck disable=SC2034
 readonly TORCH_2_15=(.venv-torch2.15 torch==2.15.0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fresh machine -> environment and the test suite:
-#   scripts/test.sh [newest|torch2.8|torch2.15|all] [ARGUMENTS OF PYTEST]
+#   scripts/test.sh [newest|torch2.8|torch2.9|torch2.15|all] [ARGUMENTS OF PYTEST]
 #   scripts/test.sh sanitize [address|thread]    the ccl backend's checks under sanitizers, see sanitize.sh
 # newest is the default. Without arguments it runs the whole suite and checks style, types and imports first. The other
 # environments run the tests marked `versions`. all: newest, then torch2.8.
@@ -15,6 +15,7 @@ prepare() {
     case $1 in
         newest) make_environment ccl,plot,dev "${NEWEST[@]}" ;;
         torch2.8) make_environment ccl,plot,test "${TORCH_2_8[@]}" ;;
+        torch2.9) make_environment ccl,plot,test "${TORCH_2_9[@]}" ;;
         torch2.15) make_environment ccl,plot,test "${TORCH_2_15[@]}" ;;
     esac
     build_backend
@@ -62,7 +63,7 @@ case ${1:-} in
     all)
         run_in_both "${@:2}"
         ;;
-    torch2.8 | torch2.15)
+    torch2.8 | torch2.9 | torch2.15)
         prepare "$1"
         run_tests -m versions "${@:2}"
         ;;

@@ -119,12 +119,20 @@ def choose(
         reasons = ask_everyone(f"backend/{candidate.name}", candidate.unavailable() or "")
         rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (0, ""))
         if not reason:
+            if backend == "auto" and is_main_process:
+                _tell_of_other_devices(candidate.name)
             return candidate
         if backend != "auto":
             raise UserError(f"backend {candidate.name} cannot be used on rank {rank}: {reason}")
         if is_main_process:
             say(f"warning: not using {candidate.name}, rank {rank} says: {reason}")
     raise UserError("no backend can be used on all ranks")
+
+
+def _tell_of_other_devices(chosen: str) -> None:
+    for name, plugin in plugins().items():
+        if devices := plugin.devices_here():
+            say(f"backend auto takes {chosen}, on the CPU; {devices} of this machine idle (--backend {name})")
 
 
 @cache

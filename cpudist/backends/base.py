@@ -81,6 +81,11 @@ class Backend(ABC):
         """
         return iter(())
 
+    @classmethod
+    def devices_here(cls) -> str | None:
+        """Return which accelerators of this machine the backend could use, such as "2 TPU devices"; None for none."""
+        return None
+
     def processes_per_node(self, asked: int) -> int:
         """Return how many ranks a notebook starts on this node where the user asks for `asked`.
 
@@ -245,6 +250,9 @@ class Backend(ABC):
     def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Return the batches of `loader` on this rank's device."""
         return loader
+
+    def end_step(self) -> None:  # noqa: B027 - for devices that compute lazily
+        """Start the device's work of a step that did not end by `step`, without waiting for it."""
 
     def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait until this rank's device has completed all work that it was given."""

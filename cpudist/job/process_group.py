@@ -28,6 +28,7 @@ def let_scripts_join(job: Job) -> None:
     if not job.backend.makes_process_group:
         return
     original = distributed_c10d.init_process_group
+    own_name = dist.get_backend()  # of the group that the backend has made, such as gloo under a mesh on xla
     numbers = itertools.count(1)
     joined = remaking = False
 
@@ -47,7 +48,9 @@ def let_scripts_join(job: Job) -> None:
         if remaking or (joined and dist.is_initialized()):  # the backend's own call, or a second call of the script
             original(backend, init_method, timeout, world_size, rank, store, *args, **kwargs)
             return
-        job.check_backend(_for_device(backend, job.world.device_type))
+        asked = _for_device(backend, job.world.device_type)
+        if asked != own_name:
+            job.check_backend(asked)
         _check_world(job.world, init_method, world_size, rank, from_variables=store is None)
         if timeout is not None:
             job.set_timeout(timeout.total_seconds())

@@ -28,8 +28,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
     """Write the time of every optimizer step and the losses that Trainer logs into the run record.
 
     A step lasts from the end of what precedes it (a step, an evaluation, a checkpoint) to its own end, so loading data
-    counts and evaluations do not. The first step warms up, and is left out if there are others. Where the devices of
-    the backend compute lazily, a step ends when they have computed it.
+    counts and evaluations do not. The first step warms up, and is left out if there are others. Devices that compute
+    lazily are waited for after the first and the last step alone, so that they compute while the next step is traced.
     """
 
     def __init__(
@@ -56,9 +56,12 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a step to the record."""
-        self._backend.synchronize()
         training = self._record.training
         training.steps += 1
+        if training.steps == 1 or state.global_step >= state.max_steps:
+            self._backend.synchronize()
+        else:
+            self._backend.end_step()
         if training.steps == 2 and not self._warm:
             self._warm = True
             training.step_seconds.clear()

@@ -57,6 +57,10 @@ class Guest(GlooBackend):
     def findings(cls, environment):
         yield "warning", "the guest is hungry", "feed it"
 
+    @classmethod
+    def devices_here(cls):
+        return "3 chips"
+
     def start(self, world, store, timeout):
         import torch.distributed as dist
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
@@ -88,6 +92,8 @@ def test_a_backend_of_another_package_brings_its_options_and_findings(guest: Pat
     assert ran.returncode == 0, ran.output
     assert "guest: [('depth', 3), ('dry_run', True), ('mode', None)]\n" in ran.stdout, ran.output
     assert "ran on gloo\n" in ran.stdout, ran.output
+    auto = jobs.run(jobs.train("--backend", "auto", script), 60)
+    assert "takes ccl, on the CPU; 3 chips of this machine idle (--backend guest)" in auto.stderr, auto.output
     for words, says in (
         (["--backend", "guest", "--mode", "slow", script], "invalid choice: 'slow'"),
         (["--backend", "broken", script], "backend broken cannot be imported: No module named 'no_such_module'"),

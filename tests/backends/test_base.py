@@ -39,6 +39,9 @@ class Lazy(Backend):
         super().step(optimizer, scaler)
         self.calls.append("step")
 
+    def end_step(self) -> None:
+        self.calls.append("end step")
+
     def synchronize(self) -> None:
         self.calls.append("synchronize")
 
@@ -79,16 +82,17 @@ def test_only_what_fits_is_done_to_a_model(lazy: Lazy) -> None:
         cpudist.optimize(model, ipex=True)
 
 
-def test_a_steps_time_is_taken_when_the_device_has_done_it(lazy: Lazy) -> None:
+def test_the_device_is_waited_for_after_the_first_and_the_last_step_alone(lazy: Lazy) -> None:
     record = job.require().record
     timer = StepTimer(record, lazy, world_size=1)
     arguments = SimpleNamespace(per_device_train_batch_size=2, gradient_accumulation_steps=1, bf16=False, fp16=False)
-    state, control = SimpleNamespace(global_step=1, max_steps=2), SimpleNamespace(should_log=False)
+    state, control = SimpleNamespace(global_step=0, max_steps=4), SimpleNamespace(should_log=False)
     timer.on_train_begin(arguments, state, control, model=torch.nn.Linear(1, 1))
-    cpudist.step(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
-    timer.on_step_end(arguments, state, control)
-    assert lazy.calls[-2:] == ["step", "synchronize"]
-    assert record.training.steps == 1
+    before = len(lazy.calls)
+    for state.global_step in range(1, 5):
+        timer.on_step_end(arguments, state, control)
+    assert lazy.calls[before:] == ["synchronize", "end step", "end step", "synchronize"]
+    assert (record.training.steps, len(record.training.step_seconds)) == (4, 3)
 
 
 def test_batches_and_scaler_change_nothing_where_there_is_nothing_to_do(lazy: Lazy) -> None:

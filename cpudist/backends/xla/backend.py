@@ -85,6 +85,11 @@ class XlaBackend(Backend):
         # Where torch_xla does not fit torch, the check of versions says so.
         return devices.findings(environment) if devices.missing() is None else iter(())
 
+    @classmethod
+    def devices_here(cls) -> str | None:
+        found = {kind.upper(): devices.count(kind) for kind in devices.KINDS}
+        return ", ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in found.items() if count) or None
+
     def processes_per_node(self, asked: int) -> int:
         """Return one process for each device, where devices are not made of the CPU."""
         if reason := self.unavailable():
@@ -165,7 +170,7 @@ class XlaBackend(Backend):
     def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, which takes `options`; under a mesh, place the model on it instead."""
         if shard_optimizer:
-            raise UserError("shard_optimizer=True is for the backends ccl and gloo; leave it out on xla")
+            raise UserError("shard_optimizer=True is for the backends ccl and gloo; on xla, --mesh fsdp=-1 divides it")
         self.prepare(model)
         if self._sharding is not None:
             if options:
@@ -206,10 +211,7 @@ class XlaBackend(Backend):
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         super().step(optimizer, scaler)
-        import torch_xla
-
-        torch_xla.sync()
-        self._end_step()
+        self.end_step()
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         import torch
@@ -233,11 +235,18 @@ class XlaBackend(Backend):
         loaded: Iterable[Any] = MpDeviceLoader(loader, self.device(), input_sharding=spec)
         return loaded
 
+    def end_step(self) -> None:
+        self._sync(wait=False)
+
     def synchronize(self) -> None:
+        self._sync(wait=True)
+
+    def _sync(self, *, wait: bool) -> None:
         import torch_xla
 
-        torch_xla.sync(wait=True)
-        self._end_step()
+        torch_xla.sync(wait=wait)
+        if self._program is not None:
+            self._program.graphs.end_step()
 
     def random_state(self) -> int:
         from torch_xla.core import xla_model
@@ -248,10 +257,6 @@ class XlaBackend(Backend):
         from torch_xla.core import xla_model
 
         xla_model.set_rng_state(state)
-
-    def _end_step(self) -> None:
-        if self._program is not None:
-            self._program.graphs.end_step()
 
     def ddp_options(self) -> dict[str, Any]:
         # Each bucket that goes through the host cuts the graph in two, so few large ones are fastest.

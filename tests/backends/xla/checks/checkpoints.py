@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+import torch.distributed as dist
 
 import cpudist
 
@@ -26,6 +27,8 @@ for batch in batches[:4] if what == "save" else batches[4:]:
     cpudist.step(optimizer)
 if what == "save":
     checkpoint.save(folder, model, optimizer)
+    dist.init_process_group("gloo", init_method="xla://")  # as the runtime's guide says for its CheckpointManager
+    assert dist.get_backend() == "gloo"
     torch.save({name: value.cpu() for name, value in model.state_dict().items()}, f"{folder}.pt")
     for batch in batches[4:]:  # what whoever loads must do as well
         loss = torch.nn.functional.cross_entropy(model(batch.to(world.device)), batch[:, :8].argmax(1).to(world.device))
