@@ -26,6 +26,12 @@ from cpudist.private import home, why_not_trusted
 from cpudist.waiting import poll
 
 SOURCES = Path(__file__).parent / "csrc"
+PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
+_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+_MODULE = "cpudist_ccl.so"
+_LOG = "compile.log"
+# From a folder in PREBUILT to the environment's lib: lib/python3.X/site-packages/cpudist/backends/ccl/prebuilt/torch….
+_LIBRARIES = "/".join([".."] * 7)
 _COMPILE_SECONDS = 900.0
 
 
@@ -46,16 +52,17 @@ def cache_folder() -> Path:
 
 
 def find_built() -> Path | None:
-    """Return the compiled module for this environment; None if the cache has none.
+    """Return the compiled module for this environment; None if neither the wheel nor the cache has one.
 
     Raises:
         UserError: oneCCL is missing.
     """
-    return _find(cache_folder() / _key(find_oneccl()), find_compiler())
+    oneccl = find_oneccl()
+    return prebuilt(oneccl) or _find(cache_folder() / _key(oneccl), find_compiler())
 
 
 def ensure_built(cache: Path | None = None) -> Path:
-    """Return the compiled module for this environment, compiling it if the cache has none.
+    """Return the compiled module for this environment, compiling it if neither the wheel nor the cache has one.
 
     One process compiles; others on the same machine wait for it. A machine without a compiler uses a binary that
     `cpudist build` made elsewhere, with any compiler, for the same torch, Python and oneCCL.
@@ -66,8 +73,10 @@ def ensure_built(cache: Path | None = None) -> Path:
     Raises:
         UserError: oneCCL, a compiler or a header is missing, or the compilation fails.
     """
-    cache = cache or cache_folder()
     oneccl = find_oneccl()
+    if came_with_wheel := prebuilt(oneccl):
+        return came_with_wheel
+    cache = cache or cache_folder()
     compiler = find_compiler()
     folder = cache / _key(oneccl)
     built = _find(folder, compiler)
@@ -78,19 +87,51 @@ def ensure_built(cache: Path | None = None) -> Path:
             f"the ccl backend must be compiled once and there is no C++ compiler; install the package g++, "
             f"or run `cpudist build` where there is one and set CPUDIST_CACHE (looked in {folder})"
         )
-    target = folder / compiler.label / "cpudist_ccl.so"
+    target = folder / compiler.label / _MODULE
     with _lock(target.parent):
         if not target.exists():
             _compile(compiler, oneccl, target)
     return _trusted(target)
 
 
+def prebuilt(oneccl: OneCcl) -> Path | None:
+    """Return the module that the installed wheel has brought for this torch and Python; None if there is none.
+
+    It finds oneCCL's and MPI's libraries beside its own environment only.
+    """
+    module = PREBUILT / _prebuilt_for() / _MODULE
+    return module if module.exists() and (module.parent / _LIBRARIES).resolve() == oneccl.lib.resolve() else None
+
+
+def prebuild(folder: Path) -> Path:
+    """Compile the module that a wheel brings for this torch and Python, and return it; see scripts/wheels.sh.
+
+    Args:
+        folder: the wheel's `PREBUILT`.
+
+    Raises:
+        UserError: oneCCL, a compiler or a header is missing, or the compilation fails.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise UserError("there is no C++ compiler; install the package g++")
+    target = folder / _prebuilt_for() / _MODULE
+    target.parent.mkdir(parents=True)
+    _compile(compiler, find_oneccl(), target, f"$ORIGIN/{_LIBRARIES}")
+    (target.parent / _LOG).unlink()
+    return target
+
+
+def _prebuilt_for() -> str:
+    # Without "+cpu" or "+cu128": c10d's C++ interface is the same in all builds of a release.
+    return f"torch{_torch_version().partition('+')[0]}-{_PYTHON}"
+
+
 def _key(oneccl: OneCcl) -> str:
     content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary has it as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return f"torch{_torch_version()}-{python}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
+    return f"torch{_torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
 
 
 def _torch_version() -> str:
@@ -103,7 +144,7 @@ def _torch_version() -> str:
 
 def _find(folder: Path, compiler: Compiler | None) -> Path | None:
     made_by = glob.escape(compiler.label) if compiler else "*"
-    found = sorted(folder.glob(f"{made_by}/cpudist_ccl.so"))
+    found = sorted(folder.glob(f"{made_by}/{_MODULE}"))
     return _trusted(found[0]) if found else None
 
 
@@ -154,7 +195,7 @@ def _take(handle: IO[str]) -> bool:
     return True
 
 
-def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
+def _compile(compiler: Compiler, oneccl: OneCcl, target: Path, libraries: str | None = None) -> None:
     import torch
 
     say(
@@ -164,8 +205,8 @@ def _compile(compiler: Compiler, oneccl: OneCcl, target: Path) -> None:
     # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         output = Path(scratch) / target.name
-        command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output)
-        log = target.parent / "compile.log"
+        command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output, libraries)
+        log = target.parent / _LOG
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
         except subprocess.TimeoutExpired:

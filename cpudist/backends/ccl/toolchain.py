@@ -79,8 +79,17 @@ def find_compiler() -> Compiler | None:
     return Compiler(command, f"{Path(command).name}-{version.stdout.strip() or 'unknown'}")
 
 
-def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Path) -> list[str]:
+def compile_command(
+    compiler: Compiler, oneccl: OneCcl, source: Path, output: Path, libraries: str | None = None
+) -> list[str]:
     """Return the command that compiles and links the extension module.
+
+    Args:
+        compiler: the compiler.
+        oneccl: what to link.
+        source: the one C++ file that includes all others.
+        output: the module.
+        libraries: where it will look for shared libraries; None: in this oneCCL's folder.
 
     oneCCL is linked statically. The libraries that it loads at run time (libmpi, libfabric) are found by DT_RPATH,
     which, unlike DT_RUNPATH, also applies to libraries that a library opens: no LD_LIBRARY_PATH, no setvars.sh.
@@ -119,5 +128,5 @@ def compile_command(compiler: Compiler, oneccl: OneCcl, source: Path, output: Pa
         *(f"-L{torch_folder / 'lib'}", f"-L{oneccl.lib}"),
         *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libintlc.so.5", "-l:libhwloc.so.15"),
         *("-lc10", "-ltorch_cpu", "-ltorch_python"),
-        *(f"-Wl,-rpath,{oneccl.lib}", "-Wl,--disable-new-dtags"),
+        *(f"-Wl,-rpath,{libraries or oneccl.lib}", "-Wl,--disable-new-dtags"),
     ]
