@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroupGloo
+from torch.distributed import ProcessGroupGloo, distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cpudist.backends.ccl.group import create_group
@@ -111,6 +111,9 @@ def runtime_side(host: Any, options: Any) -> Any:
     ranks, size = list(options.global_ranks_in_group), dist.get_world_size() if dist.is_initialized() else 0
     if ranks and len(ranks) < size:  # as torch_xla's own new_group does (2.8), which also calls groups meshes
         side._mesh = [ranks] if len(ranks) > 1 else [[rank] for rank in range(size)]
+    # torch_xla 2.9 asks torch for the ranks of its own group.
+    of_group = enumerate(ranks or range(options.group_size))
+    distributed_c10d._world.pg_group_ranks[side] = {rank: number for number, rank in of_group}
     return side
 
 
