@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from cpudist.render import values
 
 _CHECKPOINT = "--checkpoint-on-signal"
+_VARIABLE = {"metavar": "NAME=VALUE", "type": values.variable, "help": "a variable for all ranks"}
 
 
-def option(metavar: str, type: values.Type, help: str, default: str | None = None, several: bool = False) -> Any:
+def option(metavar: str, type: values.Type, help: str, default: str | None = None) -> Any:
     """Declare a field of a `RenderedJob` that is an option of its command.
 
     Args:
@@ -24,10 +25,7 @@ def option(metavar: str, type: values.Type, help: str, default: str | None = Non
         type: a type of `values.py`.
         help: of the option; ` (default DEFAULT)` follows where there is a default.
         default: as users would write it.
-        several: whether the option can be repeated; the field has the value of each.
     """
-    if several:
-        return field(metadata={"metavar": metavar, "type": type, "help": help, "action": "append", "default": []})
     help += f" (default {default})" if default else ""
     return field(metadata={"metavar": metavar, "type": type, "help": help, "default": default})
 
@@ -43,7 +41,7 @@ class RenderedJob:
 
     SUMMARY: ClassVar[str]
     arguments: list[str]
-    env: Sequence[tuple[str, str]] = option("NAME=VALUE", values.variable, "a variable for all ranks", several=True)
+    env: Sequence[tuple[str, str]] = field(metadata={"action": "append", "default": [], **_VARIABLE})
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:

@@ -45,12 +45,6 @@ class PodJob(RenderedJob):
         "CLAIM", values.claim, "PersistentVolumeClaim for data and checkpoints, shared by all pods"
     )
     mount_path: str = option("PATH", values.mount_path, "where the claim is mounted, and where TARGET starts", "/data")
-    node_selector: Sequence[tuple[str, str]] = option(
-        "KEY=VALUE", values.selector, "a label that nodes must have", several=True
-    )
-    toleration: Sequence[dict[str, Any]] = option(
-        "KEY[=VALUE][:EFFECT]", values.toleration, "a taint of nodes to tolerate", several=True
-    )
     grace: int = option("SECONDS", values.count, "for the checkpoint when a pod is evicted", "120")
     patch: Mapping[str, Any] | None = option(
         "FILE", read_template, "a pod template in YAML, merged over that of each pod; its metadata goes to the job too"
@@ -132,10 +126,6 @@ class PodJob(RenderedJob):
             "containers": [main],
             "volumes": volumes,
         }
-        if self.node_selector:
-            spec["nodeSelector"] = dict(self.node_selector)
-        if self.toleration:
-            spec["tolerations"] = list(self.toleration)
         template: dict[str, Any] = merged({"spec": spec}, self.patch or {})
         return template
 

@@ -21,9 +21,6 @@ _UNITS = {
     **{unit: 1000**power for power, unit in enumerate(("", "k", "M", "G", "T"))},
     **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), 1)},
 }
-_LABEL_VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)"
-_LABEL_KEY = rf"(?P<key>(?:{_SUBDOMAIN}/)?{_LABEL_VALUE})"
-_TOLERATION = rf"{_LABEL_KEY}(?:=(?P<value>{_LABEL_VALUE}?))?(?::(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
 _TIME = r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
 # torchrun, Hydra or Slurm sets these, to another value for each rank.
 _OF_THE_LAUNCHER = r"(?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|(?:PET|PMI|SLURM)_[^=]*)"
@@ -69,12 +66,6 @@ def _mebibytes(match: re.Match[str]) -> int | None:
     return int(float(match[1]) * _UNITS[match[2] or ""] / MEBIBYTE) * MEBIBYTE or None
 
 
-def _toleration(match: re.Match[str]) -> dict[str, Any]:
-    operator = "Exists" if match["value"] is None else "Equal"
-    found = {"key": match["key"], "operator": operator, "value": match["value"], "effect": match["effect"]}
-    return {name: text for name, text in found.items() if text is not None}
-
-
 def _seconds(match: re.Match[str]) -> int | None:
     hours = int(match["days"] or 0) * 24 + int(match["hours"])
     seconds = (hours * 60 + int(match["minutes"])) * 60 + int(match["seconds"])
@@ -107,18 +98,6 @@ image = _matching(
 )
 claim = _matching(_SUBDOMAIN, "not the name of a PersistentVolumeClaim; `kubectl get pvc` lists them")
 mount_path = _matching(r"/[^:]+", "not a folder to mount at, such as /data (absolute, without a colon)")
-# Key and value of a label that nodes must have.
-selector = _matching(
-    rf"{_LABEL_KEY}=(?P<value>{_LABEL_VALUE}?)",
-    "not KEY=VALUE; `kubectl get nodes --show-labels` lists the labels",
-    lambda match: (match["key"], match["value"]),
-)
-# A taint as `kubectl taint` writes it, as Kubernetes' Toleration; no value stands for any value, no effect for all.
-toleration = _matching(
-    _TOLERATION,
-    "not KEY, KEY:EFFECT or KEY=VALUE:EFFECT with NoSchedule, PreferNoSchedule or NoExecute",
-    _toleration,
-)
 # Name and value of an environment variable.
 variable = _matching(
     rf"(?!{_OF_THE_LAUNCHER}=)(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>(?s:.*))",

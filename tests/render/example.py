@@ -10,8 +10,7 @@ PATCH = Path(__file__).parents[2] / "examples" / "pod.yaml"
 ALL = [
     *("--name", "digits", "--namespace", "team-a", "--image", "registry:5000/team/cpudist:1", "--replicas", "3"),
     *("--ranks-per-pod", "2", "--cpus", "16", "--memory", "32Gi", "--shm", "2Gi", "--pvc", "data"),
-    *("--mount-path", "/work", "--node-selector", "disk=ssd", "--node-selector", "zone=b", "--env", "HF_HOME=/work/hf"),
-    *("--toleration", "batch=yes:NoSchedule", "--toleration", "spot", "--grace", "300", "--patch", str(PATCH)),
+    *("--mount-path", "/work", "--env", "HF_HOME=/work/hf", "--grace", "300", "--patch", str(PATCH)),
 ]
 
 

@@ -10,11 +10,11 @@ Refused = Callable[..., list[str]]
 
 
 def test_all_at_once(refused: Refused) -> None:
-    words = ["--replicas", "0", "--cpus", "12 cores", "--name", "My_Job", "--memory", "lots", "--toleration", "=x"]
+    words = ["--replicas", "0", "--cpus", "12 cores", "--name", "My_Job", "--memory", "lots", "--grace", "1m"]
     lines = refused("pytorchjob", *words, "--env", "RANK=1", "--env", "PATH", target=())
     assert [line.partition(":")[2].split("'")[0].strip() for line in lines] == [
         "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train",
-        *("--env", "--env", "--name", "--replicas", "--cpus", "--memory", "--toleration"),
+        *("--env", "--env", "--name", "--replicas", "--cpus", "--memory", "--grace"),
     ]
     assert "cpudist: --cpus '12 cores': not a whole number of CPUs, such as 12" in lines
     assert "cpudist: --replicas '0': not a whole number of at least 1" in lines
@@ -32,8 +32,6 @@ def test_all_at_once(refused: Refused) -> None:
         *(("--memory", value) for value in ("0", "1", "16 Gi", "16GB", "-1Gi", "1e9")),
         *(("--pvc", value) for value in ("My", "a/b")),
         *(("--mount-path", value) for value in ("data", "/", "/a:b")),
-        *(("--node-selector", value) for value in ("a", "=b", "a=b=c", "a b=c")),
-        *(("--toleration", value) for value in ("", "a:Never", "a b", "a=b:")),
         *(("--env", value) for value in ("A", "1A=2", "A-B=1", "WORLD_SIZE=2", "PET_NNODES=1")),
         *(("--grace", value) for value in ("0", "1m")),
     ],

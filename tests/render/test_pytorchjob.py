@@ -48,7 +48,7 @@ def test_what_was_asked_for_is_there(documents: Documents) -> None:
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
         {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
     ]
-    assert pod["nodeSelector"] == {"disk": "ssd", "zone": "b"}
+    assert pod["nodeSelector"] == {"disk": "ssd"}
     assert pod["tolerations"] == [
         {"key": "batch", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
         {"key": "spot", "operator": "Exists"},

@@ -112,7 +112,7 @@ def test_how_a_patch_is_merged(documents: Documents, tmp_path: Path) -> None:
     (tmp_path / "patch.yaml").write_text("""
 spec:
   securityContext: {runAsUser: null}
-  tolerations: [{key: other, operator: Exists}]
+  terminationGracePeriodSeconds: 60
   volumes:
   - {name: scratch, emptyDir: {}}
   - name: shared-memory
@@ -121,10 +121,10 @@ spec:
   - {name: pytorch, image: "mine:2", volumeMounts: [{mountPath: /scratch, name: scratch}]}
   - {name: log, image: "log:1"}
 """)
-    (job,) = documents("pytorchjob", "--toleration", "spot", "--patch", str(tmp_path / "patch.yaml"))
+    (job,) = documents("pytorchjob", "--patch", str(tmp_path / "patch.yaml"))
     pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert "runAsUser" not in pod["securityContext"]
-    assert pod["tolerations"] == [{"key": "other", "operator": "Exists"}]
+    assert pod["terminationGracePeriodSeconds"] == 60
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
     assert pod["volumes"] == [memory, {"name": "scratch", "emptyDir": {}}]
     first, second = pod["containers"]
