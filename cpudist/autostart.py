@@ -5,14 +5,16 @@ torch calls `register` at the end of `import torch` (entry-point group ``torch.b
 script imports TrainingArguments. Where a launcher has started the process, they then take the documented flags, and the
 first that ask for ccl call `cpudist.init`. Arguments without any of these flags change nothing.
 
-In the process of `accelerate launch`, it refuses such a script where accelerate would start one process in the place of
-several.
+Where `accelerate launch` starts one process in the place of several, such arguments are refused in that process.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import shlex
+import subprocess
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from cpudist.launchers import Launcher
 
 
+_ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # how many processes accelerate was asked for, where it starts one
+
+
 def register() -> None:
     """Prepare TrainingArguments once the script imports them, and `accelerate launch` where this process is one."""
     after_import("transformers.training_args", _prepare)
-    after_import("accelerate.commands.launch", _refuse_one_process)
+    after_import("accelerate.commands.launch", _tell_of_one_process)
 
 
 def _prepare(module: ModuleType) -> None:
@@ -34,7 +39,7 @@ def _prepare(module: ModuleType) -> None:
     from cpudist.launchers.single import Single
 
     launcher = launchers.detect()
-    if isinstance(launcher, Single):
+    if isinstance(launcher, Single) and _ASKED not in os.environ:
         return
     from cpudist import job
 
@@ -61,6 +66,13 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
     def post_init(self: Any) -> None:
         if job.current() is not None:
             original(self)
+        elif self.ddp_backend == "ccl" and _ASKED in os.environ:
+            processes = os.environ[_ASKED]
+            end_now(
+                USER_ERROR,
+                f"accelerate launch starts one process, not {processes}, without --mpirun_hostfile; write: cpudist"
+                f" launch --nproc {processes} -- {shlex.join(sys.argv)}",
+            )
         elif self.ddp_backend == "ccl":
             try:
                 api.init("ccl")
@@ -79,25 +91,26 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
     cls.__post_init__ = post_init
 
 
-def _refuse_one_process(module: ModuleType) -> None:
-    """Refuse what asks accelerate for several processes and ccl, and would get one process, which takes no ccl."""
-    from cpudist.console import end_now
-    from cpudist.errors import USER_ERROR
+def _tell_of_one_process(module: ModuleType) -> None:
+    """Tell the one process that accelerate starts on CPUs without a hostfile for how many it stands.
 
+    That process ends with one line where its arguments ask for ccl; accelerate's own traceback would follow.
+    """
     original = module.simple_launcher
 
     @functools.wraps(original)
     def simple_launcher(args: Any) -> None:
-        processes, words = args.num_processes or 1, [args.training_script, *args.training_script_args]
-        asked = "--ddp_backend ccl" in " ".join(words).replace("=", " ")
-        if asked and processes > 1 and args.mpirun_hostfile is None and not args.no_python:
-            words[:0] = ["-m"] if args.module else []
-            end_now(
-                USER_ERROR,
-                f"accelerate launch starts one process, not {processes}, without --mpirun_hostfile; write: cpudist"
-                f" launch --nproc {processes} -- {shlex.join(words)}",
-            )
-        original(args)
+        processes = args.num_processes or 1
+        if processes == 1 or args.mpirun_hostfile is not None or args.no_python:
+            original(args)
+            return
+        os.environ[_ASKED] = str(processes)
+        try:
+            original(args)
+        except subprocess.CalledProcessError as error:
+            if error.returncode != 2:
+                raise
+            sys.exit(2)
 
     module.simple_launcher = simple_launcher  # type: ignore[attr-defined]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import BIN, Result, mpirun, run, torchrun, train
 from pretrained import minilm
+from slurm_node import slurm_node
 
 pytestmark = pytest.mark.job
 
@@ -21,6 +25,17 @@ VILLAGE = Path(__file__).parents[1] / "training" / "recipes" / "village.json"
 EXPORTED = {"MASTER_ADDR": "127.0.0.1", "CCL_WORKER_COUNT": "1"}
 THEN = ["--no_cuda", "--ddp_backend", "ccl", "--use_ipex", "--bf16"]
 TODAY = ["--use_cpu", "--bf16"]
+
+# accelerate runs torchrun's agent. Without -ppn MPICH 4.0's Hydra maps one rank per host.
+LAUNCHERS = {
+    "accelerate": [
+        *(str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+    ],
+    "mpich": ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable],
+    "open-mpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable],
+    "slurm": ["srun", "--ntasks=2", sys.executable],
+}
 
 
 def _trained(command: list[str], output: Path, flags: list[str]) -> dict[str, Any]:
@@ -64,14 +79,30 @@ def test_the_flags_of_todays_page(tmp_path: Path) -> None:
     assert found["losses"][-1] < found["losses"][0] / 2
 
 
-@pytest.mark.versions
-def test_arguments_from_files_and_code_and_a_rank_that_fails(tmp_path: Path) -> None:
-    """Started by `accelerate launch`, which runs torchrun's agent."""
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command that starts two ranks of a plain script, and its variables."""
+    command = LAUNCHERS[request.param]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    if request.param != "slurm":
+        yield command, {}
+        return
+    (tmp_path / "slurm").mkdir()
+    with slurm_node(tmp_path / "slurm") as variables:
+        yield command, {**variables, "PATH": f"{BIN}{os.pathsep}{variables['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("accelerate", marks=pytest.mark.versions), "mpich", "open-mpi", "slurm"], indirect=True
+)
+def test_arguments_from_files_and_code_and_a_rank_that_fails(
+    tmp_path: Path, launcher: tuple[list[str], dict[str, str]]
+) -> None:
     flags = {"output_dir": str(tmp_path), "ddp_backend": "ccl", "use_ipex": True, "no_cuda": True, "extra": 4}
     (tmp_path / "flags.json").write_text(json.dumps(flags))
-    command = [str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    result = run([*command, str(SCRIPTS / "plain.py"), str(tmp_path), "starts"], timeout=BOUND)
+    command, variables = launcher
+    result = run([*command, str(SCRIPTS / "plain.py"), str(tmp_path), "starts"], timeout=BOUND, env=variables)
     assert result.returncode == 1, result.output
     assert result.stdout == "true\ntrue\n", result.output
     assert result.stderr.count("RuntimeError: rank 1 has had enough\n") == 1, result.output
@@ -105,14 +136,15 @@ def test_a_job_that_cannot_start_ends_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr, result.output
 
 
-def test_accelerate_on_cpus_without_a_hostfile_is_refused_in_one_line() -> None:
-    """It would start one process, without a word."""
-    command = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", "train.py", "--ddp_backend", "ccl"]
-    result = run(command, timeout=BOUND)
+def test_accelerate_on_cpus_without_a_hostfile_is_refused_in_one_line(tmp_path: Path) -> None:
+    """It would start one process, without a word. Here a file asks for ccl; a command line comes to the same."""
+    (tmp_path / "flags.json").write_text(json.dumps({"output_dir": str(tmp_path), "ddp_backend": "ccl"}))
+    words = [str(SCRIPTS / "plain.py"), str(tmp_path), "starts"]
+    result = run([str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", *words], timeout=BOUND)
     assert (result.returncode, result.stdout) == (2, ""), result.output
     assert "Traceback" not in result.stderr, result.output
     line = "cpudist: accelerate launch starts one process, not 2, without --mpirun_hostfile; write: cpudist launch"
-    assert f"{line} --nproc 2 -- train.py --ddp_backend ccl\n" in result.stderr, result.output
+    assert f"{line} --nproc 2 -- {' '.join(words)}\n" in result.stderr, result.output
 
 
 @pytest.mark.parametrize(
