@@ -22,7 +22,7 @@ from cpudist.launchers.mpis import MPIS
 from cpudist.processes import Process, read_all
 
 _ABORT_SECONDS = 3.0  # for MPI_Abort to return
-_LAUNCHER_SECONDS = 8  # for the launcher to end the other ranks and itself
+LAUNCHER_SECONDS = 8  # for the launcher to end the other ranks and itself
 _PROGRAMS = frozenset(program for mpi in MPIS for program in mpi.programs)
 _DAEMONS = frozenset(daemon for mpi in MPIS for daemon in mpi.daemons)
 _SSHD = ("sshd", "sshd-session")
@@ -79,7 +79,7 @@ def _abort_mpi(mpi: object, status: int) -> None:
     end = threading.Timer(_ABORT_SECONDS, os._exit, [status])
     end.daemon = True
     end.start()
-    end_launcher_after(_LAUNCHER_SECONDS)
+    end_launcher_after(LAUNCHER_SECONDS)
     # The reason is on screen by now. MPI's own lines, one for every rank that aborts, would hide it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # Not mpi4py's own: it holds the GIL, so the timer could not end the process.
@@ -89,13 +89,17 @@ def _abort_mpi(mpi: object, status: int) -> None:
     ctypes.CDLL(mpi.__file__).MPI_Abort(kind(handle), status)  # type: ignore[attr-defined]
 
 
-def end_launcher_after(seconds: int) -> None:
+def end_launcher_after(seconds: int, agent: int | None = None) -> None:
     """End the launcher's processes on this host, and those that they have started, if any is left after `seconds`.
 
     Return at once: a detached process does it, and ends as soon as none is left. It does not hold the job's output
     open, which the launcher would wait for. Without an MPI's launcher above this process, do nothing.
+
+    Args:
+        seconds: for the launcher to end by itself.
+        agent: the launcher's process; None: an MPI's.
     """
-    targets = [f"{process.pid}:{process.start}" for process in _left_by_launcher(read_all(), os.getpid())]
+    targets = [f"{process.pid}:{process.start}" for process in _left_by_launcher(read_all(), os.getpid(), agent)]
     if targets:
         subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "cpudist-leftovers", str(seconds), *targets],
@@ -108,9 +112,9 @@ def end_launcher_after(seconds: int) -> None:
         )
 
 
-def _left_by_launcher(processes: dict[int, Process], pid: int) -> list[Process]:
+def _left_by_launcher(processes: dict[int, Process], pid: int, agent: int | None = None) -> list[Process]:
     """Return the launcher's processes above `pid` and all their descendants but `pid`, descendants first."""
-    above = _launchers_above(processes, pid)
+    above = [processes[agent]] if agent in processes else _launchers_above(processes, pid)
     if not above:
         return []
     children = defaultdict(list)

@@ -141,6 +141,7 @@ class Membership:
             hosts = [member.host for member in self.members]
             self._watch = Watch(self.world, hosts, self.rendezvous.address, self._timeout, self._status)
             self._watch.on_failure = lambda: self.on_failure()
+            self._watch.waiting_agent = self.launcher.waiting_agent
             self.changes.then(self._watch.close)
         self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
         atexit.register(self._end_with_process)

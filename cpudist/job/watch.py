@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cpudist.console import say
 from cpudist.errors import StartupTimeout
 from cpudist.job import reports
-from cpudist.job.abort import abort
+from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.job.rank_status import RankStatus
 from cpudist.losses import Loss
 from cpudist.store import Address, Connection, StoreLost
@@ -58,6 +58,7 @@ class Watch:
     Attributes:
         timeout: seconds that a collective may take, and that ranks get to finish after rank 0; may be changed.
         on_failure: called on rank 0 before it ends in a failure.
+        waiting_agent: see `Launcher.waiting_agent`.
 
     Args:
         world: this rank's place in the job.
@@ -78,6 +79,7 @@ class Watch:
         self.world = world
         self.timeout = timeout
         self.on_failure: Callable[[], None] | None = None
+        self.waiting_agent: int | None = None
         self._hosts = hosts
         self._address = address
         self._own_status = status
@@ -211,6 +213,8 @@ class Watch:
                     f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "
                     "down or cut off, or the job was killed there; ending"
                 )
+                if self.waiting_agent is not None and self.world.node_rank > 0:
+                    end_launcher_after(LAUNCHER_SECONDS, self.waiting_agent)
             abort(1)
 
     def _try_to_publish_status(self) -> None:

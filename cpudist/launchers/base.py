@@ -142,6 +142,11 @@ class Launcher(ABC):
         """
 
     @property
+    def waiting_agent(self) -> int | None:
+        """The launcher's process above this rank that waits without a bound where rank 0's host is lost, if any."""
+        return None
+
+    @property
     def restarts(self) -> int:
         """How often the job has been restarted, by `cpudist launch` or by the launcher itself."""
         return self.optional_integer("CPUDIST_RESTART_COUNT") or 0

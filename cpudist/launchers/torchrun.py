@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
@@ -34,6 +36,13 @@ class Torchrun(Env):
         return replace(super().rendezvous(), served=served)
 
     @property
+    def waiting_agent(self) -> int | None:
+        # The agent's keep-alive calls compare_set, which has no timeout (torch 2.13), and the agent waits for that.
+        endpoint = self._variables.get("PET_RDZV_ENDPOINT") or self._variables.get("PET_MASTER_ADDR", "")
+        found = [_addresses(host) for host in (endpoint.partition(":")[0], self._variables.get("MASTER_ADDR", ""))]
+        return os.getppid() if found[0] & found[1] else None
+
+    @property
     def restarts(self) -> int:
         return super().restarts + (self.optional_integer("TORCHELASTIC_RESTART_COUNT") or 0)
 
@@ -50,3 +59,10 @@ class Torchrun(Env):
         name = self._variables["TORCHELASTIC_RUN_ID"]
         counted = bool(self.optional_integer("TORCHELASTIC_RESTART_COUNT"))
         return {} if name == "none" else {f"torchrun-{name}": counted}
+
+
+def _addresses(host: str) -> set[object]:
+    try:
+        return {address[0] for *_, address in socket.getaddrinfo(host, None)} if host else set()
+    except OSError:
+        return set()

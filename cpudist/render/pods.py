@@ -142,7 +142,12 @@ class PodJob(RenderedJob):
         # Without it torchrun kills its ranks 30 s after SIGTERM. torch 2.9 and newer read it.
         why = f"seconds after SIGTERM at which torchrun kills its ranks; the pod is killed after {self.grace}"
         env = [*self.variables(run), {"name": "PET_SHUTDOWN_TIMEOUT", "value": Noted(str(self.saving), why)}]
-        return self.template({"name": container, "command": command, "args": self.train, "env": env, **more})
+        template = self.template({"name": container, "command": command, "args": self.train, "env": env, **more})
+        why = (
+            "so that torchrun is not process 1, which its ranks could not end: where worker 0's node is lost, it hangs"
+        )
+        template["spec"]["shareProcessNamespace"] = Noted(True, why)
+        return template
 
     @property
     def train(self) -> list[str]:

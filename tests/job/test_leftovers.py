@@ -50,6 +50,12 @@ def test_without_an_mpi_launcher_there_is_nothing_to_end(chain: tuple[str, ...])
     assert left(*chain) == []
 
 
+def test_an_agent_that_waits_and_its_ranks() -> None:
+    table = [Process(RANK, 50, 7, "python"), Process(101, 50, 7, "another rank"), Process(50, 1, 7, "torchrun")]
+    found = _left_by_launcher({process.pid: process for process in table}, RANK, 50)
+    assert [process.name for process in found] == ["another rank", "torchrun"]
+
+
 def test_a_command_typed_over_ssh_leaves_its_session_alone() -> None:
     assert left("hydra_pmi_proxy", "mpiexec.hydra", "mpirun", "sshd", "sshd") == [
         "hydra_pmi_proxy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,19 @@ def test_where_variables_make_no_sense_every_rank_speaks() -> None:
 def test_mpirun_inside_an_allocation_wins_over_the_step_of_its_helpers(inner: dict[str, str]) -> None:
     proxy = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     assert detect(proxy | inner).placement().size == 4
+
+
+@pytest.mark.parametrize(
+    ("pod", "waits"),
+    [
+        ({"PET_RDZV_ENDPOINT": "localhost:23456"}, True),
+        ({"PET_MASTER_ADDR": "127.0.0.1"}, True),
+        ({"PET_RDZV_ENDPOINT": "127.0.0.9:23456"}, False),
+        ({}, False),
+    ],
+)
+def test_torchruns_agent_waits_for_the_host_where_agents_meet(pod: dict[str, str], waits: bool) -> None:
+    assert detect(TORCHRUN | {"MASTER_ADDR": "localhost"} | pod).waiting_agent == (os.getppid() if waits else None)
 
 
 def test_torchrun_wins_over_the_srun_and_the_pod_it_runs_in() -> None:

@@ -22,7 +22,8 @@ FILES = {
 # An object that has the first property keeps only these; other objects stay whole.
 KEPT = (
     ("ephemeralContainers", {"containers", "nodeSelector", "securityContext", "terminationGracePeriodSeconds"}
-     | {"tolerations", "volumes", "restartPolicy", "automountServiceAccountToken", "imagePullSecrets"}),
+     | {"tolerations", "volumes", "restartPolicy", "automountServiceAccountToken", "imagePullSecrets"}
+     | {"shareProcessNamespace"}),
     ("livenessProbe", {"name", "image", "workingDir", "command", "args", "env", "ports", "resources", "volumeMounts"}
      | {"securityContext", "imagePullPolicy"}),
     ("seccompProfile", {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "seccompProfile"}

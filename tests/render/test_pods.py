@@ -188,30 +188,43 @@ def test_a_pytorchjob_is_preempted_and_goes_on(
     assert all(rank["omp_threads"] == 1 for rank in found["pinning"])
 
 
+@pytest.mark.parametrize("lost", [1, 0])
 def test_an_elastic_pytorchjob_loses_a_pod(
-    bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path
+    bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, lost: int
 ) -> None:
-    """A node loses its power, and what is left goes on from the last checkpoint."""
+    """A node loses its power, and what is left goes on from the last checkpoint.
+
+    Without worker 0, where the agents of torchrun meet, they end. Then Kubernetes starts their containers again, and a
+    new worker 0.
+    """
     words = (*SMALL[2:], "--min-replicas", "1", "--max-restarts", "3")
     saving = ("--save_steps", "20", "--save_total_limit", "2", "--disable_tqdm", "true", "--max_steps", "1000000")
     target = (*OVER_TCP, *LEARN, *saving, "--logging_steps", "1")
     (job,) = documents("pytorchjob", *words, "--mount-path", str(data), target=target)
     worker, variables = job["spec"]["pytorchReplicaSpecs"]["Worker"], operators_variables(job)
-    spec = worker["template"]["spec"]
+    spec, left = worker["template"]["spec"], 1 - lost
     pods = Pods(bed, groups, tmp_path)
     running = {1: pods.start(1, spec, variables)}
     assert poll(lambda: any("getent" in line for line in bed.processes("h1").values()), 30)
     bed.add_names({"digits-worker-0": "h0"})
     running[0] = pods.start(0, spec, variables)
     assert poll(lambda: bool(checkpoints(data / "out")), 120), pods.text()
-    bed.kill("h1")
+    bed.kill(f"h{lost}")
+    hosts = [f"h{left}"]
+    if lost == 0:
+        # The ranks end after 25 s of silence, and end torchrun 10 s later. By itself it had not ended after 230 s.
+        assert running[left].wait(100) != 0, pods.text()
+        assert poll(lambda: not bed.processes(f"h{left}"), 30), bed.processes(f"h{left}")
+        bed.add_names({"digits-worker-0": "h2"})
+        running = {index: pods.start(index, spec, variables) for index in (1, 2)}
+        hosts = ["h1", "h2"]
     assert pods.said(": going on from out/checkpoint-"), pods.text()
     losses = pods.text().count("'loss'")
     assert poll(lambda: pods.text().count("'loss'") > losses, 60), pods.text()
-    terminate(bed, "h0", "/torchrun ")
-    assert running[0].wait(90) != 0, pods.text()
+    terminate(bed, f"h{left}", "/torchrun ")
+    assert running[left].wait(90) != 0, pods.text()
     found = record(data)
-    assert (found["world_size"], found["hosts"], found["exit"]) == (1, ["h0"], "interrupted")
+    assert (found["world_size"], found["hosts"], found["exit"]) == (len(hosts), hosts, "interrupted")
 
 
 @pytest.mark.parametrize(("ranks", "backend"), [("2", "gloo"), ("1", "ccl")])
