@@ -108,6 +108,13 @@ PATCHES = (
         "self, cpu, sagemaker_dp, backend",
         only=_on_cpu,
     ),
+    Patch(
+        "accelerate.state:AcceleratorState.__init__",
+        "accelerate computes in float32 on CPUs where float16 is asked for, without a word",
+        accelerate_patches.state_init,
+        "self, mixed_precision, ...",
+        only=_on_cpu,
+    ),
     Patch("accelerate.state:DistributedType.MULTI_CPU", "the value that _prepare_backend returns", only=_on_cpu),
     Patch(
         "accelerate.data_loader:BatchSamplerShard",

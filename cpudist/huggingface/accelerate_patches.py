@@ -6,11 +6,13 @@ Each function makes what takes the place of `original`; `PATCHES` says why.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cpudist.backends.sharded import ShardedDataParallel
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.optimization import local_steps
 
@@ -29,6 +31,22 @@ def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[
         return context.job.check_backend(backend), multi_cpu
 
     return stay
+
+
+def state_init(original: Callable[..., None], context: Context) -> Callable[..., None]:
+    """Replace `AcceleratorState.__init__`: compute in bfloat16 where float16 is asked for, and say so."""
+
+    @functools.wraps(original)
+    def init(self: Any, mixed_precision: str | None = None, *args: Any, **kwargs: Any) -> None:
+        asked = str(mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
+        if asked.lower() == "fp16":
+            mixed_precision = "bf16"
+            if context.job.world.rank == 0 and not type(self)._shared_state:
+                say("accelerate has no float16 on CPUs, and would compute in float32: computing in bfloat16 instead")
+            context.job.record.dtype = "bfloat16"
+        original(self, mixed_precision, *args, **kwargs)
+
+    return init
 
 
 def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
