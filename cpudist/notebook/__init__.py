@@ -2,9 +2,10 @@
 
 - `launcher.py`: `notebook_launcher`, with restarts; `settings.py`: its arguments, checked.
 - `carry.py`: pickles functions and classes of the notebook, and what they use, for other processes.
+- `digest.py`: tells whether the cells of several nodes make the same call.
 - `ranks.py`: this node's ranks, from their start until none is left, and what they print.
 - `nodes.py`: the store in which the ranks find each other and the nodes' notebooks report failures.
-- `worker.py`: what each rank runs; `result.py`: what it returns.
+- `worker.py`: what each rank runs; `result.py`: what it returns; `figures.py`: what it draws.
 
 It must not know MPI, transformers, Trainer's patches or command lines.
 """

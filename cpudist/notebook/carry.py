@@ -20,7 +20,7 @@ import cloudpickle
 
 from cpudist.errors import UserError
 
-_MAIN = "__main__"
+MAIN = "__main__"
 _DEPTH = 8  # levels to search for the object that cannot be pickled
 _MOST = 1000  # entries of a container that are searched
 
@@ -54,9 +54,9 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         for module, names, reason in _OF_THIS_PROCESS:
             if kind.__name__ in names and kind.__module__.startswith(module):
                 raise _NotHere(reason)
-        if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == _MAIN:
+        if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == MAIN:
             name: str = obj.__name__
-            if vars(sys.modules[_MAIN]).get(name) is obj:
+            if vars(sys.modules[MAIN]).get(name) is obj:
                 self.definitions[name] = obj
             if isinstance(obj, types.FunctionType):
                 self.files.add(obj.__code__.co_filename)
@@ -88,9 +88,9 @@ def unpack(file: BinaryIO) -> Callable[[], Any]:
     """
     unpickler = pickle.Unpickler(file)
     function, args = unpickler.load()
-    main = types.ModuleType(_MAIN)
+    main = types.ModuleType(MAIN)
     vars(main).update(unpickler.load())
-    sys.modules[_MAIN] = main
+    sys.modules[MAIN] = main
     for name, lines in unpickler.load().items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     return functools.partial(function, *args)
@@ -133,7 +133,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, functools.partial):
         yield from ((f"{name}.{part}", getattr(value, part)) for part in ("func", "args", "keywords"))
     elif isinstance(value, types.FunctionType):
-        yield from _used_by(value)
+        yield from used_by(value)
     elif isinstance(value, (list, tuple)):
         yield from ((f"{name}[{index}]", part) for index, part in enumerate(value[:_MOST]))
     elif isinstance(value, dict):
@@ -144,7 +144,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{key}", part) for key, part in vars(value).items())
 
 
-def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a function's closure, the global ones that its code names, and its default values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

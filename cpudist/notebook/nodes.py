@@ -133,28 +133,25 @@ class Nodes:
     def _compare(self) -> None:
         """Check that all cells have the same arguments; report to the other nodes where they differ."""
         settings = self._settings
-        own = {
-            "function": settings.function,
-            "num_nodes": settings.num_nodes,
-            "num_processes": settings.num_processes,
-            "backend": settings.backend,
-            "mixed_precision": settings.mixed_precision,
-            "max_restarts": settings.max_restarts,
-        }
+        names = ("num_nodes", "num_processes", "backend", "mixed_precision", "max_restarts")
+        values = {name: repr(getattr(settings, name)) for name in names}
+        own = {**settings.call, **{name: (value, value) for name, value in values.items()}}
         if settings.node_rank == 0:
             self._store.set({_SETTINGS: json.dumps(own).encode()})
             return
         if not self._store.wait_all([_SETTINGS], settings.join_timeout):
             raise StartupTimeout("it does not answer")
         (said,) = self._store.get([_SETTINGS]) or [b"{}"]
-        for name, first in json.loads(said).items():
-            asked = own.get(name)
-            if asked != first:
-                has = f"has {name}={asked!r} in its cell, and node 0 {first!r}"
+        theirs = json.loads(said)
+        for name in {**theirs, **own}:
+            (first, its_digest), (asked, our_digest) = (which.get(name, ("nothing", "")) for which in (theirs, own))
+            if our_digest != its_digest:
+                first = f"another {first}" if first == asked else first
+                has = f"has {name}={asked} in its cell, and node 0 {first}"
                 self.report(0, Failure(f"node {settings.node_rank}", has, time.monotonic(), mistake=True))
                 self.leave(failed=False)
                 raise UserError(
-                    f"{name}={asked!r} in this node's cell, but {first!r} in node 0's; run the same call in all of"
+                    f"{name}={asked} in this node's cell, but {first} in node 0's; run the same call in all of"
                     " them, except for node_rank"
                 )
 

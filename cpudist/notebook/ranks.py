@@ -71,6 +71,7 @@ class _Rank:
         self.number = settings.placement(local_rank).rank
         self.mailbox = Mailbox()
         self.failure: Failure | None = None
+        self.result = Result(None)
         prefix = settings.prefix(local_rank)
         shown = self.number == 0 or prefix is not None
         self.process = subprocess.Popen(
@@ -89,14 +90,20 @@ class _Rank:
             self.relays.append(Relay(self.process.stdout, Output("stdout", prefix, whole).write))
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended; set `failure` if it has failed."""
+        """Return whether the process has ended; set `result` or `failure`, and show figures that have arrived."""
         status = self.process.poll()
-        if status is None:
-            return False
-        if status != 0 and self.failure is None:
-            left = self.mailbox.content()
-            self.failure = left if isinstance(left, Failure) else Failure.of_status(self.number, status)
-        return True
+        for left in self.mailbox.arrived():
+            if isinstance(left, bytes):
+                from IPython.display import Image, display  # late: figures come only where there are cells
+
+                display(Image(left))
+            elif isinstance(left, Failure):
+                self.failure = left
+            else:
+                self.result = left
+        if status not in (None, 0) and self.failure is None:
+            self.failure = Failure.of_status(self.number, status)
+        return status is not None
 
     def close(self) -> None:
         """Kill the process if it still runs, and close pipes and mailbox."""
@@ -148,7 +155,7 @@ class LocalRanks:
                 relay.finish(_REST_SECONDS)
         if failure is not None:
             return self._nodes.report(self._attempt, failure)
-        return next((rank.mailbox.content() for rank in self._ranks if rank.number == 0), Result(None))
+        return self._ranks[0].result
 
     def close(self) -> None:
         """Kill what is left of the ranks."""
@@ -208,8 +215,8 @@ class LocalRanks:
 def _variables(settings: Settings, ids: dict[str, str], attempt: int) -> dict[str, str]:
     """Return the variables that all ranks share."""
     variables = without_launcher(os.environ)
-    if variables.get("MPLBACKEND", "").startswith("module:"):  # draws into the notebook's cells
-        del variables["MPLBACKEND"]
+    if variables.get("MPLBACKEND", "").startswith("module:"):  # draws into the notebook's cells, or an editor's window
+        variables["MPLBACKEND"] = "module://cpudist.notebook.figures" if "IPython" in sys.modules else "agg"
     return {
         **variables,
         **ids,

@@ -9,14 +9,16 @@ import signal
 import socket
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import cloudpickle
 
 from cpudist.console import one_line
 from cpudist.errors import UserError
 
+_LENGTH = 8  # bytes in front of each content of a mailbox, which say how long it is
 _HEAD_START = 1.0  # seconds in which other ranks may fail because of a killed rank before its end is noticed
 
 
@@ -119,17 +121,23 @@ def traceback_of(error: BaseException, first: Any) -> str:
 
 
 class Mailbox:
-    """A memory file that a rank shares with its notebook, in which the rank leaves one result.
+    """A memory file that a rank shares with its notebook, in which the rank leaves figures, as PNG, and one result.
+
+    Attributes:
+        of_rank_0: in rank 0's process, its own.
 
     Args:
         descriptor: of an existing one, in the rank's process; None makes a new one.
     """
 
+    of_rank_0: ClassVar[Mailbox | None] = None
+
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = os.memfd_create("cpudist-notebook") if descriptor is None else descriptor
+        self._read = 0
 
-    def leave(self, content: Result | Failure) -> None:
-        """Write a result or a failure.
+    def leave(self, content: Result | Failure | bytes) -> None:
+        """Write a figure, a result or a failure.
 
         Raises:
             UserError: it cannot be carried to another process.
@@ -142,13 +150,19 @@ class Mailbox:
                 f"the function's result, of type {kind}, cannot be carried back to the notebook:"
                 f" {one_line(str(error))}; return numbers, tensors or the like, or save it to a file"
             ) from None
-        with open(f"/proc/self/fd/{self.descriptor}", "wb") as file:
-            file.write(data)
+        with open(f"/proc/self/fd/{self.descriptor}", "ab") as file:
+            file.write(len(data).to_bytes(_LENGTH, "little") + data)
 
-    def content(self) -> Any:
-        """Return what was left; None if nothing was."""
+    def arrived(self) -> Iterator[Any]:
+        """Yield what was left since the last call; what is being written comes with a later one."""
         with open(f"/proc/self/fd/{self.descriptor}", "rb") as file:
-            return pickle.load(file) if os.fstat(file.fileno()).st_size else None
+            while True:
+                file.seek(self._read)
+                end = self._read + _LENGTH + int.from_bytes(file.read(_LENGTH), "little")
+                if not self._read + _LENGTH <= end <= os.fstat(self.descriptor).st_size:
+                    return
+                self._read = end
+                yield pickle.load(file)
 
     def close(self) -> None:
         """Close the file."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import string
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cpudist import backends, launchers
 from cpudist.errors import UserError
 from cpudist.launchers import Placement
+from cpudist.notebook.digest import digest
 from cpudist.waiting import check_timeout
 
 PORT = 29500  # torch's default; the cells of several nodes must have the same one
@@ -24,7 +25,7 @@ class Settings:
     """One launch on this node. Fields that are not explained here are arguments of `notebook_launcher`.
 
     Attributes:
-        function: its name.
+        call: the function and each of its arguments, by name: as an error shows it, and its digest. Empty on one node.
         num_processes: on each node.
         master_port: 0 for any free port.
         join_timeout: bound on the rendezvous of the nodes' cells, in seconds.
@@ -33,7 +34,7 @@ class Settings:
         token: secret that clients of the store must have; empty where the user has set none.
     """
 
-    function: str
+    call: Mapping[str, tuple[str, str]]
     num_processes: int
     num_nodes: int
     node_rank: int
@@ -90,11 +91,11 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     chosen = None
     if backend != "auto" or options:
         chosen = backends.make(backends.AUTO[0] if backend == "auto" else backend, options)
-    _check_precision(given["mixed_precision"], on_cpu=chosen is None or chosen.device_type == "cpu")
+    _check_precision(given["mixed_precision"])
     if chosen is not None:
         processes = chosen.processes_per_node(processes)
     return Settings(
-        function=getattr(function, "__name__", type(function).__name__),
+        call=_call(function, args) if nodes > 1 else {},
         num_processes=processes,
         num_nodes=nodes,
         node_rank=node_rank,
@@ -127,6 +128,13 @@ def _check_here() -> None:
             f"this process is a rank of {launcher.name} already, and notebook_launcher would start ranks in each of"
             " them; call the function itself here, or start this program once, without a launcher"
         )
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, tuple[str, str]]:
+    """Return `Settings.call`."""
+    shown = {"function": repr(getattr(function, "__name__", type(function).__name__))}
+    shown |= {f"args[{index}]": _shown(value) for index, value in enumerate(args)}
+    return {name: (text, digest(value)) for (name, text), value in zip(shown.items(), (function, *args), strict=True)}
 
 
 def _count(given: Mapping[str, Any], name: str, least: int) -> int:
@@ -187,14 +195,10 @@ def _as_port(value: Any, name: str) -> int:
     return number
 
 
-def _check_precision(precision: Any, on_cpu: bool) -> None:
+def _check_precision(precision: Any) -> None:
     if precision not in ("no", "bf16", "fp16"):
         reason = "no CPU computes in it" if precision == "fp8" else "it is not known"
         raise UserError(f"mixed_precision={_shown(precision)} cannot be used, {reason}; choose 'no', 'bf16' or 'fp16'")
-    if precision == "fp16" and on_cpu:
-        from cpudist.optimization.precision import check_fp16  # late: it imports torch
-
-        check_fp16()
 
 
 def _template(text: Any) -> string.Template | None:

@@ -27,6 +27,8 @@ class _Call:
     def run(self) -> None:
         call = unpack(self.payload)  # not earlier: it may import libraries that the job patches
         result = call()
+        if "matplotlib.pyplot" in sys.modules:
+            sys.modules["matplotlib.pyplot"].show()  # as at the end of a cell
         self.mailbox.leave(Result(result if self.rank == 0 else None))
 
 
@@ -45,6 +47,7 @@ def main() -> None:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True)  # as in a terminal
         rank = launcher.placement().rank
+        Mailbox.of_rank_0 = mailbox if rank == 0 else None
 
         # Late: torch reads the affinity and thread variables when it is imported.
         from cpudist import api, job

@@ -54,7 +54,7 @@ def test_a_rank_that_fails_on_one_node_is_shown_on_both(bed: Bed) -> None:
 @pytest.mark.long
 def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
     """Each starts at once when the one before has ended here, whatever the other node is still at."""
-    cases = ["function", "nodes", "restart", "interrupt", "restart", "number"]
+    cases = ["function", "arguments", "nodes", "restart", "interrupt", "restart", "number"]
     first, second = ([sys.executable, str(LAUNCHES), str(node), *cases] for node in (0, 1))
     result = bed.run("h0", on_both(first, second), timeout=200, env=VARIABLES)
     assert result.returncode == 0, result.output
@@ -63,6 +63,7 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
     again = "run the same call in all of them, except for node_rank"
     assert here == [
         "function raises RankFailed node 1 has function='other' in its cell, and node 0 'fails'",
+        "arguments raises RankFailed node 1 has args[1]=0.1 in its cell, and node 0 0.0",
         "nodes raises RankFailed node 1 has num_nodes=3 in its cell, and node 0 2",
         "restart gives ranks 2, attempt 1",
         "interrupt raises RankFailed the job was interrupted in another node's cell",
@@ -72,6 +73,7 @@ def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
     ], result.output
     assert there == [
         f"function raises UserError function='other' in this node's cell, but 'fails' in node 0's; {again}",
+        f"arguments raises UserError args[1]=0.1 in this node's cell, but 0.0 in node 0's; {again}",
         f"nodes raises UserError num_nodes=3 in this node's cell, but 2 in node 0's; {again}",
         "restart gives None",
         "interrupt raises KeyboardInterrupt ",

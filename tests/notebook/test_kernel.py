@@ -24,6 +24,19 @@ def test_the_example_is_executed() -> None:
     assert len(re.findall(r"epoch 3: +\d+%", result.stderr)) > 1, "the progress bar is drawn as it goes"
 
 
+def test_the_cells_of_accelerates_tutorial(tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "checks" / "execute.py"), str(HERE / "checks" / "pets.py")]
+    result = run(command, timeout=170, cwd=tmp_path)
+    assert result.returncode == 0, result.output
+    first, *epochs, plot = result.stdout.splitlines()
+    assert first == "Launching training on 2 CPUs."
+    assert [line.split(":")[0] for line in epochs] == ["epoch 0", "epoch 1"], result.output
+    assert epochs[1] == "epoch 1: 16 of 16 in bf16"
+    assert plot == "display_data of a picture", "rank 0's"
+    line = "cpudist: accelerate has no float16 on CPUs, and would compute in float32: computing in bfloat16 instead\n"
+    assert result.stderr.count(line) == 1, result.output
+
+
 def test_an_interrupted_cell_leaves_nothing_and_the_next_one_works() -> None:
     result = run([sys.executable, str(HERE.parents[1] / "tools" / "interrupt_cells.py"), "1"], timeout=120)
     assert result.returncode == 0, result.output

@@ -56,15 +56,19 @@ def test_ends_of_status() -> None:
 
 
 @pytest.mark.job
-def test_a_mailbox_is_shared_and_written_once() -> None:
+def test_a_mailbox_is_shared_and_read_once() -> None:
     mailbox = Mailbox()
     try:
-        assert mailbox.content() is None
+        assert list(mailbox.arrived()) == []
         if os.fork() == 0:
+            Mailbox(mailbox.descriptor).leave(b"picture")
             Mailbox(mailbox.descriptor).leave(Result([1, "two"]))
+            with open(f"/proc/self/fd/{mailbox.descriptor}", "ab") as file:
+                file.write(bytes([40, 0, 0]))  # it is killed while it writes
             os._exit(0)
         os.wait()
-        assert mailbox.content() == Result([1, "two"])
+        assert list(mailbox.arrived()) == [b"picture", Result([1, "two"])]
+        assert list(mailbox.arrived()) == []
         with pytest.raises(UserError, match=r"the function's result, of type lock, cannot be carried back"):
             mailbox.leave(Result(threading.Lock()))
     finally:

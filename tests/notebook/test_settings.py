@@ -89,15 +89,6 @@ def test_the_rendezvous_has_a_bound_of_its_own() -> None:
     assert check(print, (), GIVEN).join_timeout == 300
 
 
-def test_fp16_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        pytest.skip("this CPU computes in float16")
-    with pytest.raises(UserError, match="this CPU has no float16 arithmetic"):
-        notebook_launcher(print, mixed_precision="fp16")
-
-
 def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)

@@ -35,6 +35,10 @@ def is_interrupted() -> None:
     time.sleep(1000)
 
 
+def takes(*values: float) -> None:
+    """What gets another value on each node."""
+
+
 def other() -> None:
     """What nobody else runs."""
 
@@ -49,6 +53,8 @@ def launch(case: str, node: int) -> object:
         return cpudist.notebook_launcher(is_interrupted, **options)
     if case == "function":
         return cpudist.notebook_launcher((fails, other)[node], **options)
+    if case == "arguments":
+        return cpudist.notebook_launcher(takes, (3, node / 10), **options)
     if case == "nodes":
         return cpudist.notebook_launcher(fails, **{**options, "num_nodes": 2 + node})
     assert case == "number"

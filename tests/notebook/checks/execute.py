@@ -1,6 +1,7 @@
-"""Executes the example's notebook in a Jupyter kernel of one node, and prints the output of its cells.
+"""Executes a notebook in a Jupyter kernel of one node, and prints the output of its cells.
 
-python execute.py NUM_PROCESSES [NUM_NODES NODE_RANK MASTER_ADDR]
+python execute.py NUM_PROCESSES [NUM_NODES NODE_RANK MASTER_ADDR]: the example's
+python execute.py FILE: the cells of a program, which "# %%" separates
 """
 
 from __future__ import annotations
@@ -14,17 +15,31 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "image_classifier.ipynb"
 
 
-def main(processes: str, nodes: str = "1", node_rank: str = "0", address: str | None = None) -> None:
+def example(
+    processes: str, nodes: str = "1", node_rank: str = "0", address: str | None = None
+) -> nbformat.NotebookNode:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     parameters.source = (
         f"NUM_PROCESSES, NUM_NODES, NODE_RANK, MASTER_ADDR = {processes}, {nodes}, {node_rank}, {address!r}"
     )
+    return notebook
+
+
+def program(file: str) -> nbformat.NotebookNode:
+    cells = Path(file).read_text().split("# %%\n")
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+
+def main(first: str, *others: str) -> None:
+    notebook = program(first) if first.endswith(".py") else example(first, *others)
     try:
         NotebookClient(notebook, timeout=150, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
     finally:
         for cell in notebook.cells:
             for output in cell.get("outputs", []):
+                if "image/png" in output.get("data", {}):
+                    print(f"{output.output_type} of a picture")
                 print(output.get("text", ""), end="", file=sys.stderr if output.get("name") == "stderr" else sys.stdout)
 
 

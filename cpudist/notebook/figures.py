@@ -1,0 +1,31 @@
+"""matplotlib's backend in ranks of a notebook whose own figures appear in its cells: rank 0's appear there too."""
+
+from __future__ import annotations
+
+import io
+
+from matplotlib._pylab_helpers import Gcf
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from cpudist.notebook.result import Mailbox
+
+
+class FigureManager(FigureManagerBase):
+    """What `pyplot.show` calls."""
+
+    @classmethod
+    def pyplot_show(cls, *, block: bool | None = None) -> None:
+        """Leave all figures in the rank's mailbox, and close them."""
+        mailbox = Mailbox.of_rank_0
+        for manager in Gcf.get_all_fig_managers() if mailbox is not None else ():
+            picture = io.BytesIO()
+            manager.canvas.figure.savefig(picture, format="png", bbox_inches="tight")
+            mailbox.leave(picture.getvalue())
+        Gcf.destroy_all()
+
+
+class FigureCanvas(FigureCanvasAgg):
+    """The canvas; matplotlib looks for a class of this name."""
+
+    manager_class = FigureManager
