@@ -17,15 +17,15 @@ class FigureManager(FigureManagerBase):
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
         """Leave all figures in the rank's mailbox, and close them."""
-        mailbox = Mailbox.of_rank_0
-        for manager in Gcf.get_all_fig_managers() if mailbox is not None else ():
+        for manager in Gcf.get_all_fig_managers():
             picture = io.BytesIO()
             manager.canvas.figure.savefig(picture, format="png", bbox_inches="tight")
-            mailbox.leave(picture.getvalue())
+            if Mailbox.of_rank_0 is not None:
+                Mailbox.of_rank_0.leave(picture.getvalue())
         Gcf.destroy_all()
 
 
-class FigureCanvas(FigureCanvasAgg):
+class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]
     """The canvas; matplotlib looks for a class of this name."""
 
     manager_class = FigureManager

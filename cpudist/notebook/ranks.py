@@ -5,6 +5,7 @@ The processes are not forked, so threads, an MPI or a process group of the noteb
 
 from __future__ import annotations
 
+import base64
 import codecs
 import os
 import re
@@ -14,7 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from cpudist.launch.node_agents import NodeAgents
 from cpudist.launchers.mpi import Host
@@ -94,9 +95,8 @@ class _Rank:
         status = self.process.poll()
         for left in self.mailbox.arrived():
             if isinstance(left, bytes):
-                from IPython.display import Image, display  # late: figures come only where there are cells
-
-                display(Image(left))
+                picture = {"image/png": base64.b64encode(left).decode(), "text/plain": "a figure of rank 0"}
+                _shell().display_pub.publish(picture)
             elif isinstance(left, Failure):
                 self.failure = left
             else:
@@ -216,10 +216,15 @@ def _variables(settings: Settings, ids: dict[str, str], attempt: int) -> dict[st
     """Return the variables that all ranks share."""
     variables = without_launcher(os.environ)
     if variables.get("MPLBACKEND", "").startswith("module:"):  # draws into the notebook's cells, or an editor's window
-        variables["MPLBACKEND"] = "module://cpudist.notebook.figures" if "IPython" in sys.modules else "agg"
+        variables["MPLBACKEND"] = "agg" if _shell() is None else "module://cpudist.notebook.figures"
     return {
         **variables,
         **ids,
         "CPUDIST_RESTART_COUNT": str(attempt),
         "ACCELERATE_MIXED_PRECISION": settings.mixed_precision,
     }
+
+
+def _shell() -> Any:
+    """Return IPython's shell, whose cells show figures; None in plain Python."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
