@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cpudist import huggingface, launchers
@@ -140,7 +141,8 @@ def wrap(
         options["shard_optimizer"] = True
     local = local_steps.begin(sync_every, outer, compress)
     if local is None:
-        wrapped = job.backend.wrap(model, **options)
+        with nullcontext() if shard_optimizer else job.communication.making_ddp(model):
+            wrapped = job.backend.wrap(model, **options)
         job.communication.compress(wrapped, compress)
     else:
         if taken := options.keys() & {"shard_optimizer", "process_group"}:

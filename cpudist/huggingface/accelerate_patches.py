@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cpudist.backends.sharded import ShardedDataParallel
@@ -63,10 +64,12 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
         local = local_steps.begin() if trains else None
         if local is not None:
             _wrap_in(local.group, self)
-        prepared = original(self, model, *args, **kwargs)
+        averages = trains and local is None
+        with context.job.communication.making_ddp(model) if averages else nullcontext():
+            prepared = original(self, model, *args, **kwargs)
         if local is not None:
             local.attach(prepared)
-        elif trains:
+        elif averages:
             context.job.communication.compress(prepared)
         context.job.record.note_gradients_of(prepared)
         return prepared

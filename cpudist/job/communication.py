@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from cpudist.backends import embedding_rows
 from cpudist.backends.compression import AUTO, NONE, OUTER, check_outer, check_scheme, check_sync_every
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
@@ -48,8 +50,14 @@ class Communication:
         self._backend.check_compression(check_scheme(scheme))
         self.compression = scheme
 
+    def making_ddp(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Return the context in which a model that averages in each step is put in DDP, before `compress`."""
+        return embedding_rows.output_layers_last(model) if self._world.node_count > 1 else nullcontext()
+
     def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
         """Let the gradients of a wrapped model cross the network in fewer bits. All ranks call it.
+
+        Across hosts it also lets the rows of tied embeddings follow the other gradients.
 
         Args:
             model: the model, as `Backend.wrap` or accelerate returns it.
@@ -63,6 +71,7 @@ class Communication:
         self._record.compression = scheme
         if self._world.node_count > 1:
             self._backend.compress(model, scheme)
+            self._record.embedding_rows = embedding_rows.send_apart(model)
             if scheme == AUTO:
                 self._choose_compression(model)
         elif scheme != NONE:

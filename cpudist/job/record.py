@@ -53,6 +53,7 @@ class RunRecord:
         results: a recipe's metrics, a sample of the model's output, files written.
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
+        embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
         outer: how often hosts meet that train apart, and what that took; empty where they meet in each step.
         network: the interface and address of rank 0's host over which the ranks found the store.
 
@@ -73,6 +74,7 @@ class RunRecord:
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
         self.outer: dict[str, Any] = {}
+        self.embedding_rows: list[str] = []
         self.network: dict[str, str | None] = {}
         self._world = world
         self._backend = backend
@@ -171,7 +173,8 @@ class RunRecord:
             return self.gradients
         before, after = self._backend.compressed_bytes() or (None, None)
         compressed = {"compress": self.compression, "bytes": before, "compressed_bytes": after}
-        return {**self.gradients, **compressed, **self.outer}
+        rows = {"embedding_rows": self.embedding_rows} if self.embedding_rows else {}
+        return {**self.gradients, **compressed, **rows, **self.outer}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

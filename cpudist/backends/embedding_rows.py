@@ -1,0 +1,266 @@
+"""Averages what an embedding adds to a tied weight as rows, after DDP has averaged the rest of the gradient.
+
+Language models share one weight between the embedding and the output layer. The output layer's part of its gradient is
+dense and complete when the backward pass begins; the embedding's part has a row for each token and is complete when the
+pass ends. DDP would wait for both, and then send half of a small model's gradients, hidden behind nothing. So here the
+embedding's lookups have no edge to the weight in autograd's graph, and their rows follow by an all_gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+Weight = torch.nn.Parameter
+
+# The rows of all ranks together may have this share of the weight's rows. Otherwise the lookup stays as it is.
+_MOST_ROWS = 0.5
+
+
+@contextmanager
+def output_layers_last(model: torch.nn.Module) -> Iterator[None]:
+    """While DDP is made, let it find each tied weight in the output layer rather than in the embedding.
+
+    DDP makes its buckets in the reverse order of parameters, and keeps them where it looks for unused parameters.
+    """
+    embeddings = [module for modules in _tied(model).values() for module in modules]
+    removed = [(module, module._parameters.pop("weight")) for module in embeddings]
+    try:
+        yield
+    finally:
+        for module, weight in removed:
+            module._parameters["weight"] = weight
+
+
+def send_apart(model: torch.nn.Module) -> list[str]:
+    """Let the embeddings' parts of tied weights cross the network as rows, from the next forward pass on.
+
+    All ranks of the model call it. It leaves alone embeddings that change their weight or scale their gradient,
+    compiled models, and models that are not in DDP or have options with which DDP averages otherwise.
+
+    Args:
+        model: the model, wrapped.
+
+    Returns:
+        The names of these embeddings.
+    """
+    if not isinstance(model, DistributedDataParallel) or model.static_graph or model.mixed_precision is not None:
+        return []
+    if any(hasattr(module, "_orig_mod") for module in model.modules()):  # of torch.compile
+        return []
+    tied = _tied(model.module)
+    if tied:
+        _Rows(model, tied)
+    embeddings = [module for modules in tied.values() for module in modules]
+    return [name for name, module in model.module.named_modules() if module in embeddings]
+
+
+def _tied(model: torch.nn.Module) -> dict[Weight, list[torch.nn.Embedding]]:
+    """Return the weights that embeddings share with layers of other kinds, each with its embeddings."""
+    owners: dict[Weight, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                owners.setdefault(parameter, []).append(module)
+    found = {}
+    for weight, modules in owners.items():
+        embeddings = [module for module in modules if isinstance(module, torch.nn.Embedding)]
+        if 0 < len(embeddings) < len(modules) and all(map(_is_plain, embeddings)):
+            found[weight] = embeddings
+    return found
+
+
+def _is_plain(module: torch.nn.Embedding) -> bool:
+    replaced = "forward" in vars(module) or type(module).forward is not torch.nn.Embedding.forward
+    return not (replaced or module.sparse or module.scale_grad_by_freq or module.max_norm is not None)
+
+
+class _Rows:
+    """The rows of one model in DDP, from its forward pass to the end of its backward pass.
+
+    The exchange is one of all ranks in each backward pass in which DDP averages, whether or not a rank has rows. It is
+    started by whatever comes first in that pass: a gradient of the model's outputs, of a weight, or of a lookup.
+    """
+
+    def __init__(self, model: DistributedDataParallel, tied: dict[Weight, list[torch.nn.Embedding]]) -> None:
+        self._model = ref(model)
+        self._group = model.process_group
+        self._tied = tied
+        self._looks_up = False  # in a forward pass after which DDP averages
+        self._due = False  # DDP averages in the next backward pass
+        self._under_way = False  # in a backward pass in which DDP averages
+        self._with_dense: set[Weight] = set()  # whose dense part is there
+        self._rows: dict[Weight, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        model.register_forward_pre_hook(self._before_forward)
+        model.register_forward_hook(self._after_forward, always_call=True)
+        for weight, embeddings in tied.items():
+            weight.register_post_accumulate_grad_hook(self._dense_part_is_there)
+            for module in embeddings:
+                module.register_forward_hook(_Lookup(self))
+
+    def _before_forward(self, model: Any, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._looks_up = (
+            torch.is_grad_enabled()
+            and model.require_backward_grad_sync
+            and not model._join_config.enable
+            and all(hook.__module__.startswith("cpudist.") for hook, _ in model._comm_hooks)
+        )
+        if self._looks_up:
+            self._due, self._under_way = True, False
+            self._with_dense.clear()
+            self._rows.clear()
+
+    def _after_forward(self, model: Any, inputs: Any, outputs: Any) -> None:
+        if torch.compiler.is_compiling() or not self._looks_up:
+            return
+        self._looks_up = False
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._begin)
+
+    def look_up(self, module: torch.nn.Embedding, indices: torch.Tensor, output: torch.Tensor) -> torch.Tensor | None:
+        """Return `output` without the edge to the weight in autograd's graph; None where it needs that."""
+        if torch.compiler.is_compiling() or not (self._looks_up and torch.is_grad_enabled()):
+            return None
+        if module.weight not in self._tied or not output.requires_grad:
+            return None
+        numbers, positions = indices.unique(return_inverse=True)
+        if len(numbers) * self._group.size() > _MOST_ROWS * len(module.weight):
+            return None
+        anchor = torch.zeros((), requires_grad=True)
+        result: torch.Tensor = _Cut.apply(anchor, output.detach(), self, module, numbers, positions)
+        return result
+
+    def add(
+        self, module: torch.nn.Embedding, numbers: torch.Tensor, positions: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
+        """Note the rows of a lookup, of which its gradient has come."""
+        if not self._due:
+            raise RuntimeError(
+                "an embedding got its gradient after DDP had averaged those of its weight; go back through a graph "
+                "once only, and checkpoint output layers with use_reentrant=False"
+            )
+        self._begin()
+        width = gradient.shape[-1]
+        values = torch.zeros(len(numbers), width, dtype=torch.promote_types(gradient.dtype, torch.float32))
+        values.index_add_(0, positions.flatten(), gradient.reshape(-1, width).to(values.dtype))
+        if module.padding_idx is not None:
+            kept = numbers != module.padding_idx
+            numbers, values = numbers[kept], values[kept]
+        self._rows.setdefault(module.weight, []).append((numbers, values))
+
+    def _begin(self, gradient: Any = None) -> None:
+        if self._due and not self._under_way:
+            self._under_way = True
+            _at_end_of_backward(self._complete)
+
+    def _dense_part_is_there(self, weight: Any) -> None:
+        self._with_dense.add(weight)
+        self._begin()
+
+    def _complete(self) -> None:
+        """Give DDP zeros for weights whose dense part this rank has not: it waits for all gradients."""
+        model = self._model()
+        if model is not None and not model.find_unused_parameters:
+            for weight in self._rows:
+                if weight not in self._with_dense:
+                    torch.autograd.backward([weight], [torch.zeros_like(weight)])
+        _at_end_of_backward(self._exchange)  # DDP has put its own end between the two
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        self._due = self._under_way = False
+        for weight in self._tied:
+            numbers, values = _all_gather(*self._of(weight), self._group, self._wire(weight))
+            if len(numbers) == 0:
+                continue
+            if weight.grad is None:  # no rank uses the output layer
+                weight.grad = torch.zeros_like(weight)
+            weight.grad.index_add_(0, numbers, (values / self._group.size()).to(weight.grad.dtype))
+        self._rows.clear()
+
+    def _of(self, weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = self._rows.get(weight, [])
+        if not parts:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, weight.shape[1])
+        return _sum(parts)
+
+    def _wire(self, weight: Weight) -> torch.dtype:
+        """Return the type in which rows cross the network: bfloat16 where the gradients do."""
+        model = self._model()
+        compressed = model is not None and model._comm_hooks
+        return torch.bfloat16 if compressed and weight.dtype is torch.float32 else weight.dtype
+
+
+class _Lookup:
+    """A forward hook of an embedding. Copies of the embedding look up without it."""
+
+    def __init__(self, rows: _Rows | None = None) -> None:
+        self._rows = ref(rows) if rows else lambda: None
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
+        rows = self._rows()
+        return rows.look_up(module, inputs[0], output) if rows and inputs else None
+
+    def __reduce__(self) -> Any:
+        return _Lookup, ()
+
+
+class _Cut(torch.autograd.Function):
+    """Returns its second input; hands the gradient to `_Rows`. The first makes autograd call it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, output: Any, *lookup: Any) -> Any:
+        ctx.mark_dirty(output)  # so that the result is no view, which models may not change
+        ctx.lookup = lookup  # not save_for_backward: a checkpoint counts what its second forward pass saves
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Any) -> Any:
+        rows, *lookup = ctx.lookup
+        rows.add(*lookup, gradient)
+        return (None,) * (2 + len(ctx.lookup))
+
+
+def _sum(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add up rows, in the order of the parts; each has a row once at most, so the bits do not depend on threads."""
+    numbers, positions = torch.cat([numbers for numbers, _ in parts]).unique(return_inverse=True)
+    total = torch.zeros(len(numbers), *parts[0][1].shape[1:], dtype=parts[0][1].dtype)
+    for of_part, (_, values) in zip(positions.split([len(part) for part, _ in parts]), parts, strict=True):
+        total.index_add_(0, of_part, values)
+    return numbers, total
+
+
+def _all_gather(
+    numbers: torch.Tensor, values: torch.Tensor, group: Any, wire: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of all ranks' rows, the same bits on each; ranks have different numbers of them."""
+    counts = torch.empty(group.size(), 1, dtype=torch.int64)
+    dist.all_gather(list(counts), torch.tensor([len(numbers)]), group=group)
+    longest = int(counts.max())
+    if longest == 0:
+        return numbers, values
+    index, data = numbers.view(-1, 1).view(torch.uint8), values.to(wire).view(torch.uint8)
+    sent = torch.zeros(longest, index.shape[1] + data.shape[1], dtype=torch.uint8)
+    sent[: len(numbers)] = torch.cat([index, data], 1)
+    gathered = torch.empty(group.size(), *sent.shape, dtype=torch.uint8)
+    dist.all_gather(list(gathered), sent, group=group)
+    parts = []
+    for rows, count in zip(gathered, counts.flatten().tolist(), strict=True):
+        index, data = rows[:count].split([index.shape[1], data.shape[1]], 1)
+        parts.append((index.contiguous().view(torch.int64)[:, 0], data.contiguous().view(wire).to(values.dtype)))
+    return _sum(parts)
+
+
+def _at_end_of_backward(call: Any) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
