@@ -8,7 +8,7 @@ embedding's lookups have no edge to the weight in autograd's graph, and their ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -151,7 +151,7 @@ class _Rows:
             )
         self._begin()
         width = gradient.shape[-1]
-        values = torch.zeros(len(numbers), width, dtype=torch.promote_types(gradient.dtype, torch.float32))
+        values = torch.zeros(len(numbers), width, dtype=_sum_type(module.weight))
         values.index_add_(0, positions.flatten(), gradient.reshape(-1, width).to(values.dtype))
         if module.padding_idx is not None:
             kept = numbers != module.padding_idx
@@ -191,7 +191,7 @@ class _Rows:
     def _of(self, weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
         parts = self._rows.get(weight, [])
         if not parts:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0, weight.shape[1])
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, weight.shape[1], dtype=_sum_type(weight))
         return _sum(parts)
 
     def _wire(self, weight: Weight) -> torch.dtype:
@@ -205,7 +205,7 @@ class _Lookup:
     """A forward hook of an embedding. Copies of the embedding look up without it."""
 
     def __init__(self, rows: _Rows | None = None) -> None:
-        self._rows = ref(rows) if rows else lambda: None
+        self._rows: Callable[[], _Rows | None] = ref(rows) if rows else lambda: None
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> Any:
         rows = self._rows()
@@ -230,6 +230,10 @@ class _Cut(torch.autograd.Function):
         rows, *lookup = ctx.lookup
         rows.add(*lookup, gradient)
         return (None,) * (2 + len(ctx.lookup))
+
+
+def _sum_type(weight: Weight) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)
 
 
 def _sum(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

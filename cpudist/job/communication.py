@@ -52,7 +52,10 @@ class Communication:
 
     def making_ddp(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Return the context in which a model that averages in each step is put in DDP, before `compress`."""
-        return embedding_rows.output_layers_last(model) if self._world.node_count > 1 else nullcontext()
+        return embedding_rows.output_layers_last(model) if self._sends_rows() else nullcontext()
+
+    def _sends_rows(self) -> bool:
+        return self._world.node_count > 1 and self._world.device_type == "cpu"
 
     def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
         """Let the gradients of a wrapped model cross the network in fewer bits. All ranks call it.
@@ -71,7 +74,8 @@ class Communication:
         self._record.compression = scheme
         if self._world.node_count > 1:
             self._backend.compress(model, scheme)
-            self._record.embedding_rows = embedding_rows.send_apart(model)
+            if self._sends_rows():
+                self._record.embedding_rows = embedding_rows.send_apart(model)
             if scheme == AUTO:
                 self._choose_compression(model)
         elif scheme != NONE:
