@@ -52,7 +52,10 @@ class CclBackend(ProcessGroupBackend):
 
     def ddp_options(self) -> dict[str, Any]:
         options = super().ddp_options()
-        if self._across_hosts or extension.load().polls():
+        if self._across_hosts:
+            # Buckets overlap with computing, and a step waits for the last one (docs/slow-networks.md).
+            return {**options, "bucket_cap_mb": 5}
+        if extension.load().polls():
             return options
         # Inside a machine, without a thread that polls, no bucket overlaps with computing, so few large ones are
         # fastest (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).

@@ -3,6 +3,9 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
+
+#include <utility>
 
 #include "backoff.hpp"
 
@@ -11,9 +14,31 @@ namespace cpudist {
 namespace {
 
 constexpr Milliseconds kNap{10};
-// While a work has a future: takes little of a core that computes, and in this time a link of 1 Gbit/s sends 60 KB,
-// which the kernel's buffers hold.
-constexpr std::chrono::microseconds kShortNap{500};
+// While a work has a future. Beside computing threads a look takes their core, and in this time a link of 1 Gbit/s sends
+// 250 KB, which the kernel's buffers hold.
+constexpr Milliseconds kNapBesideComputing{2};
+constexpr std::chrono::microseconds kShortNap{100};
+
+std::chrono::nanoseconds time_of(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// Whether the other threads of this process have computed for most of the time since the last call.
+class OthersCompute {
+ public:
+  bool operator()() {
+    const auto others = time_of(CLOCK_PROCESS_CPUTIME_ID) - time_of(CLOCK_THREAD_CPUTIME_ID);
+    const auto now = Clock::now();
+    const auto computed = others - std::exchange(others_, others);
+    return 2 * computed > now - std::exchange(last_, now);
+  }
+
+ private:
+  std::chrono::nanoseconds others_{};
+  Clock::time_point last_{};
+};
 
 }  // namespace
 
@@ -67,6 +92,7 @@ void Engine::run() {
 
 void Engine::poll_until_finished(Lock& lock, Finished& finished) {
   Backoff backoff;
+  OthersCompute others_compute;
   bool moved = false;
   while (usable() && !in_flight_.empty() && waiting_ == 0 && finished.empty()) {
     const auto now = Clock::now();
@@ -77,7 +103,8 @@ void Engine::poll_until_finished(Lock& lock, Finished& finished) {
       lock.lock();
     } else {
       hurry_ = false;
-      wake_.wait_for(lock, any_future(in_flight_) ? kShortNap : kNap, [this] { return !usable() || hurry_; });
+      const Clock::duration nap = !any_future(in_flight_) ? kNap : others_compute() ? kNapBesideComputing : kShortNap;
+      wake_.wait_for(lock, nap, [this] { return !usable() || hurry_; });
     }
     if (!usable() || waiting_ > 0) return;
     moved = progress(finished);

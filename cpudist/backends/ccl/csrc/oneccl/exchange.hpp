@@ -185,7 +185,6 @@ class Exchange final : public Request {
     auto& piece = pieces_[gathered_];
     const auto own = share(gathered_, own_);
     ccl::vector_class<size_t> lengths;
-    ccl::vector_class<void*> parts;
     size_t total = 0;
     for (size_t r = 0; r < ranks_; ++r) {
       lengths.push_back(share(gathered_, r).bytes);
@@ -193,15 +192,12 @@ class Exchange final : public Request {
     }
     piece.outgoing = buffers_.take(std::max<size_t>(own.bytes, 1));
     piece.incoming = buffers_.take(total);
-    auto* next = piece.incoming.get();
-    for (const size_t length : lengths) {
-      parts.push_back(next);
-      next += length;
-    }
     kernels_.encode(output_ + own.first, piece.outgoing.get(), residual(own.first), own.count);
     if (residual_ != nullptr && average_) scale_residual(own);
+    // Into one buffer: with one for each rank, oneCCL (2022.1) does not return before all ranks have called it.
     issue(sums_, piece,
-          ccl::allgatherv(piece.outgoing.get(), own.bytes, parts, lengths, ccl::datatype::int8, sums_.raw()));
+          ccl::allgatherv(piece.outgoing.get(), own.bytes, piece.incoming.get(), lengths, ccl::datatype::int8,
+                          sums_.raw()));
     if (++gathered_ == pieces_.size()) sums_.order.pop_front();
   }
 
