@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-Weight = torch.nn.Parameter
+Weight = torch.Tensor  # a parameter
 
 # The rows of all ranks together may have this share of the weight's rows. Otherwise the lookup stays as it is.
 _MOST_ROWS = 0.5
@@ -101,7 +101,7 @@ class _Rows:
         model.register_forward_pre_hook(self._before_forward)
         model.register_forward_hook(self._after_forward, always_call=True)
         for weight, embeddings in tied.items():
-            weight.register_post_accumulate_grad_hook(self._dense_part_is_there)
+            weight.register_post_accumulate_grad_hook(self._dense_part_is_there)  # type: ignore[no-untyped-call]
             for module in embeddings:
                 module.register_forward_hook(_Lookup(self))
 
@@ -125,7 +125,7 @@ class _Rows:
         self._looks_up = False
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._begin)
+                leaf.register_hook(self._begin)  # type: ignore[no-untyped-call]
 
     def look_up(self, module: torch.nn.Embedding, indices: torch.Tensor, output: torch.Tensor) -> torch.Tensor | None:
         """Return `output` without the edge to the weight in autograd's graph; None where it needs that."""
@@ -133,11 +133,11 @@ class _Rows:
             return None
         if module.weight not in self._tied or not output.requires_grad:
             return None
-        numbers, positions = indices.unique(return_inverse=True)
+        numbers, positions = torch.unique(indices, return_inverse=True)
         if len(numbers) * self._group.size() > _MOST_ROWS * len(module.weight):
             return None
         anchor = torch.zeros((), requires_grad=True)
-        result: torch.Tensor = _Cut.apply(anchor, output.detach(), self, module, numbers, positions)
+        result: torch.Tensor = _cut(anchor, output.detach(), self, module, numbers, positions)
         return result
 
     def add(
@@ -225,11 +225,14 @@ class _Cut(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Any) -> Any:
         rows, *lookup = ctx.lookup
         rows.add(*lookup, gradient)
         return (None,) * (2 + len(ctx.lookup))
+
+
+_cut: Any = _Cut.apply
 
 
 def _sum_type(weight: Weight) -> torch.dtype:
@@ -238,7 +241,7 @@ def _sum_type(weight: Weight) -> torch.dtype:
 
 def _sum(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Add up rows, in the order of the parts; each has a row once at most, so the bits do not depend on threads."""
-    numbers, positions = torch.cat([numbers for numbers, _ in parts]).unique(return_inverse=True)
+    numbers, positions = torch.unique(torch.cat([numbers for numbers, _ in parts]), return_inverse=True)
     total = torch.zeros(len(numbers), *parts[0][1].shape[1:], dtype=parts[0][1].dtype)
     for of_part, (_, values) in zip(positions.split([len(part) for part, _ in parts]), parts, strict=True):
         total.index_add_(0, of_part, values)
@@ -267,4 +270,4 @@ def _all_gather(
 
 
 def _at_end_of_backward(call: Any) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(call)
