@@ -80,8 +80,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     # Only the default group, which is the whole job, sees all ranks that use the node's cores.
     whole_job = not options.global_ranks_in_group
     module.start_thread(polls=spare >= 1 and whole_job)
-    # Off by default: where it could be measured, waking the pool cost more than it saved (docs/performance.md).
-    if whole_job and os.environ.get("CPUDIST_COMPUTING_THREADS") == "1":
+    if whole_job:
         module.lend_computing_threads(cores=spare + torch.get_num_threads())
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]

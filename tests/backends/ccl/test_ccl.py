@@ -39,8 +39,6 @@ def test_collectives_over_oneccl_alone(name: str) -> None:
     checks = ["collectives.py 40"]
     if name.startswith("torchrun"):  # over libfabric
         checks.append("edges.py")
-    if name.endswith("3 ranks"):
-        checks.append("threads.py")
     result = run_all(JOBS[name], *checks, **only("oneccl"))
     check_said(result, "checks passed", "carried by oneccl\n", *[f"{check[:-3]} passed" for check in checks[1:]])
 
@@ -67,6 +65,12 @@ def test_collectives_and_edges_across_hosts(ranks: int) -> None:
         check_said(result, "threads passed")
     if ranks > 2:
         assert ("hierarchy" in result.stdout) == (ranks == 4), result.output
+
+
+@pytest.mark.job
+def test_a_future_wakes_the_thread_that_completes_it() -> None:
+    variables = {"CPUDIST_TEST_HOSTS": "2", "CPUDIST_TEST_PROGRESS": "naps", "CPUDIST_TEST_NAP": "3600"}
+    check_said(run_all(JOBS["intel-mpi, 2 ranks"], "nap.py", **variables), "nap passed")
 
 
 @pytest.mark.job

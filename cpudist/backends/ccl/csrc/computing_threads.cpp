@@ -46,13 +46,17 @@ std::vector<uint64_t> bytes_of_threads() {
 
 namespace parallel {
 
-const size_t least_bytes = size_t{1} << 20;
+const size_t least_bytes = size_t{512} << 10;
 
-// A step waits for the whole pool. A thread that has no core would hold up the others.
+// A call waits for the whole pool. A thread that has no core would hold up the others.
+int lent() {
+  const int threads = at::get_num_threads();
+  return threads <= cores_of_rank ? threads : 1;
+}
+
 int available() {
   if (cores_of_rank == 1 || pthread_self() != computing || at::in_parallel_region()) return 1;
-  const int threads = at::get_num_threads();
-  return threads <= cores_of_rank && Clock::now() >= crowded_until ? threads : 1;
+  return Clock::now() >= crowded_until ? lent() : 1;
 }
 
 // Where a thread has to wait for a time slice of its core, the calling one does without the pool for a while. So of a
@@ -67,8 +71,9 @@ void run(int threads, const std::function<void(int)>& body) {
   if (now - done > Milliseconds(1)) crowded_until = now + 32 * (now - done);
 }
 
-void count(size_t thread, size_t bytes) {
-  bytes_of[std::min(thread, bytes_of.size() - 1)].count.fetch_add(bytes, std::memory_order_relaxed);
+void count(int thread, size_t bytes) {
+  bytes_of[std::min(static_cast<size_t>(thread), bytes_of.size() - 1)].count.fetch_add(bytes,
+                                                                                       std::memory_order_relaxed);
 }
 
 }  // namespace parallel

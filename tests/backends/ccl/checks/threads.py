@@ -1,4 +1,4 @@
-"""Large calls give the same bits whatever number of a rank's computing threads carries them."""
+"""Large calls give the same bits whatever number of lanes a group has, and of threads that carry them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpudist.backends.ccl import extension
 from cpudist.backends.ccl.backend import CclBackend
 
 world = cpudist.init("ccl", timeout=60)
-COUNT = 1_300_007  # elements: more than one piece, and no multiple of anything
+COUNT = 1_300_007  # elements: several parts of several pieces, and no multiple of anything
 PEERS = range(world.size)
 
 
@@ -23,52 +23,59 @@ def values(dtype: torch.dtype, seed: int) -> torch.Tensor:
     return result.to(dtype)
 
 
-def results(own: torch.Tensor, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+def results(group: dist.ProcessGroup | None, own: torch.Tensor, parts: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return what this rank receives from each kind of call, given its input, and one for each peer."""
     total, mean, lowest = own.clone(), own.clone(), own.clone()
-    dist.all_reduce(total)
-    dist.all_reduce(mean, dist.ReduceOp.AVG)
-    dist.reduce(lowest, 0, dist.ReduceOp.MIN)
+    dist.all_reduce(total, group=group)
+    dist.all_reduce(mean, dist.ReduceOp.AVG, group)
+    dist.reduce(lowest, 0, dist.ReduceOp.MIN, group)
     gathered = [torch.empty_like(own) for _ in PEERS]
-    dist.all_gather(gathered, own)
+    dist.all_gather(gathered, own, group)
     share = torch.empty_like(own)
-    dist.reduce_scatter(share, parts)
+    dist.reduce_scatter(share, parts, group=group)
     exchanged = [torch.empty_like(own) for _ in PEERS]
-    dist.all_to_all(exchanged, parts)
+    dist.all_to_all(exchanged, parts, group)
     spread = own.clone()
-    dist.broadcast(spread, world.size - 1)
+    dist.broadcast(spread, world.size - 1, group)
     message = torch.empty_like(own)
-    work = dist.isend(own, (world.rank + 1) % world.size)
-    dist.recv(message, (world.rank - 1) % world.size)
+    work = dist.isend(own, (world.rank + 1) % world.size, group)
+    dist.recv(message, (world.rank - 1) % world.size, group)
     work.wait()
     return [total, mean, lowest if world.rank == 0 else own, share, spread, message, *gathered, *exchanged]
 
 
 module = extension.load()
-for dtype in (torch.float32, torch.bfloat16):
-    torch.set_num_threads(1)
-    inputs = values(dtype, 0), [values(dtype, 1 + peer) for peer in PEERS]
-    expected = results(*inputs)
-    for threads in (2, 4):
+dtypes = torch.float32, torch.bfloat16
+inputs = {dtype: (values(dtype, 0), [values(dtype, 1 + peer) for peer in PEERS]) for dtype in dtypes}
+torch.set_num_threads(1)
+expected = {dtype: results(None, *inputs[dtype]) for dtype in dtypes}
+for lanes in (2, 4):
+    torch.set_num_threads(lanes)
+    module.lend_computing_threads(lanes)  # as if this rank had so many cores
+    group = dist.new_group()
+    for threads in (lanes, 2, 1):
         torch.set_flush_denormal(True)  # new threads of the pool have it, too
         torch.set_num_threads(threads)
-        module.lend_computing_threads(threads)  # as if this rank had so many cores
         before = module.bytes_of_threads()
-        for actual, wanted in zip(results(*inputs), expected, strict=True):
-            assert torch.equal(actual.view(torch.uint8), wanted.view(torch.uint8))
+        for dtype in dtypes:
+            for actual, wanted in zip(results(group, *inputs[dtype]), expected[dtype], strict=True):
+                assert torch.equal(actual.view(torch.uint8), wanted.view(torch.uint8)), (lanes, threads)
         torch.set_flush_denormal(False)
         after = module.bytes_of_threads()
+        if threads == 1:
+            assert after == before, (before, after)
+            continue
         assert len(after) >= threads, (threads, after)
         assert all(more > less for more, less in zip(after[:threads], before, strict=False)), (before, after)
-
-# A thread that does not compute, or a rank with fewer cores than threads, carries its calls alone.
-before = module.bytes_of_threads()
-other = threading.Thread(target=dist.all_reduce, args=(values(torch.float32, 0),))
-other.start()
-other.join()
-module.lend_computing_threads(2)
-dist.all_reduce(values(torch.float32, 0))
-assert module.bytes_of_threads() == before
+    # A thread that does not compute, or a rank with fewer cores than threads, carries its calls alone.
+    before = module.bytes_of_threads()
+    other = threading.Thread(target=dist.all_reduce, args=(values(torch.float32, 0),), kwargs={"group": group})
+    other.start()
+    other.join()
+    torch.set_num_threads(lanes + 1)
+    dist.all_reduce(values(torch.float32, 0), group=group)
+    assert module.bytes_of_threads() == before
+    dist.destroy_process_group(group)
 torch.set_num_threads(1)
 if world.rank == 0:
     print(f"threads passed: {CclBackend().details()['computing_threads_carried']}")

@@ -63,6 +63,17 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
          run(transport->reduce_scatter(inputs, other, std::vector<size_t>(static_cast<size_t>(ranks), share(bytes)),
                                        DataType::kFloat32, Reduction::kSum));
        }},
+      {"alltoall",
+       [&](std::byte* data, std::byte* other, size_t bytes) {
+         const std::vector<size_t> counts(static_cast<size_t>(ranks), share(bytes));
+         std::vector<const void*> inputs;
+         std::vector<void*> outputs;
+         for (int peer = 0; peer < ranks; ++peer) {
+           inputs.push_back(data + static_cast<size_t>(peer) * share(bytes) * 4);
+           outputs.push_back(other + static_cast<size_t>(peer) * share(bytes) * 4);
+         }
+         run(transport->alltoall(inputs, counts, outputs, counts, DataType::kFloat32));
+       }},
       {"memcpy", [](std::byte* data, std::byte* other, size_t bytes) { std::memcpy(other, data, bytes); }},
   };
 

@@ -32,7 +32,7 @@ Segment Segment::open(const std::string& address) {
 void Segment::allocate(size_t, size_t) {}
 void Segment::lock(size_t) {}
 bool Segment::locked(size_t) const { return true; }
-void Segment::prefault() {}
+void Segment::prefault(size_t) {}
 
 Segment::Segment(Segment&& other) noexcept
     : descriptor_(-1), bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}

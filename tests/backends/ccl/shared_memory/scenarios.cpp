@@ -192,8 +192,8 @@ void no_segment(const std::string& folder, int rank) {
 void stranger(const std::string& folder, int rank) {
   if (rank == 0) {
     const auto other = shared_memory::Segment::create(1 << 20);
-    const auto address = other.address() + "1";
-    const auto packed = std::to_string(address.size()) + " " + address + "0 0 ";
+    const auto address = "1 " + other.address() + "1";
+    const auto packed = std::to_string(address.size()) + " " + address + "2 1 2 1 ";
     std::ofstream(folder + "/shared_memory_address_all.part") << packed;
     // Rank 0 will put its own in the same place; the others have to be faster, so it starts when they have read it.
     std::filesystem::rename(folder + "/shared_memory_address_all.part", folder + "/shared_memory_address_all");

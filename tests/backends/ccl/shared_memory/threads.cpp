@@ -1,4 +1,4 @@
-// In place of torch's pool: threads of our own for each step, and calls of any size are divided among them.
+// In place of torch's pool: threads of our own for each call.
 #include <thread>
 
 #include "parallel.hpp"
@@ -14,16 +14,29 @@ namespace parallel {
 
 const size_t least_bytes = 4096;
 
+int lent() { return testing::threads_of_rank; }
+
 int available() { return testing::threads_of_rank; }
 
 void run(int threads, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(threads));
+  const auto guarded = [&](int thread) {
+    try {
+      body(thread);
+    } catch (...) {
+      errors[static_cast<size_t>(thread)] = std::current_exception();
+    }
+  };
   std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; ++thread) others.emplace_back(body, thread);
-  body(0);
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(guarded, thread);
+  guarded(0);
   for (auto& thread : others) thread.join();
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
 }
 
-void count(size_t, size_t) {}
+void count(int, size_t) {}
 
 }  // namespace parallel
 

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 
-#include "../parallel.hpp"
 #include "../transport.hpp"
 
 namespace cpudist::kernels {
@@ -23,16 +22,9 @@ InstructionSet best_instruction_set();
 
 Reduce reduction(DataType type, Reduction reduction, InstructionSet set = best_instruction_set());
 
-// Computes output[i] = input[i] / divisor, integers towards zero. The two may be the same memory. A large buffer is
-// divided by several threads.
+// Computes output[i] = input[i] / divisor, integers towards zero. The two may be the same memory.
 inline void divide(const void* input, void* output, size_t count, DataType type, int divisor) {
-  const size_t width = size_of(type);
-  parallel::divide(count * width, [=](parallel::Slice slice) {
-    const auto own = slice.of(count, width);
-    const void* from = static_cast<const std::byte*>(input) + own.begin * width;
-    void* const to = static_cast<std::byte*>(output) + own.begin * width;
-    reduction(type, Reduction::kAverage)(to, nullptr, &from, 1, divisor, own.count);
-  });
+  reduction(type, Reduction::kAverage)(output, nullptr, &input, 1, divisor, count);
 }
 
 }  // namespace cpudist::kernels

@@ -4,7 +4,6 @@
 #include <map>
 #include <numeric>
 
-#include "../parallel.hpp"
 #include "pieces.hpp"
 
 namespace cpudist::oneccl {
@@ -99,7 +98,7 @@ class Alltoall final : public Request {
       auto* next = packed_.get();
       for (size_t r = 0; r < ranks_; ++r) {
         if (sent[r] == 0) continue;
-        parallel::copy(next, static_cast<const char*>(inputs_[r]) + round_ * most_ * width_, sent[r] * width_);
+        std::memcpy(next, static_cast<const char*>(inputs_[r]) + round_ * most_ * width_, sent[r] * width_);
         next += sent[r] * width_;
       }
     }
@@ -115,7 +114,7 @@ class Alltoall final : public Request {
     const auto* next = received_.get();
     for (size_t r = 0; r < ranks_; ++r) {
       const size_t bytes = part(output_counts_[r]) * width_;
-      parallel::copy(static_cast<char*>(outputs_[r]) + round_ * most_ * width_, next, bytes);
+      if (bytes > 0) std::memcpy(static_cast<char*>(outputs_[r]) + round_ * most_ * width_, next, bytes);
       next += bytes;
     }
   }

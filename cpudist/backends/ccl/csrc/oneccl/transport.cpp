@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "../kernels/reduce.hpp"
-#include "../parallel.hpp"
 #include "agreement.hpp"
 #include "alltoall.hpp"
 #include "exchange.hpp"
@@ -267,7 +266,7 @@ RequestPtr OneCcl::even_reduce_scatter(std::vector<const void*> inputs, void* ou
           if (average.before) {
             kernels::divide(at(inputs[r], offset, type), part, length, type, size());
           } else {
-            parallel::copy(part, at(inputs[r], offset, type), length * width);
+            std::memcpy(part, at(inputs[r], offset, type), length * width);
           }
         }
         auto call = ccl::reduce_scatter(scratch.get(), to, length, to_ccl(type), to_ccl(reduction), raw());

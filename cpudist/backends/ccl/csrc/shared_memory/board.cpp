@@ -9,9 +9,8 @@ namespace cpudist::shared_memory {
 namespace {
 
 // Pieces as large as a slot were fastest. Groups of many ranks have smaller ones, so that a group stays below
-// kMostBytes.
+// Layout::kMostBytes.
 constexpr size_t kLargestSlot = size_t{256} << 10;
-constexpr size_t kMostBytes = size_t{60} << 20;
 constexpr size_t kLargestParcel = size_t{64} << 10;
 constexpr size_t kPartOfParcels = 8;  // at most this part of a rank's region
 
@@ -19,24 +18,26 @@ size_t in_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * k
 
 }  // namespace
 
-Layout::Layout(int ranks) {
+Layout::Layout(int ranks, int lanes) {
   const auto count = static_cast<size_t>(ranks);
-  letters = kSlots * sizeof(Line);
+  const size_t all_slots = kSlots * static_cast<size_t>(lanes);
+  letters = all_slots * sizeof(Line);
   receipts = letters + count * sizeof(Letter);
   parcels = in_pages(receipts + count * sizeof(Receipt));
   parcel_bytes = std::min(kLargestParcel, kMostBytes / count / kPartOfParcels / count / kLineBytes * kLineBytes);
   buffers = in_pages(parcels + count * parcel_bytes);
-  constexpr size_t kPlaces = kSlots + kBuffers * kBufferParts / 2;  // a part is half a slot
-  slot_bytes = std::min(kLargestSlot, (kMostBytes / count - buffers) / kPlaces / kPageBytes * kPageBytes);
+  const size_t places = all_slots + kBuffers * kBufferParts / 2;  // a part is half a slot
+  slot_bytes = std::min(kLargestSlot, (kMostBytes / count - buffers) / places / kPageBytes * kPageBytes);
   part_bytes = slot_bytes / 2;
   slots = buffers + kBuffers * kBufferParts * part_bytes;
-  region_bytes = slots + kSlots * slot_bytes;
+  region_bytes = slots + all_slots * slot_bytes;
   total_bytes = kPageBytes + count * region_bytes;
 }
 
-Board::Board(Segment segment, const Layout& layout, int rank, int ranks)
-    : segment_(std::move(segment)),
+Board::Board(Segment& segment, const Layout& layout, size_t lane, int rank, int ranks)
+    : segment_(segment),
       layout_(layout),
+      lane_(lane),
       regions_(segment_.data() + kPageBytes),
       rank_(rank),
       ranks_(ranks) {}

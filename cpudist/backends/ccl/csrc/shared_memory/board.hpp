@@ -9,6 +9,9 @@
 //
 // Counters only grow and have one writer each, so a rank that is ahead or behind is always recognised as such.
 //
+// A group whose ranks have several computing threads has as many boards, its lanes, each with lines and slots of its
+// own. They do not wait for each other: a large call is cut into parts, and each is a call of its own on a lane.
+//
 // Why a slot is never overwritten while a rank still reads it: rank r publishes step s only when it has finished
 // reading everything of step s - kLag and before (each algorithm keeps to this; most have finished reading step s - 1).
 // A rank enters step s, and may then write to slot s % kSlots, only when all ranks have published step
@@ -68,9 +71,12 @@ constexpr int kMostRanks = 256;
 // Sizes and offsets, the same on all ranks of a group.
 //
 // A page for the segment itself, then one region per rank. Only that rank writes to its region, and it allocates the
-// pages, so that they are near its processor. A region holds lines, letters, receipts, parcels, buffers and slots.
+// pages, so that they are near its processor. A region holds the lines of each lane, letters, receipts, parcels, buffers
+// and the slots of each lane.
 struct Layout {
-  explicit Layout(int ranks);
+  static constexpr size_t kMostBytes = size_t{60} << 20;  // of all regions
+
+  Layout(int ranks, int lanes);
 
   size_t letters;  // all offsets from the start of the region
   size_t receipts;
@@ -87,10 +93,10 @@ struct Layout {
   size_t region(int rank) const { return kPageBytes + static_cast<size_t>(rank) * region_bytes; }
 };
 
-// A group's shared memory as one of its ranks sees it.
+// A lane of a group's shared memory as one of its ranks sees it. Messages between two ranks use the first lane.
 class Board {
  public:
-  Board(Segment segment, const Layout& layout, int rank, int ranks);
+  Board(Segment& segment, const Layout& layout, size_t lane, int rank, int ranks);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
@@ -134,7 +140,7 @@ class Board {
 
   Enter entered() { return Enter(*this); }
   Published published_by_all(uint64_t step) { return Published(*this, step, 0, ranks_); }
-  Published published_by(int rank, uint64_t step) { return Published(*this, step, rank, rank + 1); }
+  Published published_by(int first, int end, uint64_t step) { return Published(*this, step, first, end); }
 
   // The step that was entered and is not yet published.
   uint64_t step() const { return step_; }
@@ -147,7 +153,7 @@ class Board {
     return bytes <= Line::kPayload ? line(rank, step).payload : slot(rank, step);
   }
   std::byte* slot(int rank, uint64_t step) {
-    return region(rank) + layout_.slots + (step % kSlots) * layout_.slot_bytes;
+    return region(rank) + layout_.slots + (lane_ * kSlots + step % kSlots) * layout_.slot_bytes;
   }
 
   Letter& letter(int from, int to) { return reinterpret_cast<Letter*>(region(from) + layout_.letters)[to]; }
@@ -181,11 +187,12 @@ class Board {
   // Throws TransportError where a rank has published another call than this rank expects.
   void find_mismatch(uint64_t step);
   std::byte* region(int rank) { return regions_ + static_cast<size_t>(rank) * layout_.region_bytes; }
-  Line& line(int rank, uint64_t step) { return reinterpret_cast<Line*>(region(rank))[step % kSlots]; }
+  Line& line(int rank, uint64_t step) { return reinterpret_cast<Line*>(region(rank))[lane_ * kSlots + step % kSlots]; }
   bool has_published(int rank, uint64_t step) { return line(rank, step).step.load(std::memory_order_acquire) >= step; }
 
-  Segment segment_;
+  Segment& segment_;
   Layout layout_;
+  size_t lane_;
   std::byte* regions_;
   int rank_;
   int ranks_;

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
-#include "../parallel.hpp"
+#if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
+#pragma GCC diagnostic ignored "-Wsubobject-linkage"
+#endif
 
 namespace cpudist::shared_memory {
-
-using parallel::Slice;
 
 namespace {
 
@@ -25,8 +24,6 @@ void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
 }
 
 size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
-
-size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
 }  // namespace
 
@@ -63,10 +60,15 @@ struct Division {
 
 namespace {
 
-// Reduces what lies at place(r) for each rank r, in the order of ranks. `copy` may be null.
+// memcpy's arguments must not be null, even to copy nothing, and the two may be the same memory.
+void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// Reduces what lies at place(r) for each rank r, in the order of ranks. `also` receives the same where it is not null.
 template <typename Place>
-void combine(const Board& board, const Combination& combination, std::byte* output, std::byte* copy, size_t count,
-             Slice slice, Place place) {
+void combine(const Board& board, const Combination& combination, std::byte* output, std::byte* also, size_t count,
+             Place place) {
   const void* few[16];
   std::vector<const void*> many;
   const auto ranks = static_cast<size_t>(board.ranks());
@@ -75,44 +77,48 @@ void combine(const Board& board, const Combination& combination, std::byte* outp
     many.resize(ranks);
     sources = many.data();
   }
-  const auto own = slice.of(count, combination.width);
-  const size_t begin = own.begin * combination.width;
-  for (int rank = 0; rank < board.ranks(); ++rank) sources[rank] = place(rank) + begin;
-  if (own.count == 0) return;
-  combination.kernel(output + begin, copy == nullptr ? nullptr : copy + begin, sources, board.ranks(), board.ranks(),
-                     own.count);
+  for (int rank = 0; rank < board.ranks(); ++rank) sources[rank] = place(rank);
+  if (count > 0) combination.kernel(output, also, sources, board.ranks(), board.ranks(), count);
 }
 
-// One step per piece: every rank writes its own elements and reduces those of all. A rank writes the next piece before
-// it waits for the others, so that it does not wait for a rank that is only a little behind.
+// One step per piece: calls write(piece, step) in each, and read(piece, step) once the ranks [first, end) have published
+// it. A rank writes the next piece before it waits for the others, so that it does not wait for a rank that is only a
+// little behind.
+template <typename Write, typename Read>
+Coroutine in_pieces(Board& board, size_t pieces, int first, int end, Write write, Read read) {
+  uint64_t written = 0;
+  for (size_t piece = 0; piece <= pieces; ++piece) {
+    const uint64_t before = written;
+    if (piece < pieces) {
+      co_await board.entered();
+      write(piece, board.step());
+      written = board.publish();
+    }
+    if (piece == 0 || first == end) continue;
+    co_await board.published_by(first, end, before);
+    read(piece - 1, before);
+  }
+}
+
 Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte* output, size_t count,
                                 Combination combination, int receiver) {
   const size_t width = combination.width;
   const size_t pieces = std::max<size_t>(pieces_of(count * width, board.slot_bytes()), 1);
   const size_t length = pieces_of(count, pieces);
   const bool receives = receiver == kAllRanks || receiver == board.rank();
-  uint64_t written = 0;
-  for (size_t piece = 0; piece <= pieces; ++piece) {
-    const uint64_t step = written;
-    if (piece < pieces) {
-      co_await board.entered();
-      const size_t bytes = part(count, piece * length, length) * width;
-      std::byte* const to = board.place(board.rank(), board.step(), bytes);
-      parallel::divide(count * width,
-                       [&](Slice slice) { parallel::copy(to, input + piece * length * width, bytes, slice); });
-      written = board.publish();
-    }
-    if (piece >= 1 && receives) {
-      co_await board.published_by_all(step);
-      const size_t begin = (piece - 1) * length;
-      const size_t elements = part(count, begin, length);
-      parallel::divide(count * width, [&](Slice slice) {
-        combine(board, combination, output + begin * width, nullptr, elements, slice, [&](int rank) {
-          return rank == board.rank() ? input + begin * width : board.place(rank, step, elements * width);
+  return in_pieces(
+      board, pieces, 0, receives ? board.ranks() : 0,
+      [=, &board](size_t piece, uint64_t step) {
+        const size_t bytes = part(count, piece * length, length) * width;
+        copy_bytes(board.place(board.rank(), step, bytes), input + piece * length * width, bytes);
+      },
+      [=, &board](size_t piece, uint64_t step) {
+        const size_t begin = piece * length * width;
+        const size_t elements = part(count, piece * length, length);
+        combine(board, combination, output + begin, nullptr, elements, [&](int rank) {
+          return rank == board.rank() ? input + begin : board.place(rank, step, elements * width);
         });
       });
-    }
-  }
 }
 
 // Two steps per piece: every rank writes the shares that the others reduce, and reduces its own share; then all ranks
@@ -139,13 +145,11 @@ Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte
       co_await board.entered();
       const auto parts = division(piece);
       std::byte* const slot = board.slot(self, board.step());
-      parallel::divide(count * width, [&](Slice slice) {
-        for (int rank = 0; rank < ranks; ++rank) {
-          if (rank == self) continue;
-          parallel::copy(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
-                         parts.count(rank) * width, slice);
-        }
-      });
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank == self) continue;
+        copy_bytes(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
+                   parts.count(rank) * width);
+      }
       written[piece % 2] = board.publish();
     }
     if (piece >= 1 && piece <= pieces) {
@@ -155,24 +159,19 @@ Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte
       const auto parts = division(piece - 1);
       const size_t begin = ((piece - 1) * length + parts.begin(self)) * width;
       std::byte* const slot = board.slot(self, board.step());
-      std::byte* const to = receives ? output + begin : slot;
-      parallel::divide(count * width, [&](Slice slice) {
-        combine(board, combination, to, receives ? slot : nullptr, parts.count(self), slice,
-                [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
-      });
+      combine(board, combination, receives ? output + begin : slot, receives ? slot : nullptr, parts.count(self),
+              [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
       summed[(piece - 1) % 2] = board.publish();
     }
     if (piece >= 2 && receives) {
       const uint64_t step = summed[piece % 2];
       const auto parts = division(piece - 2);
       co_await board.published_by_all(step);
-      parallel::divide(count * width, [&](Slice slice) {
-        for (int rank = 0; rank < ranks; ++rank) {
-          if (rank == self) continue;
-          parallel::copy(output + ((piece - 2) * length + parts.begin(rank)) * width, board.slot(rank, step),
-                         parts.count(rank) * width, slice);
-        }
-      });
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank == self) continue;
+        copy_bytes(output + ((piece - 2) * length + parts.begin(rank)) * width, board.slot(rank, step),
+                   parts.count(rank) * width);
+      }
     }
   }
 }
@@ -187,18 +186,17 @@ Coroutine barrier(Board& board) {
 
 Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root) {
   const size_t most = board.slot_bytes();
-  for (size_t offset = 0; offset < bytes; offset += most) {
-    const size_t length = part(bytes, offset, most);
-    co_await board.entered();
-    std::byte* const place = board.place(root, board.step(), length);
-    if (board.rank() == root) {
-      parallel::divide(bytes, [&](Slice slice) { parallel::copy(place, data + offset, length, slice); });
-    }
-    const uint64_t step = board.publish();
-    if (board.rank() == root) continue;
-    co_await board.published_by(root, step);
-    parallel::divide(bytes, [&](Slice slice) { parallel::copy(data + offset, place, length, slice); });
-  }
+  const bool sends = board.rank() == root;
+  return in_pieces(
+      board, pieces_of(bytes, most), root, sends ? root : root + 1,
+      [=, &board](size_t piece, uint64_t step) {
+        const size_t length = part(bytes, piece * most, most);
+        if (sends) copy_bytes(board.place(root, step, length), data + piece * most, length);
+      },
+      [=, &board](size_t piece, uint64_t step) {
+        const size_t length = part(bytes, piece * most, most);
+        copy_bytes(data + piece * most, board.place(root, step, length), length);
+      });
 }
 
 Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, size_t count, Combination combination,
@@ -212,23 +210,21 @@ Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, siz
 Coroutine allgather(Board& board, const std::byte* input, std::vector<std::byte*> outputs, std::vector<size_t> bytes) {
   const int self = board.rank();
   const size_t most = board.slot_bytes();
-  const size_t longest = *std::max_element(bytes.begin(), bytes.end());
-  const size_t whole = sum(bytes);
-  for (size_t offset = 0; offset < longest; offset += most) {
-    co_await board.entered();
-    const size_t own = part(bytes[self], offset, most);
-    std::byte* const place = board.place(self, board.step(), own);
-    parallel::divide(whole, [&](Slice slice) { parallel::copy(place, input + offset, own, slice); });
-    const uint64_t step = board.publish();
-    parallel::divide(whole, [&](Slice slice) { parallel::copy(outputs[self] + offset, input + offset, own, slice); });
-    for (int rank = 0; rank < board.ranks(); ++rank) {
-      if (rank == self) continue;
-      co_await board.published_by(rank, step);
-      const size_t length = part(bytes[rank], offset, most);
-      const std::byte* const from = board.place(rank, step, length);
-      parallel::divide(whole, [&](Slice slice) { parallel::copy(outputs[rank] + offset, from, length, slice); });
-    }
-  }
+  const size_t pieces = pieces_of(*std::max_element(bytes.begin(), bytes.end()), most);
+  const size_t own = bytes[self];
+  return in_pieces(
+      board, pieces, 0, board.ranks(),
+      [=, &board](size_t piece, uint64_t step) {
+        const size_t length = part(own, piece * most, most);
+        copy_bytes(board.place(self, step, length), input + piece * most, length);
+      },
+      [=, &board, outputs = std::move(outputs), bytes = std::move(bytes)](size_t piece, uint64_t step) {
+        for (int rank = 0; rank < board.ranks(); ++rank) {
+          const size_t length = part(bytes[rank], piece * most, most);
+          const std::byte* const from = rank == self ? input + piece * most : board.place(rank, step, length);
+          copy_bytes(outputs[rank] + piece * most, from, length);
+        }
+      });
 }
 
 Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std::byte* output,
@@ -236,28 +232,25 @@ Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std
   const int self = board.rank();
   const Shares shares(board);
   const size_t width = combination.width;
-  const size_t longest = *std::max_element(counts.begin(), counts.end());
   const size_t most = shares.bytes / width;
-  const size_t whole = sum(counts) * width;
-  for (size_t offset = 0; offset < longest; offset += most) {
-    co_await board.entered();
-    std::byte* const slot = board.slot(self, board.step());
-    parallel::divide(whole, [&](Slice slice) {
-      for (int rank = 0; rank < board.ranks(); ++rank) {
-        if (rank == self) continue;
-        parallel::copy(shares.of(slot, self, rank), inputs[rank] + offset * width,
-                       part(counts[rank], offset, most) * width, slice);
-      }
-    });
-    const uint64_t step = board.publish();
-    co_await board.published_by_all(step);
-    const size_t elements = part(counts[self], offset, most);
-    parallel::divide(whole, [&](Slice slice) {
-      combine(board, combination, output + offset * width, nullptr, elements, slice, [&](int rank) {
-        return rank == self ? inputs[self] + offset * width : shares.of(board.slot(rank, step), rank, self);
+  const size_t pieces = pieces_of(*std::max_element(counts.begin(), counts.end()), most);
+  const size_t own = counts[self];
+  const std::byte* const input = inputs[self];
+  return in_pieces(
+      board, pieces, 0, board.ranks(),
+      [=, &board, inputs = std::move(inputs), counts = std::move(counts)](size_t piece, uint64_t step) {
+        std::byte* const slot = board.slot(self, step);
+        for (int rank = 0; rank < board.ranks(); ++rank) {
+          if (rank == self) continue;
+          copy_bytes(shares.of(slot, self, rank), inputs[rank] + piece * most * width,
+                     part(counts[rank], piece * most, most) * width);
+        }
+      },
+      [=, &board](size_t piece, uint64_t step) {
+        const size_t begin = piece * most * width;
+        combine(board, combination, output + begin, nullptr, part(own, piece * most, most),
+                [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
       });
-    });
-  }
 }
 
 // What a rank writes to each other rank in the first step of an alltoall, before the data.
@@ -297,53 +290,58 @@ Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vect
     summary.balance += hash_of(self, rank, input_bytes[rank]) - hash_of(rank, self, output_bytes[rank]);
   }
   const AlltoallSummary own = summary;
-  const size_t whole = std::max(sum(input_bytes), sum(output_bytes));
-  size_t offset = 0;
-  for (bool first = true; first || offset < summary.longest; first = false) {
-    const size_t head = first ? sizeof(AlltoallCounts) : 0;
-    const size_t most = shares.bytes - head;
-    co_await board.entered();
-    std::byte* const slot = board.slot(self, board.step());
-    for (int rank = 0; first && rank < board.ranks(); ++rank) {
-      const AlltoallCounts counts{input_bytes[rank], output_bytes[rank]};
-      if (rank != self) std::memcpy(shares.of(slot, self, rank), &counts, sizeof counts);
-    }
-    if (first) std::memcpy(board.place(self, board.step(), sizeof own), &own, sizeof own);
-    parallel::divide(whole, [&](Slice slice) {
-      for (int rank = 0; rank < board.ranks(); ++rank) {
-        if (rank == self) continue;
-        parallel::copy(shares.of(slot, self, rank) + head, inputs[rank] + offset, part(input_bytes[rank], offset, most),
-                       slice);
-      }
-    });
-    const uint64_t step = board.publish();
-    if (first) {
-      check_counts(self, input_bytes[self], self, output_bytes[self]);
-      parallel::divide(whole,
-                       [&](Slice slice) { parallel::copy(outputs[self], inputs[self], input_bytes[self], slice); });
-    }
+  // The counts come first in the first step, and before a part's data there.
+  constexpr size_t head = sizeof(AlltoallCounts);
+  const auto begin = [&](size_t piece) { return piece == 0 ? 0 : piece * shares.bytes - head; };
+  const auto length = [&](size_t piece, size_t whole) {
+    return part(whole, begin(piece), begin(piece + 1) - begin(piece));
+  };
+  const auto place = [&](size_t piece, uint64_t step, int from, int to) {
+    return shares.of(board.slot(from, step), from, to) + (piece == 0 ? head : 0);
+  };
+  const auto write = [&](size_t piece) {
     for (int rank = 0; rank < board.ranks(); ++rank) {
       if (rank == self) continue;
-      co_await board.published_by(rank, step);
-      if (!first) continue;
-      AlltoallCounts theirs;
-      std::memcpy(&theirs, shares.of(board.slot(rank, step), rank, self), sizeof theirs);
-      check_counts(rank, theirs.sent, self, output_bytes[rank]);
-      check_counts(self, input_bytes[rank], rank, theirs.expected);
-      AlltoallSummary of_rank;
-      std::memcpy(&of_rank, board.place(rank, step, sizeof of_rank), sizeof of_rank);
-      summary.longest = std::max(summary.longest, of_rank.longest);
-      summary.balance += of_rank.balance;
+      copy_bytes(place(piece, board.step(), self, rank), inputs[rank] + begin(piece), length(piece, input_bytes[rank]));
     }
-    parallel::divide(whole, [&](Slice slice) {
-      for (int rank = 0; rank < board.ranks(); ++rank) {
-        if (rank == self) continue;
-        parallel::copy(outputs[rank] + offset, shares.of(board.slot(rank, step), rank, self) + head,
-                       part(output_bytes[rank], offset, most), slice);
-      }
-    });
-    if (first && summary.balance != 0) co_await FailureOfAnother();
-    offset += most;
+  };
+
+  co_await board.entered();
+  std::memcpy(board.place(self, board.step(), sizeof own), &own, sizeof own);
+  for (int rank = 0; rank < board.ranks(); ++rank) {
+    const AlltoallCounts counts{input_bytes[rank], output_bytes[rank]};
+    if (rank != self) std::memcpy(shares.of(board.slot(self, board.step()), self, rank), &counts, head);
+  }
+  write(0);
+  uint64_t written = board.publish();
+  check_counts(self, input_bytes[self], self, output_bytes[self]);
+  copy_bytes(outputs[self], inputs[self], input_bytes[self]);
+  for (int rank = 0; rank < board.ranks(); ++rank) {
+    if (rank == self) continue;
+    co_await board.published_by(rank, rank + 1, written);
+    AlltoallCounts theirs;
+    std::memcpy(&theirs, shares.of(board.slot(rank, written), rank, self), sizeof theirs);
+    check_counts(rank, theirs.sent, self, output_bytes[rank]);
+    check_counts(self, input_bytes[rank], rank, theirs.expected);
+    AlltoallSummary of_rank;
+    std::memcpy(&of_rank, board.place(rank, written, sizeof of_rank), sizeof of_rank);
+    summary.longest = std::max(summary.longest, of_rank.longest);
+    summary.balance += of_rank.balance;
+  }
+  if (summary.balance != 0) co_await FailureOfAnother();
+  const size_t pieces = std::max<size_t>(pieces_of(summary.longest + head, shares.bytes), 1);
+  for (size_t piece = 0; piece < pieces; ++piece) {
+    const uint64_t step = written;
+    if (piece + 1 < pieces) {
+      co_await board.entered();
+      write(piece + 1);
+      written = board.publish();
+    }
+    if (piece > 0) co_await board.published_by_all(step);
+    for (int rank = 0; rank < board.ranks(); ++rank) {
+      if (rank == self) continue;
+      copy_bytes(outputs[rank] + begin(piece), place(piece, step, rank, self), length(piece, output_bytes[rank]));
+    }
   }
 }
 

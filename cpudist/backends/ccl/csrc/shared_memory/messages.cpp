@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../parallel.hpp"
-
 namespace cpudist::shared_memory {
 
 Messages::Messages(Board& board)
@@ -70,8 +68,7 @@ Coroutine Messages::send_long(const std::byte* data, size_t bytes, int destinati
     const uint64_t piece = ++pair.pieces;
     if (piece > kBufferParts) co_await Reached(destination, receipt.pieces, piece - kBufferParts);
     const size_t length = std::min(bytes - offset, board_.part_bytes());
-    std::byte* const to = board_.buffer(board_.rank(), buffer, piece);
-    parallel::divide(bytes, [&](parallel::Slice slice) { parallel::copy(to, data + offset, length, slice); });
+    std::memcpy(board_.buffer(board_.rank(), buffer, piece), data + offset, length);
     letter.pieces.store(piece, std::memory_order_release);
   }
   co_await Reached(destination, receipt.pieces, pair.pieces);
@@ -91,7 +88,7 @@ Coroutine Messages::receive(std::byte* data, size_t bytes, int source) {
     co_await Reached(source, letter.pieces, piece);
     const std::byte* const from = at_once ? at_once : board_.buffer(source, letter.buffer, piece);
     const size_t length = std::min(bytes - offset, board_.part_bytes());
-    parallel::divide(bytes, [&](parallel::Slice slice) { parallel::copy(data + offset, from, length, slice); });
+    if (length > 0) std::memcpy(data + offset, from, length);
     offset += length;
     pair.pieces = piece;
     receipt.pieces.store(piece, std::memory_order_release);

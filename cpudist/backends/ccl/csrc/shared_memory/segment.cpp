@@ -126,9 +126,9 @@ bool Segment::locked(size_t offset) const {
   return fcntl(descriptor_, F_GETLK, &range) != 0 || range.l_type != F_UNLCK;
 }
 
-void Segment::prefault() {
+void Segment::prefault([[maybe_unused]] size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
-  madvise(data_, bytes_, MADV_POPULATE_WRITE);
+  madvise(data_, bytes, MADV_POPULATE_WRITE);
 #endif
 }
 

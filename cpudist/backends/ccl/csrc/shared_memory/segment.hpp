@@ -32,8 +32,9 @@ class Segment {
   // Whether another process has a lock on this byte. Always true for this process's own.
   bool locked(size_t offset) const;
 
-  // Enters every page into this process's page table now, so that the first calls are not slower. Errors are ignored.
-  void prefault();
+  // Enters the first pages into this process's page table now, so that the first calls are not slower. Errors are
+  // ignored.
+  void prefault(size_t bytes);
 
   std::byte* data() const { return data_; }
 

@@ -1,209 +1,170 @@
 #include "transport.hpp"
 
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <utility>
 
-#include "board.hpp"
 #include "collectives.hpp"
+#include "divided.hpp"
 #include "messages.hpp"
 
 namespace cpudist::shared_memory {
 
 namespace {
 
-// How often a request looks before it reports that nothing has moved: longer than a cache line takes to arrive from a
-// peer, and much shorter than a time slice of a process that shares the core.
-constexpr int kLooks = 16;
-// How many stops of a coroutine one test may pass; each is followed by the work of at most one piece.
-constexpr int kStops = 4;
-
-Progress advance(const Coroutine& work) {
-  for (int stops = 0; stops < kStops; ++stops) {
-    for (int looks = 0; !work.can_resume(); ++looks) {
-      if (looks == kLooks) return stops > 0 ? Progress::kMoved : Progress::kWaiting;
-    }
-    work.resume();
-    if (work.done()) return Progress::kComplete;
-  }
-  return Progress::kMoved;
-}
-
-// Watches the peer that a request waits for. A peer that has ended, or has destroyed the group, does not send any more.
-class Watch {
- public:
-  // Advances the work. Throws TransportError, the same on all ranks, where a rank has failed or has gone.
-  Progress advance(Board& board, const Coroutine& work) {
-    try {
-      const Progress progress = shared_memory::advance(work);
-      if (progress == Progress::kWaiting) {
-        look(board, work);
-      } else {
-        idle_ = 0;
-      }
-      return progress;
-    } catch (const TransportError& error) {
-      board.fail(error.what());
-      board.check_failed();
-      throw;
-    }
-  }
-
- private:
-  static constexpr int kIdleTests = 64;  // between two looks at the clock
-  static constexpr std::chrono::seconds kInterval{1};
-
-  void look(Board& board, const Coroutine& work) {
-    board.check_failed();
-    if (++idle_ % kIdleTests != 0) return;
-    const auto now = Clock::now();
-    if (idle_ == kIdleTests) looked_ = now;
-    if (now - looked_ < kInterval) return;
-    looked_ = now;
-    const int rank = work.awaited_rank();
-    if (rank < 0 || board.has(rank) || work.can_resume()) return;
-    throw TransportError("rank " + std::to_string(rank) + " has ended or has left the group");
-  }
-
-  int idle_ = 0;
-  Clock::time_point looked_;
-};
-
-// Which collective may proceed: steps belong to one collective after the other, in the order of the calls.
-struct Turns {
-  uint64_t given = 0;
-  uint64_t done = 0;
-};
-
-class CollectiveRequest final : public Request {
- public:
-  CollectiveRequest(Board& board, Turns& turns, Signature signature, std::vector<size_t> counts, Coroutine work)
-      : board_(board),
-        turns_(turns),
-        turn_(turns.given++),
-        signature_(signature),
-        counts_(std::move(counts)),
-        work_(std::move(work)) {}
-
-  Progress test() override {
-    if (turns_.done != turn_) return Progress::kWaiting;
-    board_.begin(signature_, counts_.empty() ? nullptr : counts_.data());
-    const Progress progress = watch_.advance(board_, work_);
-    if (progress == Progress::kComplete) ++turns_.done;
-    return progress;
-  }
-
- private:
-  Board& board_;
-  Turns& turns_;
-  uint64_t turn_;
-  Signature signature_;
-  std::vector<size_t> counts_;
-  Coroutine work_;
-  Watch watch_;
-};
-
-class MessageRequest final : public Request {
- public:
-  MessageRequest(Board& board, Coroutine work) : board_(board), work_(std::move(work)) {}
-  Progress test() override { return watch_.advance(board_, work_); }
-
- private:
-  Board& board_;
-  Coroutine work_;
-  Watch watch_;
-};
-
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 
+// A rank that receives nothing may have no buffer.
+template <typename Pointer>
+auto at(Pointer data, Part part, size_t count, size_t width) {
+  return data == nullptr ? nullptr : bytes(data) + part.begin(count, width) * width;
+}
+
+// Of each rank's buffer of counts[r] elements, where this part begins.
 template <typename To, typename From>
-std::vector<To> all_bytes(const std::vector<From>& pointers) {
+std::vector<To> all_at(const std::vector<From>& pointers, Part part, const std::vector<size_t>& counts, size_t width) {
   std::vector<To> result;
   result.reserve(pointers.size());
-  for (const auto pointer : pointers) result.push_back(bytes(pointer));
+  for (size_t rank = 0; rank < pointers.size(); ++rank) {
+    result.push_back(at(pointers[rank], part, counts[rank], width));
+  }
   return result;
 }
 
-std::vector<size_t> in_bytes(std::vector<size_t> counts, DataType type) {
-  for (size_t& count : counts) count *= size_of(type);
+// What this part has of each rank's elements, times `unit`.
+std::vector<size_t> counts_of(std::vector<size_t> counts, Part part, size_t width, size_t unit) {
+  for (size_t& count : counts) count = part.count(count, width) * unit;
   return counts;
 }
+
+size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
 Combination combination(DataType type, Reduction reduction) {
   return {kernels::reduction(type, reduction), size_of(type)};
 }
 
+// Collectives on different lanes need not wait for each other.
+struct Lane {
+  Board board;
+  Turns turns;
+};
+
 class SharedMemory final : public Transport {
  public:
-  SharedMemory(Segment segment, const Layout& layout, int rank, int ranks)
-      : board_(std::move(segment), layout, rank, ranks), messages_(board_) {}
+  SharedMemory(Segment segment, const Layout& layout, int lanes, int rank, int ranks)
+      : segment_(std::move(segment)), lanes_(make_lanes(segment_, layout, lanes, rank, ranks)), messages_(board()) {}
 
   const char* name() const override { return "shared_memory"; }
 
   RequestPtr barrier() override {
-    return collective(Signature(Operation::kBarrier), {}, shared_memory::barrier(board_));
+    return collective(Signature(Operation::kBarrier), {}, 0,
+                      [](Board& board, Part) { return shared_memory::barrier(board); });
   }
 
   RequestPtr broadcast(void* data, size_t count, DataType type, int root) override {
-    return collective(Signature(Operation::kBroadcast, count, type, root), {},
-                      shared_memory::broadcast(board_, bytes(data), count * size_of(type), root));
+    const size_t width = size_of(type);
+    return collective(
+        Signature(Operation::kBroadcast, count, type, root), {}, count * width, [=](Board& board, Part part) {
+          return shared_memory::broadcast(board, at(data, part, count, width), part.count(count, width) * width, root);
+        });
   }
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
-    return collective(
-        Signature(Operation::kAllreduce, count, type, static_cast<int>(reduction)), {},
-        shared_memory::allreduce(board_, bytes(input), bytes(output), count, combination(type, reduction), kAllRanks));
+    return reduce_to(kAllRanks, Signature(Operation::kAllreduce, count, type, static_cast<int>(reduction)), input,
+                     output, count, combination(type, reduction));
   }
 
   RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
                     int root) override {
-    return collective(
-        Signature(Operation::kReduce, count, type, static_cast<int>(reduction) << 8 | root), {},
-        shared_memory::allreduce(board_, bytes(input), bytes(output), count, combination(type, reduction), root));
+    return reduce_to(root, Signature(Operation::kReduce, count, type, static_cast<int>(reduction) << 8 | root), input,
+                     output, count, combination(type, reduction));
   }
 
   RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
                        DataType type) override {
-    const Signature signature(Operation::kAllgather, counts[board_.rank()], type);
-    return collective(
-        signature.with_hash_of(counts), counts,
-        shared_memory::allgather(board_, bytes(input), all_bytes<std::byte*>(outputs), in_bytes(counts, type)));
+    const size_t own = counts[rank()];
+    const size_t width = size_of(type);
+    const Signature signature(Operation::kAllgather, own, type);
+    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Board& board, Part part) {
+      return shared_memory::allgather(board, at(input, part, own, width),
+                                      all_at<std::byte*>(outputs, part, counts, width),
+                                      counts_of(counts, part, width, width));
+    });
   }
 
   RequestPtr reduce_scatter(std::vector<const void*> inputs, void* output, std::vector<size_t> counts, DataType type,
                             Reduction reduction) override {
-    const Signature signature(Operation::kReduceScatter, counts[board_.rank()], type, static_cast<int>(reduction));
-    return collective(signature.with_hash_of(counts), counts,
-                      shared_memory::reduce_scatter(board_, all_bytes<const std::byte*>(inputs), bytes(output), counts,
-                                                    combination(type, reduction)));
+    const size_t own = counts[rank()];
+    const size_t width = size_of(type);
+    const Signature signature(Operation::kReduceScatter, own, type, static_cast<int>(reduction));
+    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Board& board, Part part) {
+      return shared_memory::reduce_scatter(board, all_at<const std::byte*>(inputs, part, counts, width),
+                                           at(output, part, own, width), counts_of(counts, part, width, 1),
+                                           combination(type, reduction));
+    });
   }
 
+  // In one part: each rank knows its own counts only.
   RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts, std::vector<void*> outputs,
                       std::vector<size_t> output_counts, DataType type) override {
-    return collective(
-        Signature(Operation::kAlltoall), {},
-        shared_memory::alltoall(board_, all_bytes<const std::byte*>(inputs), in_bytes(std::move(input_counts), type),
-                                all_bytes<std::byte*>(outputs), in_bytes(std::move(output_counts), type)));
+    const size_t width = size_of(type);
+    return collective(Signature(Operation::kAlltoall), {}, 0, [&](Board& board, Part whole) {
+      return shared_memory::alltoall(board, all_at<const std::byte*>(inputs, whole, input_counts, width),
+                                     counts_of(input_counts, whole, width, width),
+                                     all_at<std::byte*>(outputs, whole, output_counts, width),
+                                     counts_of(output_counts, whole, width, width));
+    });
   }
 
   RequestPtr send(const void* data, size_t count, int destination) override {
-    return std::make_unique<MessageRequest>(board_, messages_.send(bytes(data), count, destination));
+    return std::make_unique<MessageRequest>(board(), messages_.send(bytes(data), count, destination));
   }
 
   RequestPtr recv(void* data, size_t count, int source) override {
-    return std::make_unique<MessageRequest>(board_, messages_.receive(bytes(data), count, source));
+    return std::make_unique<MessageRequest>(board(), messages_.receive(bytes(data), count, source));
   }
 
  private:
-  // `counts`: of each rank's signature, where those differ.
-  RequestPtr collective(Signature signature, std::vector<size_t> counts, Coroutine work) {
-    return std::make_unique<CollectiveRequest>(board_, turns_, signature, std::move(counts), std::move(work));
+  static std::vector<Lane> make_lanes(Segment& segment, const Layout& layout, int lanes, int rank, int ranks) {
+    std::vector<Lane> result;
+    for (int lane = 0; lane < lanes; ++lane) {
+      result.push_back({Board(segment, layout, static_cast<size_t>(lane), rank, ranks), {}});
+    }
+    return result;
   }
 
-  Board board_;
+  Board& board() { return lanes_.front().board; }
+  size_t rank() { return static_cast<size_t>(board().rank()); }
+
+  RequestPtr reduce_to(int receiver, Signature signature, const void* input, void* output, size_t count,
+                       Combination combination) {
+    const size_t width = combination.width;
+    return collective(signature, {}, count * width, [=](Board& board, Part part) {
+      return shared_memory::allreduce(board, at(input, part, count, width), at(output, part, count, width),
+                                      part.count(count, width), combination, receiver);
+    });
+  }
+
+  // `counts`: of each rank's signature, where those differ. `bytes`: of the whole call, the same on all ranks.
+  // start(board, part) begins a part of the call on a board.
+  template <typename Start>
+  RequestPtr collective(Signature signature, const std::vector<size_t>& counts, size_t bytes, Start start) {
+    const size_t parts = parts_of(bytes, lanes_.size());
+    const auto begin = [&](size_t number) {
+      auto& [board, turns] = lanes_[number];
+      return std::make_unique<CollectiveRequest>(board, turns, signature, counts, start(board, Part{number, parts}));
+    };
+    if (parts == 1) return begin(0);
+    Divided::Parts requests;
+    for (size_t number = 0; number < parts; ++number) requests.push_back(begin(number));
+    return std::make_unique<Divided>(std::move(requests), bytes);
+  }
+
+  Segment segment_;
+  std::vector<Lane> lanes_;
   Messages messages_;
-  Turns turns_;
 };
 
 // The message of the exception that `attempt` throws, or an empty text.
@@ -219,24 +180,28 @@ std::string error_of(Attempt attempt) {
 
 }  // namespace
 
-// All ranks decide together. Round one: rank 0 publishes where the memory is. Round two: every rank publishes whether
-// it could open the memory and allocate its region. A rank that has failed takes part in both rounds and says so.
+// All ranks decide together. Round one: every rank publishes how many lanes it has threads for, and rank 0 where the
+// memory is. Round two: every rank publishes whether it could open the memory and allocate its region. A rank that has
+// failed takes part in both rounds and says so.
 TransportPtr create(const Group& group, std::string& why) {
   if (group.size > kMostRanks) {
     why = std::to_string(group.size) + " ranks on one machine, more than " + std::to_string(kMostRanks);
     return nullptr;
   }
-  const Layout layout(group.size);
   std::optional<Segment> segment;
   std::string address;
   std::string failure;
   if (group.rank == 0) {
     failure = error_of([&] {
-      segment.emplace(Segment::create(layout.total_bytes));
+      segment.emplace(Segment::create(kPageBytes + Layout::kMostBytes));
       address = segment->address();
     });
   }
-  address = all_gather(group, "shared_memory/address", address).front();
+  int lanes = kMostLanes;
+  const auto places = all_gather(group, "shared_memory/address", std::to_string(parallel::lent()) + ' ' + address);
+  for (const auto& place : places) lanes = std::min(lanes, std::stoi(place));
+  address = places.front().substr(places.front().find(' ') + 1);
+  const Layout layout(group.size, lanes);
 
   if (failure.empty()) {
     failure = error_of([&] {
@@ -252,8 +217,8 @@ TransportPtr create(const Group& group, std::string& why) {
     why = "rank " + std::to_string(rank) + ": " + failures[rank];
     return nullptr;
   }
-  segment->prefault();
-  return std::make_unique<SharedMemory>(std::move(*segment), layout, group.rank, group.size);
+  segment->prefault(layout.total_bytes);
+  return std::make_unique<SharedMemory>(std::move(*segment), layout, lanes, group.rank, group.size);
 }
 
 }  // namespace cpudist::shared_memory

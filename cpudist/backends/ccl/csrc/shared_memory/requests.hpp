@@ -1,0 +1,116 @@
+// Calls in flight: a coroutine, and a look now and then at the rank that it waits for.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "board.hpp"
+#include "coroutine.hpp"
+
+namespace cpudist::shared_memory {
+
+// How often a request looks before it reports that nothing has moved: longer than a cache line takes to arrive from a
+// peer, and much shorter than a time slice of a process that shares the core.
+constexpr int kLooks = 16;
+// How many stops of a coroutine one test may pass; each is followed by the work of at most one piece.
+constexpr int kStops = 4;
+
+inline Progress advance(const Coroutine& work) {
+  for (int stops = 0; stops < kStops; ++stops) {
+    for (int looks = 0; !work.can_resume(); ++looks) {
+      if (looks == kLooks) return stops > 0 ? Progress::kMoved : Progress::kWaiting;
+    }
+    work.resume();
+    if (work.done()) return Progress::kComplete;
+  }
+  return Progress::kMoved;
+}
+
+// Watches the peer that a request waits for. A peer that has ended, or has destroyed the group, does not send any more.
+class Watch {
+ public:
+  // Advances the work. Throws TransportError, the same on all ranks, where a rank has failed or has gone.
+  Progress advance(Board& board, const Coroutine& work) {
+    try {
+      const Progress progress = shared_memory::advance(work);
+      if (progress == Progress::kWaiting) {
+        look(board, work);
+      } else {
+        idle_ = 0;
+      }
+      return progress;
+    } catch (const TransportError& error) {
+      board.fail(error.what());
+      board.check_failed();
+      throw;
+    }
+  }
+
+ private:
+  static constexpr int kIdleTests = 64;  // between two looks at the clock
+  static constexpr std::chrono::seconds kInterval{1};
+
+  void look(Board& board, const Coroutine& work) {
+    board.check_failed();
+    if (++idle_ % kIdleTests != 0) return;
+    const auto now = Clock::now();
+    if (idle_ == kIdleTests) looked_ = now;
+    if (now - looked_ < kInterval) return;
+    looked_ = now;
+    const int rank = work.awaited_rank();
+    if (rank < 0 || board.has(rank) || work.can_resume()) return;
+    throw TransportError("rank " + std::to_string(rank) + " has ended or has left the group");
+  }
+
+  int idle_ = 0;
+  Clock::time_point looked_;
+};
+
+// Which collective may proceed: steps belong to one collective after the other, in the order of the calls.
+struct Turns {
+  uint64_t given = 0;
+  uint64_t done = 0;
+};
+
+class CollectiveRequest final : public Request {
+ public:
+  CollectiveRequest(Board& board, Turns& turns, Signature signature, std::vector<size_t> counts, Coroutine work)
+      : board_(board),
+        turns_(turns),
+        turn_(turns.given++),
+        signature_(signature),
+        counts_(std::move(counts)),
+        work_(std::move(work)) {}
+
+  bool has_turn() const { return turns_.done == turn_; }
+
+  Progress test() override {
+    if (!has_turn()) return Progress::kWaiting;
+    board_.begin(signature_, counts_.empty() ? nullptr : counts_.data());
+    const Progress progress = watch_.advance(board_, work_);
+    if (progress == Progress::kComplete) ++turns_.done;
+    return progress;
+  }
+
+ private:
+  Board& board_;
+  Turns& turns_;
+  uint64_t turn_;
+  Signature signature_;
+  std::vector<size_t> counts_;
+  Coroutine work_;
+  Watch watch_;
+};
+
+class MessageRequest final : public Request {
+ public:
+  MessageRequest(Board& board, Coroutine work) : board_(board), work_(std::move(work)) {}
+  Progress test() override { return watch_.advance(board_, work_); }
+
+ private:
+  Board& board_;
+  Coroutine work_;
+  Watch watch_;
+};
+
+}  // namespace cpudist::shared_memory
