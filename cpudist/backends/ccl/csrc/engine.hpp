@@ -25,8 +25,9 @@ class Engine {
  public:
   static Engine& get();
 
-  // Starts the thread. `polls`: this rank has a core to spare for it. Later calls have no effect.
-  void start_thread(bool polls);
+  // Starts the thread. `polls`: this rank has a core to spare for it. `nap`: how long it sleeps where it has none and no
+  // work has a future. Later calls have no effect.
+  void start_thread(bool polls, Milliseconds nap);
   bool polls() const { return polls_.load(std::memory_order_relaxed); }
 
   // Starts a work. `background`: the caller does not wait for it at once. Throws what the work's start() throws, and
@@ -129,6 +130,7 @@ class Engine {
 
   // The engine's threads. One of them polls; there are more while callbacks of futures block the others.
   std::atomic<bool> polls_{false};
+  Milliseconds nap_{};
   bool started_ = false;
   bool thread_polls_ = false;
   int idle_threads_ = 0;

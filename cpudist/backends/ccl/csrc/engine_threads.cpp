@@ -13,7 +13,6 @@ namespace cpudist {
 
 namespace {
 
-constexpr Milliseconds kNap{10};
 // While a work has a future. Beside computing threads a look takes their core, and in this time a link of 1 Gbit/s sends
 // 250 KB, which the kernel's buffers hold.
 constexpr Milliseconds kNapBesideComputing{2};
@@ -42,12 +41,13 @@ class OthersCompute {
 
 }  // namespace
 
-void Engine::start_thread(bool polls) {
+void Engine::start_thread(bool polls, Milliseconds nap) {
   const WithoutGil without_gil;
   Lock lock(mutex_);
   if (started_ || !usable()) return;
   started_ = true;
   polls_ = polls;
+  nap_ = nap;
   add_thread();  // now, so that the code that pins this process finds it
 }
 
@@ -103,7 +103,7 @@ void Engine::poll_until_finished(Lock& lock, Finished& finished) {
       lock.lock();
     } else {
       hurry_ = false;
-      const Clock::duration nap = !any_future(in_flight_) ? kNap : others_compute() ? kNapBesideComputing : kShortNap;
+      const Clock::duration nap = !any_future(in_flight_) ? nap_ : others_compute() ? kNapBesideComputing : kShortNap;
       wake_.wait_for(lock, nap, [this] { return !usable() || hurry_; });
     }
     if (!usable() || waiting_ > 0) return;

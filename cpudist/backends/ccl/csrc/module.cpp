@@ -128,7 +128,9 @@ PYBIND11_MODULE(cpudist_ccl, module) {
              py::arg("residual"), Unlocked());
   module.def("converted", &converted);
   module.def("set_timeout", &set_timeout<c10d::Backend>, py::arg("group"), py::arg("seconds"));
-  module.def("start_thread", [](bool polls) { Engine::get().start_thread(polls); }, py::arg("polls"), Unlocked());
+  module.def(
+      "start_thread", [](bool polls, double nap) { Engine::get().start_thread(polls, milliseconds(nap)); },
+      py::arg("polls"), py::arg("nap_seconds") = 0.01, Unlocked());
   module.def("lend_computing_threads", &cpudist::lend_computing_threads, py::arg("cores"));
   module.def("bytes_of_threads", &cpudist::bytes_of_threads);
   module.def("polls", [] { return Engine::get().polls(); });

@@ -11,6 +11,7 @@ from datetime import timedelta
 import plain
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from cpudist.backends.ccl import extension
 
@@ -47,13 +48,20 @@ def never() -> None:
 
 
 def wrapped() -> None:
-    """torch's wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL passes the timeout on; its own checks are left out."""
+    """torch's wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL passes on the timeout, and a question about errors.
+
+    Its own checks are left out.
+    """
     wrapper = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     extension.load().set_timeout(wrapper, 5)
     if rank == 1:
         time.sleep(20)
         os._exit(0)
-    wrapper.wrapped_pg.allreduce([torch.ones(3)]).wait()
+    assert wrapper.get_error() == ErrorType.SUCCESS
+    try:
+        wrapper.wrapped_pg.allreduce([torch.ones(3)]).wait()
+    finally:
+        assert wrapper.get_error() == ErrorType.COMM_ERROR
 
 
 def killed() -> None:

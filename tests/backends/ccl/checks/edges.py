@@ -253,6 +253,26 @@ def check_many_threads_wait_at_once() -> None:
         list(pool.map(use, groups))
 
 
+def check_small_calls_go_between_the_pieces_of_large_ones() -> None:
+    """A thread with calls of 4 bytes gets its turn again and again during each call of another thread."""
+    calls, groups = 6, [dist.new_group() for _ in range(2)]
+    large = torch.zeros(16 * MB)
+
+    def reduce_large() -> None:
+        for _ in range(calls):
+            dist.all_reduce(large, group=groups[0])
+
+    thread = threading.Thread(target=reduce_large)
+    thread.start()
+    small, finished = 0, torch.zeros(1, dtype=torch.int32)
+    while finished.item() < world.size:
+        finished.fill_(not thread.is_alive())
+        dist.all_reduce(finished, group=groups[1])
+        small += 1
+    thread.join()
+    assert small > 4 * calls, f"{small} small calls beside {calls} large ones"
+
+
 def check_a_finished_work_holds_no_buffers() -> None:
     handles = []
     before = resident()

@@ -125,6 +125,13 @@ def check_messages_in_rounds() -> None:
     received = [torch.empty(row[rank]) for row in counts]
     dist.all_to_all(received, everyone[rank], group=group)
     assert all(torch.equal(tensor, row[rank]) for tensor, row in zip(received, everyone, strict=True))
+    row = [torch.randn(2000, generator=seed(peer)) for peer in range(size)]
+    root, gathered = size - 1, [torch.empty(2000) for _ in range(size)]
+    dist.gather(row[rank], gathered if rank == root else None, root, group=group)
+    assert rank != root or all(map(torch.equal, gathered, row))
+    share = torch.empty(2000)
+    dist.scatter(share, row if rank == root else None, root, group=group)
+    assert torch.equal(share, row[rank])
     message = torch.empty(5000)
     work = dist.isend(torch.full((5000,), float(rank)), (rank + 1) % size, group=group)
     dist.recv(message, (rank - 1) % size, group=group)
