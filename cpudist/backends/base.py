@@ -172,8 +172,10 @@ class Backend(ABC):
         """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
         return None
 
-    def averaging(self, scheme: str) -> Callable[[torch.Tensor], None]:
-        """Return a function that averages a vector of float32 or more over all ranks, which call it together.
+    def averaging(self, scheme: str) -> Callable[[torch.Tensor], Callable[[], object]]:
+        """Return a function that begins to average a vector of float32 or more, in place, in a group of its own.
+
+        All ranks call this, and then that function in the same order; it returns one that waits for the result.
 
         Args:
             scheme: in which the vector crosses the network.

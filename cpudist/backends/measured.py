@@ -17,8 +17,8 @@ _WARM_UP = 2  # steps; DDP makes its buckets anew after the first one
 _MEASURED = 3
 _SAMPLE = 4 << 20  # values of float32 whose sum is timed; more take as much longer
 _SHARE = 0.1  # of a step, which communication may take before gradients are compressed
-_WAITING = 0.05  # the share of the time that meetings of hosts may take
-_LONGEST = 64  # steps between two meetings
+_SHARE_OF_EXCHANGE = 0.05  # of the time, which the outer steps of hosts that train apart may take
+_LONGEST = 64  # steps between two exchanges
 
 
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
@@ -54,14 +54,17 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
         chosen("none", "")
 
 
-def steps_between(step: float, meeting: float) -> int:
-    """Return after how many steps hosts meet so that meetings take at most 5 % of the time.
+def steps_between(step: float, exchange: float, own: float) -> int:
+    """Return after how many steps hosts exchange so that half as many hide it, and its work takes 5 % of the time.
 
     Args:
         step: seconds of a local step.
-        meeting: seconds of a meeting.
+        exchange: seconds that the average takes while nothing else does; beside computing it may take twice as long.
+        own: seconds of this rank's own work for it.
     """
-    return min(max(math.ceil(meeting * (1 - _WAITING) / (_WAITING * step)), 1), _LONGEST)
+    hidden = 2 * 2 * exchange / step
+    cheap = own * (1 - _SHARE_OF_EXCHANGE) / (_SHARE_OF_EXCHANGE * step)
+    return min(max(math.ceil(max(hidden, cheap)), 1), _LONGEST)
 
 
 def _choice(seconds: float, step: float) -> tuple[str, str]:

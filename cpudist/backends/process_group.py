@@ -110,15 +110,17 @@ class ProcessGroupBackend(Backend):
             return None
         return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
 
-    def averaging(self, scheme: str) -> Callable[[torch.Tensor], None]:
+    def averaging(self, scheme: str) -> Callable[[torch.Tensor], Callable[[], object]]:
         if scheme != NONE:
             raise UserError(f"--sync-every on {self.name} does not go with --compress {scheme}; leave that out")
+        group = dist.new_group(group_desc="exchange of hosts")
 
-        def average(vector: torch.Tensor) -> None:
-            dist.all_reduce(vector)
-            vector /= dist.get_world_size()
+        def begin(vector: torch.Tensor) -> Callable[[], object]:
+            work: Any = dist.all_reduce(vector, group=group, async_op=True)
+            future = work.get_future()  # so that ccl moves it, and bounds it, before anybody waits
+            return lambda: future.wait() and vector.div_(dist.get_world_size())
 
-        return average
+        return begin
 
     def averages(self) -> bool:
         """Return whether its groups can reduce by `ReduceOp.AVG`; gloo's cannot."""

@@ -1,19 +1,14 @@
-"""Local steps: hosts train apart, and meet every so many steps (`--sync-every`, docs/slow-networks.md).
+"""Local steps: hosts train apart, and exchange how far they have moved every so many steps (`--sync-every`).
 
-The ranks of a host stay in step: DDP averages their gradients in a group of their own. When hosts meet, all ranks
-average how far their parameters have moved since the last meeting, and an outer step takes that for a gradient: DiLoCo
-(Douillard et al., 2023, arXiv 2311.08105), with its learning rate 0.7 and Nesterov momentum 0.9; or plain averaging.
-Parameters are then bitwise the same on all ranks.
-
-torch's `model_averaging` averages parameters too, but has no outer step and no state for a checkpoint.
+The ranks of a host stay in step: DDP averages their gradients in a group of their own. After every K-th step an average
+over all ranks begins (outer_step.py), which the following K/2 steps hide; then the outer step is made, and what this
+rank has moved meanwhile is put on top of it: Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512) with one
+fragment, and all of the local progress kept. Every step counts in exactly one average. `synchronize` does the same
+without a delay, after which parameters are bitwise the same on all ranks (docs/slow-networks.md).
 """
 
 from __future__ import annotations
 
-import itertools
-import statistics
-import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -22,18 +17,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from cpudist.backends import measured
 from cpudist.backends.compression import AUTO, NONE, check_scheme
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import current, require
 from cpudist.optimization import master_weights
+from cpudist.optimization.outer_step import OuterStep, flat, write
+from cpudist.optimization.rounds import Rounds
 
 if TYPE_CHECKING:
     from cpudist.job import Job
-
-RATE, MOMENTUM = 0.7, 0.9
-_MEASURED = 4  # steps before each of the two meetings that "auto" measures; the first one opens connections
 
 _attached: WeakKeyDictionary[torch.nn.Module, LocalSteps] = WeakKeyDictionary()
 _watched: WeakSet[Job] = WeakSet()  # jobs whose optimizers are watched
@@ -73,8 +66,7 @@ class LocalSteps:
 
     Attributes:
         group: the ranks of this host, among which DDP averages gradients.
-        every: after how many steps hosts meet; None while "auto" measures.
-        done: how many steps this rank has made since all ranks had the same parameters.
+        rounds: when hosts exchange.
 
     Args:
         job: the running job.
@@ -87,15 +79,11 @@ class LocalSteps:
     """
 
     def __init__(self, job: Job, every: int | str, outer: str, scheme: str) -> None:
-        self.every = None if every == AUTO else int(every)
-        self.done = 0
         self._is_main = job.world.rank == 0
-        self._outer = outer
         found: list[Any] = [None] * job.world.size
         dist.all_gather_object(found, (job.world.node_rank, (every, outer, scheme)))
         if any(settings != (every, outer, scheme) for _, settings in found):
             raise UserError("ranks differ in --sync-every, --outer or --compress; give all of them the same")
-        self._average = job.backend.averaging(scheme)
         self._record = job.record
         job.record.compression = scheme
         counted = {"outer_steps": 0, "outer_bytes": 0, **job.record.outer}  # of all models so far
@@ -103,12 +91,17 @@ class LocalSteps:
         ranks = [rank for rank, (node, _) in enumerate(found) if node == job.world.node_rank]
         self.group: Any = dist.new_group(ranks, use_local_synchronization=True, group_desc="ranks of one host")
         self._optimizer: torch.optim.Optimizer | None = None
-        self._start = torch.empty(0)  # the parameters when all ranks had the same, as one vector
-        self._momentum: torch.Tensor | None = None  # of the same shape
+        self._average = job.backend.averaging(NONE)
+        self.rounds = Rounds(
+            None if every == AUTO else int(every),
+            OuterStep(outer),
+            self._average if scheme == NONE else job.backend.averaging(scheme),
+            self._updated,
+            self._after_outer_step,
+            self._note_choice,
+        )
         self._settled = True  # whether the optimizer's state is the same on all ranks
         self._warned = False
-        self._met = 0  # how often hosts have met
-        self._ends: list[float] = []  # when the steps since the last meeting ended, in seconds
 
     def attach(self, model: torch.nn.Module) -> None:
         """Begin local steps of a model in DDP; every rank calls it, and gets the parameters of rank 0.
@@ -123,6 +116,7 @@ class LocalSteps:
         if require() not in _watched:
             _watch_optimizers(require())
         if (earlier := _attached.pop(module, None)) is not None:
+            earlier.rounds.restart()
             earlier._detach()
         self._copies = [pair for part in module.modules() for pair in master_weights.of(part)]
         self._parameters = [*module.parameters(), *(master for _, master in self._copies)]
@@ -146,58 +140,30 @@ class LocalSteps:
         first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
         return any(first is parameter for parameter in self._parameters)
 
-    def ahead(self) -> int:
-        """Return after how many more steps hosts meet."""
-        return (self.every or _MEASURED) - self.done
-
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the parameters, if all ranks have the same.
+        """Prepare for a step of the optimizer.
 
         Raises:
             UserError: two optimizers update the model.
         """
-        if self.done and self._optimizer is not optimizer:
+        if self.rounds.apart and self._optimizer is not optimizer:
             raise UserError("with --sync-every one optimizer updates a model, and here are two; leave it out")
         self._optimizer = optimizer
-        if self.done == 0:
-            self._start = _flat(self._updated())
+        self.rounds.before_step()
 
+    @torch.no_grad()
     def after_step(self) -> None:
-        """Count a step, and meet the other hosts if it was the last one before a meeting."""
-        self.done += 1
+        """Count a step of the optimizer, with what is due after it."""
         self._settled = False
-        self._ends.append(time.perf_counter())
-        if self.ahead() <= 0:
-            self.synchronize()
+        self.rounds.after_step()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it before an evaluation
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Make an outer step if parameters may differ between hosts; every rank calls it after the same step."""
-        if self.done == 0:
-            return
-        began = time.perf_counter()
-        moved = self._start - _flat(self._updated())
-        self._average(moved)
-        if self._outer == NONE:
-            self._start -= moved
-        else:  # as torch.optim.SGD(nesterov=True)
-            if self._momentum is None or self._momentum.shape != moved.shape:
-                self._momentum = torch.zeros_like(moved)
-            self._momentum.mul_(MOMENTUM).add_(moved)
-            self._start.sub_(moved.add_(self._momentum, alpha=MOMENTUM), alpha=RATE)
-        _write(self._start, self._updated())
-        for low, master in self._copies:
-            low.copy_(master)
-        self._average_all(self._buffers)
-        record = self._record.outer
-        record["outer_steps"] += 1
-        record["outer_bytes"] += moved.numel() * moved.element_size()
-        self._met += 1
-        if self.every is None and self._met > 1 and len(self._ends) > 1:
-            self._choose(time.perf_counter() - began)
-        self._ends.clear()
-        self.done = 0
+        """Give all ranks the same parameters and buffers; every rank calls it after the same step."""
+        if self.rounds.apart:
+            self.rounds.synchronize()
+            self._average_all(self._buffers)
 
     def settle(self) -> None:
         """Synchronize, and average the optimizer's state: a checkpoint of any rank is then that of all ranks."""
@@ -212,34 +178,35 @@ class LocalSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs besides the model and its optimizer, after `settle`."""
-        return {"every": self.every, "momentum": self._momentum}
+        return {"every": self.rounds.every, "momentum": self.rounds.outer.momentum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; all ranks have loaded the model and its optimizer."""
-        self.every = self.every or state["every"]
-        self._momentum = state["momentum"] if self._outer != NONE else None
-        self.done = 0
+        self.rounds.restart()
+        self.rounds.every = self.rounds.every or state["every"]
+        self.rounds.outer.momentum = None if self.rounds.outer.plain else state["momentum"]
 
     @torch.no_grad()
     def _average_all(self, tensors: list[torch.Tensor]) -> None:
         """Average tensors over all ranks, exactly."""
         if tensors:
-            flat = _flat(tensors)
-            require().backend.averaging(NONE)(flat)
-            _write(flat, tensors)
+            vector = flat(tensors)
+            self._average(vector)()
+            write(vector, tensors)
 
-    def _choose(self, seconds: float) -> None:
-        """Choose how often hosts meet, from the seconds of the last outer step and of the steps before it.
+    def _after_outer_step(self, sent: int) -> None:
+        for low, master in self._copies:
+            low.copy_(master)
+        record = self._record.outer
+        record["outer_steps"] += 1
+        record["outer_bytes"] += sent
 
-        The rank that came last has waited least: the others' times are not those of the network.
-        """
-        step = statistics.median(after - before for before, after in itertools.pairwise(self._ends))
-        slowest, quickest = measured.largest(step, -seconds)
-        self.every = self._record.outer["sync_every"] = measured.steps_between(slowest, -quickest)
+    def _note_choice(self, every: int, step: float, exchange: float) -> None:
+        self._record.outer["sync_every"] = every
         if self._is_main:
             say(
-                f"--sync-every auto: a step takes {slowest:.3g} s, a meeting {-quickest:.3g} s; "
-                f"from now on hosts meet every {self.every} steps"
+                f"--sync-every auto: a step takes {step:.3g} s, an exchange {exchange:.3g} s; "
+                f"from now on hosts exchange after every {every} steps"
             )
 
     def _updated(self) -> list[torch.Tensor]:
@@ -252,13 +219,13 @@ class LocalSteps:
             self.synchronize()
 
     def _after_loading(self, module: torch.nn.Module, keys: Any) -> None:
-        self.done = 0
+        self.rounds.restart()
 
     def _before_saving(self, module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-        if self.done and self._is_main and not self._warned and _attached.get(module) is self:
+        if self.rounds.apart and self._is_main and not self._warned and _attached.get(module) is self:
             self._warned = True
             say(
-                f"warning: this state_dict is that of one host, {self.done} steps after hosts have met; save with "
+                "warning: this state_dict is that of one host, and others have other parameters; save with "
                 "cpudist.save or cpudist.Checkpoints on all ranks"
             )
 
@@ -300,18 +267,11 @@ def _watch_optimizers(job: Job) -> None:
         _attached.clear()
         _watched.discard(job)
 
+    def finish() -> None:
+        for local in _attached.values():
+            local.rounds.restart()
+
     _watched.add(job)
+    job.finish_before_end(finish)
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     job.changes.then(stop)
-
-
-def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the values of all tensors in one vector, of float32 or more."""
-    return torch.cat([t.detach().reshape(-1).to(torch.promote_types(t.dtype, torch.float32)) for t in tensors])
-
-
-def _write(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Copy the values of a vector that `_flat` has made back into the tensors."""
-    sizes = [tensor.numel() for tensor in tensors]
-    for tensor, values in zip(tensors, torch.split(flat, sizes), strict=True):
-        tensor.copy_(values.view(tensor.shape))

@@ -119,7 +119,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask for a checkpoint and the end if this step is the last."""
         local = local_steps.of(kwargs["model"])
-        if self._interruption.is_last(1 if local is None else local.ahead()):
+        if self._interruption.is_last(1 if local is None else local.rounds.ahead()):
             self._stops = control.should_save = control.should_training_stop = True
             control.should_evaluate = False  # the scheduler may leave no time for it
 

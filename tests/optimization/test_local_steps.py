@@ -18,6 +18,7 @@ from cpudist.backends.compression import check_outer, check_sync_every
 from cpudist.errors import UserError
 from cpudist.job.communication import Communication
 from cpudist.optimization import local_steps, master_weights
+from cpudist.optimization.rounds import Rounds
 
 pytestmark = pytest.mark.versions
 
@@ -44,6 +45,12 @@ def made(outer: str = "nesterov", every: int | str = 3) -> tuple[Any, torch.opti
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
+def rounds_of(model: Any) -> Rounds:
+    local = local_steps.of(model.module)
+    assert local is not None
+    return local.rounds
+
+
 def train(model: Any, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
     for step in range(first, last):
         batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
@@ -57,26 +64,47 @@ def vector(model: torch.nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("two_hosts")
-def test_outer_steps_are_those_of_torchs_sgd() -> None:
-    """The outer step takes the way of three local steps for a gradient; an independent SGD says where it ends."""
-    model, optimizer = made()
+@pytest.mark.parametrize("every", [1, 4])
+def test_outer_steps_are_those_of_torchs_sgd(every: int) -> None:
+    """An outer step takes the way of K local steps for a gradient; it is made K/2 steps later, on top of those.
+
+    An independent SGD says where the outer steps lead, and a copy that trains alone how far each local step goes.
+    """
+    model, optimizer = made(every=every)
+    alone, own = made(every=64)
     outer = torch.nn.Parameter(vector(model))
     sgd = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
-    local = local_steps.of(model.module)
-    assert local is not None
-    for start in (0, 3, 6):
-        train(model, optimizer, start, start + 2)
-        assert local.ahead() == 1
-        parameters, state = vector(model), copy.deepcopy(optimizer.state_dict())
-        alone, own = made(every=64)
-        torch.nn.utils.vector_to_parameters(parameters, alone.parameters())
-        own.load_state_dict(state)
-        train(alone, own, start + 2, start + 3)
-        train(model, optimizer, start + 2, start + 3)
-        outer.grad = outer.detach() - vector(alone)
-        sgd.step()
-        torch.testing.assert_close(vector(model), outer.detach(), rtol=1e-5, atol=1e-6)
-    assert local.done == 0
+    sent, due = outer.detach().clone(), 0
+    for step in range(1, 3 * every + 1):
+        torch.nn.utils.vector_to_parameters(vector(model), alone.parameters())
+        own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(alone, own, step, step + 1)
+        train(model, optimizer, step, step + 1)
+        expected = vector(alone)
+        if step % every == 0:
+            outer.grad, sent, due = outer.detach() - expected, expected, step + every // 2
+        if step == due:
+            sgd.step()
+            expected = outer.detach() + (expected - sent)
+        torch.testing.assert_close(vector(model), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_steps_are_made_while_an_exchange_is_under_way() -> None:
+    """Nobody waits for an average before the step at which its outer step is due, nor twice."""
+    waited: list[int] = []
+    model, optimizer = made(every=4)
+    rounds = rounds_of(model)
+    begin = rounds._average
+    rounds._average = lambda moved: (begin(moved)(), lambda: waited.append(step))[1]
+    for step in range(10):
+        train(model, optimizer, step, step + 1)
+    assert waited == [5, 9]
+    assert rounds.ahead() == 4, "the next one begins after 2 more steps, and ends 2 steps later"
+    train(model, optimizer, 10, 12)
+    step = 12
+    cpudist.shutdown()
+    assert waited == [5, 9, 12], "the job does not end with calls in flight"
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -91,29 +119,29 @@ def test_plain_averaging_of_one_host_changes_nothing(capsys: pytest.CaptureFixtu
     capsys.readouterr()
     for _ in range(2):
         model.state_dict()
-    assert capsys.readouterr().err.count("this state_dict is that of one host, 1 steps after hosts have met") == 1
+    assert capsys.readouterr().err.count("this state_dict is that of one host") == 1
 
 
 @pytest.mark.usefixtures("two_hosts")
-def test_evaluation_and_saving_meet_and_a_checkpoint_goes_on_exactly(tmp_path: Path) -> None:
+def test_evaluation_and_saving_synchronize_and_a_checkpoint_goes_on_exactly(tmp_path: Path) -> None:
     model, optimizer = made()
-    local = local_steps.of(model.module)
-    assert local is not None
+    rounds = rounds_of(model)
     train(model, optimizer, 0, 1)
     model.eval()(torch.ones(2, 4))
-    assert (local.done, model.train().training) == (0, True)
-    train(model, optimizer, 1, 6)
-    assert local.done == 2
+    assert (rounds.apart, model.train().training) == (False, True)
+    train(model, optimizer, 1, 4)
+    assert rounds._exchange is not None
     cpudist.save(tmp_path / "saved", model=model, optimizer=optimizer)
-    assert local.done == 0
-    train(model, optimizer, 6, 11)
+    assert (rounds.apart, rounds._exchange) == (False, None)
+    train(model, optimizer, 4, 12)
     again, other = made()
-    train(again, other, 0, 1)
+    train(again, other, 0, 3)
     cpudist.load(tmp_path / "saved", model=again, optimizer=other)
-    train(again, other, 6, 11)
+    assert rounds_of(again)._exchange is None, "what was under way is of another training"
+    train(again, other, 4, 12)
     assert torch.equal(vector(again), vector(model))
     again.load_state_dict(model.state_dict())
-    assert local_steps.of(again.module).done == 0, "what was loaded is on all ranks"  # type: ignore[union-attr]
+    assert not rounds_of(again).apart, "what was loaded is on all ranks"
     fresh, third = made("none")  # another outer step takes no momentum
     cpudist.load(tmp_path / "saved", model=fresh, optimizer=third)
     assert local_steps.of(fresh.module).state_dict()["momentum"] is None  # type: ignore[union-attr]
@@ -126,7 +154,7 @@ def test_bfloat16_parameters_follow_their_master_weights() -> None:
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
     plain, optimizer = cpudist.optimize(plain, optimizer, dtype=torch.bfloat16)
     model, weights = cpudist.wrap(plain, sync_every=2), master_weights.of(plain)
-    for _ in range(2):
+    for _ in range(3):
         before = [master.detach().clone() for _, master in weights]
         model(torch.ones(2, 32)).square().mean().backward()
         cpudist.step(optimizer)
@@ -138,22 +166,28 @@ def test_bfloat16_parameters_follow_their_master_weights() -> None:
 
 
 @pytest.mark.usefixtures("two_hosts")
-def test_auto_measures_two_meetings_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_measures_two_exchanges_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     model, optimizer = made(every="auto")
-    local = local_steps.of(model.module)
-    assert local is not None
+    rounds = rounds_of(model)
     train(model, optimizer, 0, 7)
-    assert local.every is None
+    assert rounds.every is None
     train(model, optimizer, 7, 8)
-    assert 1 <= (local.every or 0) <= 64
-    assert f"from now on hosts meet every {local.every} steps" in capsys.readouterr().err
-    assert job.require().record.outer["sync_every"] == local.every
+    assert 1 <= (rounds.every or 0) <= 64
+    assert f"from now on hosts exchange after every {rounds.every} steps" in capsys.readouterr().err
+    assert job.require().record.outer["sync_every"] == rounds.every
 
 
-@pytest.mark.parametrize(("step", "meeting", "every"), [(2.0, 0.8, 8), (1.0, 0.001, 1), (0.1, 8.0, 64), (1.0, 1.0, 19)])
-def test_waiting_is_a_twentieth_of_the_time(step: float, meeting: float, every: int) -> None:
-    assert measured.steps_between(step, meeting) == every
-    assert every in (1, 64) or meeting / (every * step + meeting) <= 0.05 < meeting / ((every - 1) * step + meeting)
+@pytest.mark.parametrize(
+    ("step", "exchange", "own", "every"),
+    [(2.0, 0.8, 0.01, 2), (1.0, 0.001, 0.0, 1), (0.1, 8.0, 0.1, 64), (1.0, 1.0, 0.5, 10)],
+)
+def test_half_the_steps_hide_an_exchange_and_its_work_is_a_twentieth(
+    step: float, exchange: float, own: float, every: int
+) -> None:
+    assert measured.steps_between(step, exchange, own) == every
+    if 1 < every < 64:
+        assert 2 * exchange <= every / 2 * step
+        assert own <= 0.05 * (every * step + own)
 
 
 @pytest.mark.usefixtures("two_hosts")

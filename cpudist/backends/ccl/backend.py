@@ -67,7 +67,7 @@ class CclBackend(ProcessGroupBackend):
         else:
             super()._register_hook(model, group, scheme)
 
-    def averaging(self, scheme: str) -> Callable[[torch.Tensor], None]:
+    def averaging(self, scheme: str) -> Callable[[torch.Tensor], Callable[[], object]]:
         if scheme not in ("bf16", "int8"):
             return super().averaging(scheme)
         group: Any = dist.group.WORLD

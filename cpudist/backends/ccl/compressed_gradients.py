@@ -6,6 +6,7 @@ other calls stay as they are.
 
 # No annotations as text here: DDP compares those of its hook with types.
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,12 +52,17 @@ class CompressedGradients:
         tensor = bucket.buffer().float()  # the buffer itself if it is of float32
         return self._start(tensor, bucket.index()), tensor
 
-    def average(self, vector: torch.Tensor) -> None:
-        """Average a vector of float32 over the ranks, always the same one; for outer steps, which are no gradients."""
+    def average(self, vector: torch.Tensor) -> Callable[[], object]:
+        """Begin to average a vector of float32 over the ranks, always the same one; return what waits for the result.
+
+        For outer steps, which are no gradients.
+        """
         if self._feeds_back:
-            self._start(vector, 0).wait()
+            work = self._start(vector, 0)
         else:
-            dist.all_reduce(vector, dist.ReduceOp.AVG, group=self.group)
+            work = dist.all_reduce(vector, dist.ReduceOp.AVG, group=self.group, async_op=True)
+        wait: Callable[[], object] = work.get_future().wait  # with a future, the group moves it before anybody waits
+        return wait
 
     def _start(self, tensor: torch.Tensor, number: int) -> Any:
         residual = self._residuals.get(number)

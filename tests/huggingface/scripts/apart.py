@@ -1,4 +1,4 @@
-"""Trainer on two ranks that believe to be on a host each and meet every third step: TrainingArguments.
+"""Trainer on two ranks that believe to be on a host each and exchange after every third step: TrainingArguments.
 
 Trains to the end, then once more from the first checkpoint; both trainings must end with the same bits. Knows cpudist
 only to pretend that there are hosts.
@@ -43,18 +43,18 @@ def train(**options):
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
     trainer = Apart(model=model, args=arguments, train_dataset=samples, eval_dataset=samples[:8])
     trainer.train(**options)
-    assert len(on_all_ranks(model)) == 1, "the end is a meeting"
+    assert len(on_all_ranks(model)) == 1, "all ranks end with the same"
     return trainer
 
 
 parted = []
 first = train()
-# Steps 3, 6, 9 are meetings; evaluations after 4 and 8, and the checkpoint after 4, are more, and rounds begin anew.
-assert [step for step, apart in parted if not apart] == [0, 3, 4, 7, 8], parted
-assert local_steps.of(first.model).every == 3
+# Exchanges begin after 3 and 7, and end after 4 and 8; evaluations after 4 and 8, and the checkpoint after 4, are more.
+assert [step for step, apart in parted if not apart] == [0, 4, 8], parted
+assert local_steps.of(first.model).rounds.every == 3
 parted.clear()
 again = train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-4")
-assert [step for step, apart in parted if not apart] == [4, 7, 8], parted
+assert [step for step, apart in parted if not apart] == [4, 8], parted
 pairs = zip(first.model.parameters(), again.model.parameters(), strict=True)
 assert all(torch.equal(one, other) for one, other in pairs), "as if nothing had been"
 assert not first.args.average_tokens_across_devices

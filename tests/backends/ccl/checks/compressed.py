@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from dataclasses import replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -178,26 +179,35 @@ def check_rows_of_a_tied_embedding() -> None:
 
 
 def check_local_steps() -> None:
-    """Ranks of a host are in step, hosts are not; when hosts meet all ranks have the same bits, and so has a save."""
+    """Ranks of a host are in step, hosts are not; an exchange is under way while they train on; a save is of all ranks.
+
+    The second host waits before its fourth step, after which an exchange begins, until the first has made its fifth.
+    """
     torch.manual_seed(world.rank)  # rank 0's parameters are everyone's
-    model = cpudist.wrap(torch.nn.Linear(300, 300), compress=wire, sync_every=3)
+    model = cpudist.wrap(torch.nn.Linear(300, 300), compress=wire, sync_every=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(world.rank)
-    for step in range(1, 8):
+    weight, host = model.module.weight, running.world.node_rank
+    found: list[tuple[int, float]] = [(0, 0.0)] * world.size
+    for step in range(1, 14):
+        if (step, host) == (4, 1):
+            running.store.wait(["fifth step"], timedelta(seconds=30))
         batch = torch.randn(16, 300, generator=generator)
         (model(batch) - batch).square().mean().backward()
         cpudist.step(optimizer)
         optimizer.zero_grad()
-        found: list[tuple[int, float]] = [(0, 0.0)] * world.size
-        dist.all_gather_object(found, (running.world.node_rank, float(model.module.weight.detach().double().sum())))
-        assert len(set(found)) == hosts, "ranks of a host are in step"
-        assert (len({value for _, value in found}) == 1) == (step % 3 == 0), (step, found)
+        if (step, world.rank) == (5, 0):
+            running.store.set("fifth step", "made")
+        if step >= 6:
+            dist.all_gather_object(found, (host, float(weight.detach().double().sum())))
+            assert len(set(found)) == hosts, "ranks of a host are in step"
+            assert len({value for _, value in found}) == hosts, (step, found)
     local = local_steps.of(model.module)
     assert local is not None
     local.settle()
-    everything = [model.module.weight, optimizer.state[model.module.weight]["momentum_buffer"]]
+    everything = [weight, optimizer.state[weight]["momentum_buffer"]]
     assert all(same_on_all_ranks(tensor.detach()) for tensor in everything)
-    assert running.record.outer["outer_steps"] == 3
+    assert running.record.outer["outer_steps"] == 4
 
 
 check_ddp()
