@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cpudist.bench.report import Results
 
 _TIMEOUT = 300.0  # seconds, for any one call
-_ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "train": 1}
+_ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "hosts": 2, "train": 1}
 _JOBS = "jobs"
 
 _EPILOG = """\
@@ -30,6 +30,10 @@ what is measured:
                 core of the ranks
   ddp           (some minutes) a training step of a 24-million-parameter BERT under DistributedDataParallel,
                 in float32 and bfloat16, on ccl and gloo with several kinds of buckets, and without communication
+  hosts         (10 minutes, longer where the network is slow) the same model, 4 x 128 tokens per rank, across hosts:
+                gradients as they are, as bf16 and int8, by PowerSGD, and with --sync-every 8 and 32, on ccl; as they
+                are and by PowerSGD on gloo; and a step without communication, of which the others are multiples.
+                It says what --compress or --sync-every is worth on this network (docs/slow-networks.md)
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
   jobs          (a quarter of an hour) one script of Hugging Face's Trainer on two ranks, as torchrun and accelerate
@@ -37,7 +41,8 @@ what is measured:
 
 All candidates take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
-With --busy a round counts by its mean: a few calls that wait for a time slice take most of the time.
+With --busy, and of hosts, a round counts by its mean: a few calls, that wait for a time slice or for the exchange of
+--sync-every, take most of the time.
 
 examples:
   two ranks on this machine, one core each, over MPI:
@@ -46,6 +51,9 @@ examples:
     torchrun --nproc-per-node 2 --no-python cpudist bench collectives
   on the hosts of a file, two ranks on each:
     mpirun -f hostfile -n 4 -ppn 2 cpudist bench ddp
+  what spares this network, one rank per host; --only leaves out the others (CONTENDER as the table names it):
+    mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts
+    mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts --only none --only int8 --only "sync-every 32"
   what is worth having on this CPU:
     cpudist bench train
   what a whole job gains here by being started with cpudist:
@@ -66,6 +74,9 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and where they were measured")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="CONTENDER", help="of hosts: compare these alone"
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose figures mean little")
 
 
@@ -83,9 +94,11 @@ class _Subject(argparse.Action):
 def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     # Late: they import torch, which takes seconds that --help need not wait for.
     from cpudist import api
-    from cpudist.bench import collectives, ddp, report, train
+    from cpudist.bench import collectives, ddp, hosts, report, train
 
-    _check_busy(options)
+    _check_options(options)
+    if unknown := sorted({*options.only} - {*hosts.CONTENDERS}):
+        raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(hosts.CONTENDERS)}")
     job = api.enter(launcher, "ccl", _TIMEOUT)
     world = job.world
     if world.size < _ENOUGH_RANKS[options.subject]:
@@ -100,19 +113,20 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     subjects: dict[str, Callable[..., Results]] = {
         "collectives": partial(collectives.run, beside_others=options.busy),
         "ddp": ddp.run,
+        "hosts": partial(hosts.run, only=options.only),
         "train": train.run,
     }
     measured = subjects[options.subject](world, progress, options.quick)
     if world.rank == 0:
         where = report.environment(job)
-        _show(options, report.headline(where, options.busy), where, measured)
+        _show(options, report.headline(where, options.busy, options.subject == "hosts"), where, measured)
     job.shutdown()
 
 
 def _jobs(options: argparse.Namespace, launcher: Launcher) -> None:
     from cpudist.bench import commands, jobs, report
 
-    _check_busy(options)
+    _check_options(options)
     if launcher.placement().size > 1:
         raise UserError(f"bench jobs starts its jobs itself; run it without {launcher.name}: cpudist bench jobs")
     _check_outputs(options)
@@ -142,7 +156,9 @@ def _progress(line: str) -> None:
     say(line, program="cpudist bench")
 
 
-def _check_busy(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
+    if options.only and options.subject != "hosts":
+        raise UserError("--only is for hosts: cpudist bench hosts --only CONTENDER")
     if options.busy and options.subject != "collectives":
         raise UserError("--busy is for collectives: cpudist bench collectives --busy")
 

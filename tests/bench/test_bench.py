@@ -6,6 +6,7 @@ import pytest
 
 from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.ddp import Buckets, DdpTimes, StepTimes
+from cpudist.bench.hosts import ALONE, HostTimes
 from cpudist.bench.report import time_cell
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
 from cpudist.bench.train import TrainTimes
@@ -163,3 +164,18 @@ def test_choices_are_compared_with_plain_float32() -> None:
     assert lines[7].endswith("6 (4-8)")
     found = [part["ratios"]["float32, as PyTorch makes it/bfloat16"]["rounds"] for part in times.as_list()]
     assert found == [[2.0, 4.0], [4.0, 8.0]]
+
+
+def test_contenders_across_hosts_are_compared_with_no_communication() -> None:
+    """A turn of hosts that train apart has more calls than others'."""
+    apart = Timings(((1.0,) * 7 + (9.0,), (2.0,) * 8), means=True)
+    alone = Timings(((1.0, 1.0), (1.0, 1.0)), means=True)
+    times = HostTimes({"float32": {ALONE: alone, "sync-every 8": apart}})
+    lines = times.table().splitlines()
+    assert lines[0] == "training step, float32"
+    assert lines[3].startswith("sync-every 8")
+    assert lines[3].endswith("2 (2-2)")
+    (entry,) = times.as_list()
+    assert entry["seconds"]["sync-every 8"]["calls_per_round"] == 8
+    assert entry["ratios"]["sync-every 8/no communication"]["rounds"] == [2.0, 2.0]
+    assert list(times.panels()["training step, float32, in seconds"]) == [ALONE, "sync-every 8"]

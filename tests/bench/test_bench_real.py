@@ -77,6 +77,12 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_unknown_contenders_are_one_line() -> None:
+    result = jobs.run([str(jobs.BIN / "cpudist"), "bench", "hosts", "--only", "fp4"], timeout=120)
+    assert result.returncode == 2, result.output
+    assert "--only fp4 is not known; give one of: no communication, none, bf16" in result.stderr
+
+
 @pytest.mark.versions
 def test_training_on_one_rank(tmp_path: Path) -> None:
     kept, drawn = tmp_path / "train.json", tmp_path / "train.png"

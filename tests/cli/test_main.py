@@ -88,7 +88,7 @@ def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkey
     [
         (["fly"], "invalid choice: 'fly'"),
         (["--fast"], "COMMAND"),
-        (["bench"], "{collectives,ddp,train,jobs}"),
+        (["bench"], "{collectives,ddp,hosts,train,jobs}"),
         (["bench", "gpus"], "'gpus'"),
         (["build", "--json", "x"], "--json"),
     ],
