@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+    from cpudist.backends.averaging import Averaging
     from cpudist.backends.calls import Calls
     from cpudist.backends.layouts import Layout
     from cpudist.changes import Changes
@@ -172,13 +173,11 @@ class Backend(ABC):
         """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
         return None
 
-    def averaging(self, scheme: str) -> Callable[[torch.Tensor], Callable[[], object]]:
-        """Return a function that begins to average a vector of float32 or more, in place, in a group of its own.
-
-        All ranks call this, and then that function in the same order; it returns one that waits for the result.
+    def averaging(self, scheme: str) -> Averaging:
+        """Return what averages vectors over all ranks, in a group of its own; all ranks call it.
 
         Args:
-            scheme: in which the vector crosses the network.
+            scheme: in which a vector crosses the network.
 
         Raises:
             UserError: the backend has no such scheme for vectors.

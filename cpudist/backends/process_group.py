@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.backends.averaging import Averaging
 from cpudist.backends.base import Backend
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
 from cpudist.backends.sharded import ShardedDataParallel
@@ -110,17 +111,10 @@ class ProcessGroupBackend(Backend):
             return None
         return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
 
-    def averaging(self, scheme: str) -> Callable[[torch.Tensor], Callable[[], object]]:
+    def averaging(self, scheme: str) -> Averaging:
         if scheme != NONE:
             raise UserError(f"--sync-every on {self.name} does not go with --compress {scheme}; leave that out")
-        group = dist.new_group(group_desc="exchange of hosts")
-
-        def begin(vector: torch.Tensor) -> Callable[[], object]:
-            work: Any = dist.all_reduce(vector, group=group, async_op=True)
-            future = work.get_future()  # so that ccl moves it, and bounds it, before anybody waits
-            return lambda: future.wait() and vector.div_(dist.get_world_size())
-
-        return begin
+        return _ExactAveraging()
 
     def averages(self) -> bool:
         """Return whether its groups can reduce by `ReduceOp.AVG`; gloo's cannot."""
@@ -158,6 +152,20 @@ def bound_new_groups(seconds: float | None) -> None:
     """Set the timeout of groups that are made without one; None restores torch's, which is half an hour."""
     limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
     distributed_c10d.default_pg_timeout = limit
+
+
+class _ExactAveraging:
+    """Averages vectors as they are."""
+
+    residual: Any = property(lambda self: None, lambda self, value: None)  # loses nothing
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(group_desc="exchange of hosts")
+
+    def begin(self, vector: torch.Tensor) -> Callable[[], object]:
+        work: Any = dist.all_reduce(vector, group=self._group, async_op=True)
+        future = work.get_future()  # so that ccl moves it, and bounds it, before anybody waits
+        return lambda: future.wait() and vector.div_(dist.get_world_size())
 
 
 @dataclass(frozen=True)

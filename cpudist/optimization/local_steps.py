@@ -91,11 +91,12 @@ class LocalSteps:
         ranks = [rank for rank, (node, _) in enumerate(found) if node == job.world.node_rank]
         self.group: Any = dist.new_group(ranks, use_local_synchronization=True, group_desc="ranks of one host")
         self._optimizer: torch.optim.Optimizer | None = None
-        self._average = job.backend.averaging(NONE)
+        self._exact = job.backend.averaging(NONE)
+        self._averaging = self._exact if scheme == NONE else job.backend.averaging(scheme)
         self.rounds = Rounds(
             None if every == AUTO else int(every),
             OuterStep(outer),
-            self._average if scheme == NONE else job.backend.averaging(scheme),
+            self._averaging,
             self._updated,
             self._after_outer_step,
             self._note_choice,
@@ -166,7 +167,7 @@ class LocalSteps:
             self._average_all(self._buffers)
 
     def settle(self) -> None:
-        """Synchronize, and average the optimizer's state: a checkpoint of any rank is then that of all ranks."""
+        """Synchronize, and average all other state: a checkpoint of any rank is then that of all ranks."""
         self.synchronize()
         if self._optimizer is None or self._settled:
             return
@@ -174,24 +175,31 @@ class LocalSteps:
         for name in sorted({name for state in states for name in state}):
             values = [state[name] for state in states if isinstance(state.get(name), torch.Tensor)]
             self._average_all([value for value in values if value.is_floating_point() and value.dim() > 0])
+        if self._averaging.residual is not None:
+            self._average_all([self._averaging.residual])
         self._settled = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs besides the model and its optimizer, after `settle`."""
-        return {"every": self.rounds.every, "momentum": self.rounds.outer.momentum}
+        return {
+            "every": self.rounds.every,
+            "momentum": self.rounds.outer.momentum,
+            "residual": self._averaging.residual,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; all ranks have loaded the model and its optimizer."""
         self.rounds.restart()
         self.rounds.every = self.rounds.every or state["every"]
         self.rounds.outer.momentum = None if self.rounds.outer.plain else state["momentum"]
+        self._averaging.residual = state.get("residual")
 
     @torch.no_grad()
     def _average_all(self, tensors: list[torch.Tensor]) -> None:
         """Average tensors over all ranks, exactly."""
         if tensors:
             vector = flat(tensors)
-            self._average(vector)()
+            self._exact.begin(vector)()
             write(vector, tensors)
 
     def _after_outer_step(self, sent: int) -> None:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from cpudist.backends.averaging import Averaging
 from cpudist.backends.compression import NONE
 
 RATE, MOMENTUM = 0.7, 0.9
-
-# Begins to average a vector over all ranks, in place; returns a function that waits for the result.
-Average = Callable[[torch.Tensor], Callable[[], object]]
 
 
 class OuterStep:
@@ -52,15 +50,15 @@ class Exchange:
     """An average under way: of how far each rank's parameters have moved since the last outer step.
 
     Args:
-        average: begins an average; all ranks call it in the same order.
+        averaging: averages over all ranks, which make their exchanges in the same order.
         outer: the shared parameters.
         tensors: this rank's parameters.
     """
 
-    def __init__(self, average: Average, outer: OuterStep, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, averaging: Averaging, outer: OuterStep, tensors: list[torch.Tensor]) -> None:
         self._sent = flat(tensors)
         self._moved = outer.parameters - self._sent
-        self._wait: Callable[[], object] | None = average(self._moved)
+        self._wait: Callable[[], object] | None = averaging.begin(self._moved)
 
     def wait(self) -> None:
         """Wait for the average."""

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 
 from cpudist.backends import measured
-from cpudist.optimization.outer_step import Average, Exchange, OuterStep, flat
+from cpudist.backends.averaging import Averaging
+from cpudist.optimization.outer_step import Exchange, OuterStep, flat
 
 _MEASURED = 4  # steps before each of the two exchanges that "auto" measures; the first one opens connections
 
@@ -29,7 +30,7 @@ class Rounds:
     Args:
         every: K, or None to choose it.
         outer: the outer step.
-        average: begins an average over all ranks.
+        averaging: averages over all ranks.
         parameters: returns this rank's parameters.
         stepped: is called after each outer step, with the bytes of its average.
         chosen: is called with K, and the seconds of a step and of an exchange, once they are measured.
@@ -39,7 +40,7 @@ class Rounds:
         self,
         every: int | None,
         outer: OuterStep,
-        average: Average,
+        averaging: Averaging,
         parameters: Callable[[], list[torch.Tensor]],
         stepped: Callable[[int], None],
         chosen: Callable[[int, float, float], None],
@@ -48,7 +49,7 @@ class Rounds:
         self.done = 0
         self.apart = False
         self.outer = outer
-        self._average, self._parameters = average, parameters
+        self._averaging, self._parameters = averaging, parameters
         self._stepped, self._chosen = stepped, chosen
         self._exchange: Exchange | None = None  # the one under way
         self._measurements = 0
@@ -105,7 +106,7 @@ class Rounds:
             self._stepped(exchange.apply(self.outer, self._parameters()))
 
     def _begin(self) -> None:
-        self._exchange = Exchange(self._average, self.outer, self._parameters())
+        self._exchange = Exchange(self._averaging, self.outer, self._parameters())
         self.done = 0
 
     def _measure(self) -> None:
@@ -114,7 +115,7 @@ class Rounds:
         The rank that came last has waited least: the others' times are not those of the network.
         """
         began = time.perf_counter()
-        exchange = self._exchange = Exchange(self._average, self.outer, self._parameters())
+        exchange = self._exchange = Exchange(self._averaging, self.outer, self._parameters())
         sent = time.perf_counter()
         exchange.wait()
         received = time.perf_counter()

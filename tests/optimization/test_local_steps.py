@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,8 +96,9 @@ def test_steps_are_made_while_an_exchange_is_under_way() -> None:
     waited: list[int] = []
     model, optimizer = made(every=4)
     rounds = rounds_of(model)
-    begin = rounds._average
-    rounds._average = lambda moved: (begin(moved)(), lambda: waited.append(step))[1]
+    begin = rounds._averaging.begin
+    late = lambda moved: (begin(moved)(), lambda: waited.append(step))[1]  # noqa: E731
+    rounds._averaging = SimpleNamespace(begin=late, residual=None)  # type: ignore[assignment]
     for step in range(10):
         train(model, optimizer, step, step + 1)
     assert waited == [5, 9]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from cpudist.backends.averaging import Averaging
 from cpudist.backends.calls import Call, Calls
 from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
@@ -17,7 +17,6 @@ from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Store
     from torch.nn.parallel import DistributedDataParallel
 
@@ -67,11 +66,11 @@ class CclBackend(ProcessGroupBackend):
         else:
             super()._register_hook(model, group, scheme)
 
-    def averaging(self, scheme: str) -> Callable[[torch.Tensor], Callable[[], object]]:
+    def averaging(self, scheme: str) -> Averaging:
         if scheme not in ("bf16", "int8"):
             return super().averaging(scheme)
         group: Any = dist.group.WORLD
-        return CompressedGradients(group, scheme).average
+        return CompressedGradients(group, scheme)
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         before, after = extension.load().converted()

@@ -52,10 +52,19 @@ class CompressedGradients:
         tensor = bucket.buffer().float()  # the buffer itself if it is of float32
         return self._start(tensor, bucket.index()), tensor
 
-    def average(self, vector: torch.Tensor) -> Callable[[], object]:
+    @property
+    def residual(self) -> torch.Tensor | None:
+        """What `begin` has lost so far on this rank."""
+        return self._residuals.get(0)
+
+    @residual.setter
+    def residual(self, residual: torch.Tensor | None) -> None:
+        self._residuals = {0: residual} if self._feeds_back and residual is not None else {}
+
+    def begin(self, vector: torch.Tensor) -> Callable[[], object]:
         """Begin to average a vector of float32 over the ranks, always the same one; return what waits for the result.
 
-        For outer steps, which are no gradients.
+        For outer steps, which are no gradients (`Averaging`).
         """
         if self._feeds_back:
             work = self._start(vector, 0)

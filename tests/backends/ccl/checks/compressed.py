@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
@@ -189,13 +190,17 @@ def check_local_steps() -> None:
     generator = torch.Generator().manual_seed(world.rank)
     weight, host = model.module.weight, running.world.node_rank
     found: list[tuple[int, float]] = [(0, 0.0)] * world.size
-    for step in range(1, 14):
-        if (step, host) == (4, 1):
-            running.store.wait(["fifth step"], timedelta(seconds=30))
+
+    def train(step: int) -> None:
         batch = torch.randn(16, 300, generator=generator)
         (model(batch) - batch).square().mean().backward()
         cpudist.step(optimizer)
         optimizer.zero_grad()
+
+    for step in range(1, 14):
+        if (step, host) == (4, 1):
+            running.store.wait(["fifth step"], timedelta(seconds=30))
+        train(step)
         if (step, world.rank) == (5, 0):
             running.store.set("fifth step", "made")
         if step >= 6:
@@ -208,6 +213,18 @@ def check_local_steps() -> None:
     everything = [weight, optimizer.state[weight]["momentum_buffer"]]
     assert all(same_on_all_ranks(tensor.detach()) for tensor in everything)
     assert running.record.outer["outer_steps"] == 4
+    parts, position = (model, optimizer, local), generator.get_state()
+    saved = copy.deepcopy([part.state_dict() for part in parts])
+    ends = []
+    for _ in range(2):
+        for step in range(9):
+            train(step)
+        local.settle()
+        ends.append(weight.detach().clone())
+        for part, state in zip(parts, copy.deepcopy(saved), strict=True):
+            part.load_state_dict(state)
+        generator.set_state(position)
+    assert torch.equal(*ends), "what is saved has what int8 has lost, too"
 
 
 check_ddp()
