@@ -165,7 +165,12 @@ class _ExactAveraging:
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
         work: Any = dist.all_reduce(vector, group=self._group, async_op=True)
         future = work.get_future()  # so that ccl moves it, and bounds it, before anybody waits
-        return lambda: future.wait() and vector.div_(dist.get_world_size())
+
+        def wait() -> None:
+            future.wait()
+            vector.div_(dist.get_world_size())
+
+        return wait
 
 
 @dataclass(frozen=True)

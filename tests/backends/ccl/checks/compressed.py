@@ -210,6 +210,10 @@ def check_local_steps() -> None:
     local = local_steps.of(model.module)
     assert local is not None
     local.settle()
+    inputs = values(100_003, 7)
+    found_mean = inputs[world.rank].clone()
+    running.backend.averaging("none").begin(found_mean)()
+    torch.testing.assert_close(found_mean, torch.stack(inputs).mean(0))
     everything = [weight, optimizer.state[weight]["momentum_buffer"]]
     assert all(same_on_all_ranks(tensor.detach()) for tensor in everything)
     assert running.record.outer["outer_steps"] == 4
