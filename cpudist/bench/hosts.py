@@ -111,7 +111,7 @@ def _contender(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Te
     plain = workload.bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
     if isinstance(what, int):
-        model = api.wrap(plain, sync_every=what, compress="none")
+        model: Any = api.wrap(plain, sync_every=what, compress="none")
     else:
         model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
         job.require().backend.compress(model, what)
