@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from cpudist.checkpoints import folders, manifest, state
 from cpudist.checkpoints.manifest import Manifest
+from cpudist.checkpoints.publishing import Publisher
 from cpudist.checkpoints.ranks import Ranks
 from cpudist.console import first_line
 from cpudist.errors import UserError
@@ -44,9 +43,9 @@ def save(
     Raises:
         UserError: the disk is full, or `folder` is there and is no checkpoint of cpudist.
     """
-    ranks = Ranks()
+    ranks, target = Ranks(), Path(folder).absolute()
     tree = state.collect(model, optimizer, more, ranks.rank)
-    write(tree, Path(folder).absolute(), ranks)
+    write(tree, target, ranks, Publisher(target.parent, alone=False))
 
 
 def load(
@@ -73,40 +72,53 @@ def load(
     """
     ranks, path = Ranks(), Path(folder).absolute()
     if ranks.rank == 0 and not path.exists():
-        folders.restore(path.parent)
+        folders.restore(path.parent, path.name)
     problem = damage(path, ranks)
     if problem is not None:
         raise UserError(f"{path} is damaged: {problem}")
     return read(path, ranks, model, optimizer, more)
 
 
-def write(tree: dict[str, Any], target: Path, ranks: Ranks, step: int | None = None) -> None:
-    """Write a tree of `state.collect` beside `target`, and rename it once all of it is on the disk.
+def write(
+    tree: dict[str, Any],
+    target: Path,
+    ranks: Ranks,
+    publisher: Publisher,
+    step: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a tree of `state.collect` to `target`; every rank calls it. Errors are those of `save`, and of `check`."""
 
-    Raises:
-        UserError: as `save`.
-    """
-    name = ranks.first(lambda: secrets.token_hex(8))  # a rank of an earlier attempt may still be writing
-    incomplete = target.parent / folders.INCOMPLETE
-    written = incomplete / name / target.name
-    ranks.first(lambda: _refusing_full_disk(lambda: _make_room(target, written), target))
+    def check_all() -> None:
+        if target.exists() and not (target / manifest.FILE).is_file() and (target.is_file() or any(target.iterdir())):
+            raise UserError(f"{target} is there and is no checkpoint of cpudist; move it, or save elsewhere")
+        check()
+
+    written = publisher.begin(target.name, ranks, ranks.rank == 0, check_all)
     try:
         # DCP raises what any rank has raised on all of them.
         with _quiet():
             storage = FileSystemWriter(written, sync_files=True)
             dcp.save(tree, storage_writer=storage, process_group=ranks.group, no_dist=ranks.alone)
     except CheckpointException as error:
-        raise _cannot_write(error, target) from error
-    # Only the host that has written a file is sure to have all of it.
-    own = [path for path in written.iterdir() if path.name.startswith(f"__{ranks.rank}_")]
-    files: dict[str, tuple[int, str]] = {}
-    for checksums in ranks.each(lambda: manifest.checksums(own)):
-        files.update(checksums)
+        rank, (failure, _) = next(iter(error.failures.items()))
+        full = folders.why_full(failure, target.parent)
+        raise UserError(f"rank {rank}: cannot save {target}: {full or first_line(failure)}") from error
 
-    def publish() -> None:
-        _publish(written, target, files, ranks.size, step)
+    def checksums() -> dict[str, tuple[int, str]]:  # only the host that has written a file is sure to have all of it
+        return manifest.checksums(path for path in written.iterdir() if path.name.startswith(f"__{ranks.rank}_"))
 
-    ranks.first(lambda: _refusing_full_disk(publish, target))
+    def seal(parts: list[dict[str, tuple[int, str]]]) -> None:
+        files = {name: checksum for part in parts for name, checksum in part.items()}
+        if missing := [name for name in files if not (written / name).exists()]:
+            raise UserError(
+                f"{state.few(missing)} of {target} cannot be seen here; save on a disk that all hosts share"
+            )
+        files.update(manifest.checksums(path for path in written.iterdir() if path.name not in files))
+        job = current()
+        manifest.write(written, Manifest(step, ranks.size, [] if job is None else job.run_ids, files))
+
+    publisher.complete(written, ranks, ranks.rank == 0, checksums, seal)
 
 
 def damage(folder: Path, ranks: Ranks) -> str | None:
@@ -177,44 +189,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
         yield
-
-
-def _make_room(target: Path, written: Path) -> None:
-    """Make the folder `written`, and remove what was left of an attempt to write `target`.
-
-    Raises:
-        UserError: something is at `target` that is no checkpoint.
-    """
-    folders.restore(target.parent)
-    if target.exists() and not (target / manifest.FILE).is_file() and (target.is_file() or any(target.iterdir())):
-        raise UserError(f"{target} is there and is no checkpoint of cpudist; move it, or save elsewhere")
-    for left in (target.parent / folders.INCOMPLETE).glob(f"*/{target.name}"):
-        shutil.rmtree(left, ignore_errors=True)
-        folders.tidy(left.parent)
-    written.mkdir(parents=True)
-
-
-def _publish(written: Path, target: Path, files: dict[str, tuple[int, str]], world_size: int, step: int | None) -> None:
-    if missing := [name for name in files if not (written / name).exists()]:
-        raise UserError(f"rank 0 does not see {state.few(missing)} of {target}; save on a disk that all hosts share")
-    files.update(manifest.checksums(path for path in written.iterdir() if path.name not in files))
-    job = current()
-    manifest.write(written, Manifest(step, world_size, [] if job is None else job.run_ids, files))
-    folders.sync(written)
-    folders.publish(written, target.parent)
-
-
-def _refusing_full_disk(work: Callable[[], None], target: Path) -> None:
-    try:
-        work()
-    except OSError as error:
-        raise UserError(f"cannot save {target}: {folders.why_full(error, target.parent) or error}") from error
-
-
-def _cannot_write(error: CheckpointException, target: Path) -> UserError:
-    rank, (failure, _) = next(iter(error.failures.items()))
-    full = folders.why_full(failure, target.parent)
-    return UserError(f"rank {rank} cannot save {target}: {full or first_line(failure)}")
 
 
 def _damage(folder: Path, ranks: Ranks) -> str | None:

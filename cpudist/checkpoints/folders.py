@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -56,12 +57,16 @@ def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path |
         delete(path, ignore_errors=True)
 
 
-def restore(folder: Path) -> None:
+def restore(folder: Path, name: str = "*") -> None:
     """Bring checkpoints back that were moved aside for a new one by a process that was killed before it put that there.
 
     Call it before a training: it would disturb one that is saving.
+
+    Args:
+        folder: where they belong.
+        name: the name of one of them; all by default.
     """
-    for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/*"):
+    for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/{name}"):
         if not (folder / aside.name).exists():
             with contextlib.suppress(OSError):  # another rank has done it
                 aside.rename(folder / aside.name)
@@ -87,7 +92,7 @@ def publish(written: Path, folder: Path) -> None:
     _sync(folder)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
-    tidy(written.parent)
+    _tidy(written.parent)
 
 
 def delete(folder: str | Path, ignore_errors: bool = False) -> None:
@@ -96,18 +101,28 @@ def delete(folder: str | Path, ignore_errors: bool = False) -> None:
     try:
         aside = _move_aside(Path(folder))
     except OSError:
-        tidy(incomplete)
+        _tidy(incomplete)
         if ignore_errors:
             return
         raise
     shutil.rmtree(aside, ignore_errors=ignore_errors)
-    tidy(incomplete)
+    _tidy(incomplete)
 
 
-def clear(folder: Path) -> None:
-    """Remove what jobs that were killed had not written or deleted completely in `folder`."""
-    restore(folder)
-    shutil.rmtree(folder / INCOMPLETE, ignore_errors=True)
+def clear(folder: Path, name: str | None = None) -> None:
+    """Remove what jobs that were killed had not written or deleted completely in `folder`.
+
+    Args:
+        folder: where complete checkpoints lie.
+        name: the name of the only checkpoint whose parts are removed; None: everything is.
+    """
+    restore(folder, name or "*")
+    if name is None:
+        shutil.rmtree(folder / INCOMPLETE, ignore_errors=True)
+        return
+    for left in (folder / INCOMPLETE).glob(f"*/{name}"):
+        shutil.rmtree(left, ignore_errors=True)
+        _tidy(left.parent)
 
 
 def why_full(error: BaseException | None, folder: Path) -> str | None:
@@ -135,7 +150,8 @@ def why_full(error: BaseException | None, folder: Path) -> str | None:
 def _describe(folder: Path) -> str:
     usage = shutil.disk_usage(folder)
     mount = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())
-    return f"the disk at {mount} is full ({size(usage.free)} of {size(usage.total)} free, or a quota is used up)"
+    free = f"{size(usage.free)} of {size(usage.total)} free, or a quota is used up"
+    return f"the disk at {mount} is full ({free}) on {socket.gethostname()}"
 
 
 def _replace(target: Path, new: Path) -> Path:
@@ -167,7 +183,7 @@ def _move_aside(folder: Path, prefix: str = "old-") -> Path:
     return aside
 
 
-def tidy(folder: Path) -> None:
+def _tidy(folder: Path) -> None:
     """Remove `folder`, which is `.incomplete` or a folder in it, and `.incomplete`, if they are empty."""
     with contextlib.suppress(OSError):  # not empty
         folder.rmdir()

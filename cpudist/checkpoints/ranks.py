@@ -43,7 +43,7 @@ class Ranks:
         """Return what `work` returns on each rank, once all have done it; it must not communicate.
 
         Raises:
-            UserError: `work` has failed on another rank, named in the message; this rank's own error comes first.
+            UserError: `work` has failed on a rank, named in the message; this rank's own error comes first.
         """
         value: T | None = None
         failed: Exception | None = None
@@ -52,11 +52,11 @@ class Ranks:
         except Exception as error:  # noqa: BLE001 - the other ranks wait for the outcome
             failed = error
         outcomes = self.all_gather((value, None if failed is None else first_line(failed)))
-        if failed is not None:
+        if failed is not None and (self.size == 1 or not isinstance(failed, UserError)):
             raise failed
         for rank, (_, problem) in enumerate(outcomes):
             if problem is not None:
-                raise UserError(problem if self.alone else f"rank {rank}: {problem}")
+                raise UserError(problem if self.size == 1 else f"rank {rank}: {problem}") from failed
         return [value for value, _ in outcomes]  # type: ignore[misc]  # all have succeeded
 
     def first(self, work: Callable[[], T]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 
 from cpudist.checkpoints import files, folders, manifest, state
 from cpudist.checkpoints.background import Background
+from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.ranks import Ranks
 from cpudist.checkpoints.runs import common, is_of_run, say_from_the_beginning, started_again
 from cpudist.console import say
@@ -19,9 +19,6 @@ from cpudist.job import current
 
 if TYPE_CHECKING:
     from cpudist.job import Job
-
-# What this process has saved in each folder, in this order.
-_saved: defaultdict[Path, list[Path]] = defaultdict(list)
 
 _SHARED = "save on a disk that all hosts share"
 
@@ -83,7 +80,7 @@ class Checkpoints:
         self.values = state.plain_values(more)
         ranks.first(lambda: folders.restore(self.folder))
         resumes = job is None or job.resumes
-        own = {step: path for step, path in self._own().items() if resumes or path in _saved[self.folder]}
+        own = {step: path for step, path in self._own().items() if resumes or path in publisher_of(self.folder).saved}
         candidates = common(own, self.folder, _SHARED)
         for path in candidates:
             problem = files.damage(path, ranks)
@@ -93,7 +90,7 @@ class Checkpoints:
                 continue
             self.values = files.read(path, ranks, model, optimizer, more, with_random=True)
             if ranks.rank == 0:
-                restarted = job is not None and job.restarts and path not in _saved[self.folder]
+                restarted = job is not None and job.restarts and path not in publisher_of(self.folder).saved
                 say(f"{started_again(job)}: going on from {path}" if job and restarted else f"going on from {path}")
             return int(path.name.removeprefix(folders.PREFIX))
         if candidates:
@@ -143,26 +140,18 @@ class Checkpoints:
             self._background.wait()
 
     def _write(self, tree: dict[str, Any], target: Path, ranks: Ranks, step: int) -> None:
-        saved = _saved[self.folder]
-        ranks.first(lambda: self._make_way(step, target))
-        files.write(tree, target, ranks, step)
-        saved[:] = [*(path for path in saved if path != target), target]
-        ranks.first(lambda: folders.rotate(self._own().values(), self.keep, saved))
+        def check() -> None:
+            if (target / manifest.FILE).is_file() and step not in self._own():
+                raise UserError(f"{target} is of an earlier run; move it, or save in another folder")
 
-    def _make_way(self, step: int, target: Path) -> None:
-        """Clear what killed jobs have left.
-
-        Raises:
-            UserError: another run's checkpoint is where a new one is to be.
-        """
-        if not _saved[self.folder]:
-            folders.clear(self.folder)
-        if (target / manifest.FILE).is_file() and step not in self._own():
-            raise UserError(f"{target} is of an earlier run; move it, or save in another folder")
+        publisher = publisher_of(self.folder)
+        files.write(tree, target, ranks, publisher, step, check)
+        if ranks.rank == 0:
+            folders.rotate(self._own().values(), self.keep, publisher.saved)
 
     def _own(self) -> dict[int, Path]:
         """Return the checkpoints of this run by their steps; where the launcher names no runs, all of them."""
-        job, saved = current(), _saved[self.folder]
+        job, saved = current(), publisher_of(self.folder).saved
         named = job is not None and bool(job.run_ids)
         ours = _ours(self.folder)
         return {step: path for step, path in ours if not named or path in saved or _may_be_of(job, path)}

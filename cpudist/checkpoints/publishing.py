@@ -1,0 +1,124 @@
+"""Save a checkpoint: all ranks write it aside, wait for each other and publish it; then the oldest are deleted.
+
+Trainer, the recipes and one's own loops save by this one sequence.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from cpudist.checkpoints import folders
+from cpudist.checkpoints.ranks import Ranks
+from cpudist.errors import UserError
+from cpudist.job import current
+
+T = TypeVar("T")
+
+
+class Publisher:
+    """Save checkpoints in `folder`; every rank calls `begin`, writes its part, and calls `complete`.
+
+    Attributes:
+        folder: where complete checkpoints lie.
+        saved: those that this process has saved, in this order.
+
+    Args:
+        folder: see above.
+        alone: whether nobody else saves there. What any killed job has left is then removed, otherwise only what
+            belongs to a checkpoint of the same name.
+    """
+
+    def __init__(self, folder: Path, alone: bool = True) -> None:
+        self.folder = folder
+        self.saved: list[Path] = []
+        self._clears_all = alone
+
+    def begin(self, name: str, ranks: Ranks, publishes: bool, check: Callable[[], None] = lambda: None) -> Path:
+        """Return the folder into which all ranks write the checkpoint `name`.
+
+        No other job has it, nor an earlier attempt at this one: a host that was frozen then may go on writing.
+
+        Args:
+            name: the name.
+            ranks: who saves it.
+            publishes: whether this rank publishes it: one rank does, or one of each host where hosts share no disk.
+            check: called on ranks that publish, before anything is written, to raise `UserError`.
+        """
+
+        def prepare() -> str:
+            if publishes:
+                folders.clear(self.folder, None if self._clears_all else name)
+                check()
+            return secrets.token_hex(8)
+
+        token = self._each(ranks, name, prepare)[0]
+        self._clears_all = False
+        return self.folder / folders.INCOMPLETE / token / name
+
+    def complete(
+        self, written: Path, ranks: Ranks, publishes: bool, finish: Callable[[], T], seal: Callable[[list[T]], None]
+    ) -> None:
+        """Publish the checkpoint once all of it is on the disk.
+
+        Args:
+            written: the folder from `begin`.
+            ranks, publishes: as for `begin`.
+            finish: writes the rest of this rank's part; must not communicate.
+            seal: writes the last files on ranks that publish, from what `finish` has returned on all ranks.
+
+        Raises:
+            UserError: the disk is full, or another job has removed the folder.
+        """
+
+        def sync(parts: list[T]) -> None:
+            if publishes:
+                seal(parts)
+            job = current()  # only the host that has written files can sync them
+            if (job is None or job.world.local_rank == 0) and written.is_dir():
+                folders.sync(written)
+
+        target = self.folder / written.name
+        parts = self._each(ranks, target.name, finish)
+        self._each(ranks, target.name, lambda: sync(parts))
+        # A rank that goes on may end the job, so the checkpoint must be there.
+        self._each(ranks, target.name, lambda: folders.publish(written, self.folder) if publishes else None)
+        if publishes and not target.is_dir():
+            raise UserError(f"{written} has gone: does another job save in {self.folder}? give each its own folder")
+        self.saved[:] = [*(path for path in self.saved if path != target), target]
+
+    @contextmanager
+    def refusing_full_disk(self, name: str) -> Iterator[None]:
+        """Raise `UserError` where a part of the checkpoint `name` cannot be written.
+
+        Not for use around waits for other ranks: where a file system hangs, writing a probe to it hangs too.
+        """
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            full = folders.why_full(error, self.folder)
+            if full is None and not isinstance(error, OSError):
+                raise
+            folders.clear(self.folder, name)  # makes room for the run record
+            kept = f"{self.saved[-1]} is complete" if self.saved else "none was saved before"
+            remedy = f"; {kept}; make room, keep fewer checkpoints, or save elsewhere" if full else ""
+            raise UserError(f"cannot save {self.folder / name}: {full or error}{remedy}") from error
+
+    def _each(self, ranks: Ranks, name: str, work: Callable[[], T]) -> list[T]:
+        def refusing_full_disk() -> T:
+            with self.refusing_full_disk(name):
+                return work()
+
+        return ranks.each(refusing_full_disk)
+
+
+@cache
+def publisher_of(folder: Path) -> Publisher:
+    """Return the publisher of a folder in which only this job saves."""
+    return Publisher(folder)

@@ -1,0 +1,59 @@
+"""Names of checkpoints that are being written: those of two jobs, or of two attempts at one, never mix."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cpudist.checkpoints.folders import numbered
+from cpudist.checkpoints.publishing import Publisher
+from cpudist.checkpoints.ranks import Ranks
+from cpudist.errors import UserError
+
+
+def _begin(publisher: Publisher, name: str, content: str) -> Path:
+    written = publisher.begin(name, Ranks(), publishes=True)
+    written.mkdir(parents=True)
+    (written / content).touch()
+    return written
+
+
+def _complete(publisher: Publisher, written: Path) -> None:
+    publisher.complete(written, Ranks(), True, lambda: None, lambda parts: (written / "seal").touch())
+
+
+def _content(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_frozen_host_of_an_earlier_attempt_writes_into_no_later_checkpoint(tmp_path: Path) -> None:
+    earlier, later = Publisher(tmp_path), Publisher(tmp_path)
+    frozen = _begin(earlier, "checkpoint-5", "frozen")
+    written = _begin(later, "checkpoint-5", "new")
+    assert not frozen.exists(), "a left-over of a job that was killed is removed"
+    frozen.mkdir(parents=True)
+    (frozen / "late").touch()
+    assert numbered(tmp_path) == {}
+    assert [path.name for path in tmp_path.iterdir()] == [".incomplete"], "nothing that Trainer takes for a checkpoint"
+    _complete(later, written)
+    assert _content(tmp_path / "checkpoint-5") == ["new", "seal"]
+    assert list(numbered(tmp_path)) == [5]
+    _complete(later, _begin(later, "checkpoint-6", "new"))
+    assert (frozen / "late").exists(), "once a job has begun to save, only the next one clears all"
+    _complete(Publisher(tmp_path), _begin(Publisher(tmp_path), "checkpoint-7", "new"))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-5", "checkpoint-6", "checkpoint-7"]
+
+
+def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
+    """By `cpudist.save`, whose folders may lie anywhere."""
+    jobs = [Publisher(tmp_path, alone=False) for _ in range(3)]
+    written = [_begin(job, name, name) for job, name in zip(jobs, ("one", "two", "two"), strict=True)]
+    for job, folder in reversed([*zip(jobs, written, strict=True)][::2]):
+        _complete(job, folder)
+    assert _content(tmp_path) == ["one", "one/one", "one/seal", "two", "two/seal", "two/two"]
+    gone = _begin(jobs[0], "three", "three")
+    shutil.rmtree(gone.parent)
+    with pytest.raises(UserError, match="has gone: does another job save in"):
+        jobs[0].complete(gone, Ranks(), True, lambda: None, lambda parts: None)
