@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -107,9 +107,29 @@ def kill_all_with(variable: str, value: str) -> int:
     """
     pids = with_variable(variable, value).keys() - {os.getpid()}
     for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL, lambda pid=pid: (environment(pid) or {}).get(variable) == value)  # type: ignore[misc]
     return len(pids)
+
+
+def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
+    """Send a signal to a process, unless it has ended, or belongs to another user.
+
+    Args:
+        pid: its id.
+        number: the signal's.
+        is_meant: returns whether the id is still that process's: the kernel gives the ids of ended ones to new ones.
+    """
+    with suppress(OSError):
+        if not hasattr(os, "pidfd_open"):  # as in some builds of Python for old kernels
+            if is_meant():
+                os.kill(pid, number)
+            return
+        descriptor = os.pidfd_open(pid)
+        try:
+            if is_meant():  # asked with the descriptor open: it stays that of this process
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
 
 
 def python_main(module: str, *flags: str) -> list[str]:

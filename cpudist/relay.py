@@ -24,15 +24,17 @@ class Relay:
 
     Args:
         stream: the reading end of a pipe, which the thread closes.
-        write: writes a piece, all of it; gets an empty piece at the end of the stream. Errors of our output, which may
-            be closed, are ignored.
+        write: writes a piece, all of it; gets an empty piece at the end of the stream. The stream is read to its end
+            whatever errors our output has.
 
     Attributes:
         writing: whether a piece of output is under way.
+        error: the first error of our output, by which some of it is lost.
     """
 
     def __init__(self, stream: IO[bytes], write: Callable[[bytes], object]) -> None:
         self.writing = False
+        self.error: Exception | None = None
         self._stream = stream
         self._write = write
         self._ending = False
@@ -65,8 +67,10 @@ class Relay:
                 if poll.poll(1000 * _LOOK_SECONDS):
                     self.writing = True
                     piece = os.read(self._stream.fileno(), _PIECE_BYTES)
-                    with suppress(OSError, ValueError):
+                    try:
                         self._write(piece)
+                    except (OSError, ValueError) as error:
+                        self.error = self.error or error
                     self.writing = False
                     if not piece:
                         return

@@ -228,7 +228,9 @@ def _look_at(output: Path) -> tuple[str, int]:
 
 def _doing(incomplete: Path) -> str:
     """Return what the job was doing, judged by the files in its folder of incomplete checkpoints."""
-    left = sorted(path.name for path in incomplete.iterdir()) if incomplete.is_dir() else []
+    left: list[str] = []
+    with contextlib.suppress(FileNotFoundError):  # also while the other rank tidies up
+        left = sorted(os.listdir(incomplete))
     deleting = [name for name in left if name.startswith("old-")]
     if deleting:
         return "deleting"

@@ -76,7 +76,14 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         type=count_from_zero,
         default=0,
         metavar="N",
-        help="how often to restart after a failure (default 0)",
+        help="how often to restart after failures within the restart window (default 0)",
+    )
+    parser.add_argument(
+        "--restart-window",
+        type=count,
+        default=86_400,
+        metavar="SECONDS",
+        help="failures longer ago do not count (default 86400, a day)",
     )
     parser.add_argument(
         "--min-nodes",

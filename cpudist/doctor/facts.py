@@ -15,6 +15,7 @@ import psutil
 
 from cpudist.backends.ccl.build import find_built
 from cpudist.backends.ccl.toolchain import find_compiler
+from cpudist.doctor import trial
 from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
 from cpudist.topology.identity import node_identity
@@ -23,13 +24,19 @@ from cpudist.topology.plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
 
 
-def main(folder: str) -> None:
-    """Print the facts as one line of JSON; `folder` is the folder in which the job is to run."""
-    print(json.dumps(facts(folder)))
+def main(folder: str, tries: bool) -> None:
+    """Print the facts as one line of JSON.
+
+    Args:
+        folder: the folder in which the job is to run.
+        tries: whether disk, memory and a collective are tried, which takes seconds.
+    """
+    failure = trial.failure(folder) if tries else ""
+    print(json.dumps({**facts(folder), "failure": failure}))
 
 
 def facts(folder: str) -> dict[str, Any]:
-    """Return the fields of `cpudist.launch.check.Facts`."""
+    """Return the fields of `cpudist.launch.check.Facts`, without `failure`."""
     return {
         "identity": node_identity(),
         "python": platform.python_version(),

@@ -19,6 +19,7 @@ from cpudist.launchers.mpi import Host
 from cpudist.text import size
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
+_TRIAL_SECONDS = 60.0
 _SKEW_SECONDS = 60.0
 _UP_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
@@ -28,7 +29,7 @@ _PROGRAM = """\
 import sys
 sys.path[:1] = {path!r}
 from cpudist.doctor.facts import main
-main({folder!r})
+main({folder!r}, {tries!r})
 """
 
 
@@ -44,6 +45,7 @@ class Facts:
         memory: free memory in bytes.
         folder: whether our working folder exists there.
         ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache.
+        failure: what a trial of disk, memory and a collective has found; empty if all works, and without a trial.
     """
 
     identity: str
@@ -55,6 +57,7 @@ class Facts:
     memory: int
     folder: bool
     ranks: dict[str, int]
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,15 @@ class Checked:
         return [trouble for trouble in self.troubles if trouble.level == "error"]
 
 
-def check(hosts: Sequence[Host]) -> Checked:
-    """Check hosts at the same time, for a minute at most. `slots`, where known, is the number of ranks on a host."""
+def check(hosts: Sequence[Host], tries: bool = False) -> Checked:
+    """Check hosts at the same time, for a minute at most, or two.
+
+    Args:
+        hosts: the hosts; `slots`, where known, is the number of ranks on one.
+        tries: whether each writes to its disk, fills memory and runs a collective.
+    """
     here = Host("localhost", where="this host")
-    reference, *answers = ask_all([here, *hosts], _ask)
+    reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, tries and host is not here))
     if isinstance(reference, Trouble):
         return Checked({}, [reference])
     facts = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Facts)}
@@ -139,10 +147,10 @@ async def _why_not_up(host: Host) -> str:
     return ""
 
 
-async def _ask(host: Host) -> Facts | Trouble:
-    program = _PROGRAM.format(path=[entry for entry in sys.path if entry], folder=os.getcwd())
+async def _ask(host: Host, tries: bool = False) -> Facts | Trouble:
+    program = _PROGRAM.format(path=[entry for entry in sys.path if entry], folder=os.getcwd(), tries=tries)
     before = time.time()
-    answer = await run_on(host, [sys.executable, "-"], program, _ANSWER_SECONDS)
+    answer = await run_on(host, [sys.executable, "-"], program, _ANSWER_SECONDS + _TRIAL_SECONDS * tries)
     after = time.time()
     if answer.failure:
         return Trouble("error", host, answer.failure, answer.remedy)
@@ -174,6 +182,8 @@ def _judge(host: Host, found: Facts, reference: Facts) -> list[Trouble]:
         theirs, ours = getattr(found, name), getattr(reference, name)
         if theirs != ours:
             wrong("error", f"has {name} {theirs}, this host {ours}", "install the same version on all hosts")
+    if found.failure:
+        wrong("error", found.failure, "see dmesg there, or take its line out")
     if not found.folder:
         wrong("error", f"has no folder {os.getcwd()}", "start from a folder that all hosts share, or make it there")
     if found.ccl:

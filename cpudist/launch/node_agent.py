@@ -28,6 +28,7 @@ from cpudist.processes import Process
 
 KEEPALIVE_TIMEOUT = 25.0  # seconds
 _SCAN_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
 _KILL_SECONDS = 5.0
 _SSH_DAEMONS = ("sshd", "sshd-session")
 JOB_ID = "CPUDIST_JOB_ID"
@@ -64,35 +65,47 @@ def main() -> None:
 
 
 class _Agent:
-    """The job's processes on this host, and for each rank a file descriptor that becomes readable when it ends."""
+    """The job's processes on this host, and for each rank a file descriptor that becomes readable when it ends.
+
+    Pythons without `os.pidfd_open` have no such descriptor (None); they look often instead.
+    """
 
     def __init__(self, job: str, rank_variable: str) -> None:
         self._job = job
         self._rank_variable = rank_variable
-        self._ranks: dict[int, tuple[int, str]] = {}  # descriptor -> process id, rank
+        self._ranks: dict[Process, tuple[str, int | None]] = {}  # -> rank, descriptor
         self._known: dict[int, Process] = {}
         own = processes.read(os.getpid())
         assert own is not None
-        self._started = own.start
+        self._own = own
 
     def scan(self) -> None:
         """Look for new processes of the job, and report the number of ranks."""
-        watched = {process for process, _ in self._ranks.values()}
-        for process, rank in self._find().items():
-            if rank is not None and process not in watched:
+        watched = {process.pid for process in self._ranks}
+        for pid, rank in self._find().items():
+            if rank is not None and pid not in watched:
                 with suppress(OSError):  # it has just ended
-                    self._ranks[os.pidfd_open(process)] = process, rank
+                    descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+                    self._ranks[self._known[pid]] = rank, descriptor
         report(f"ranks {len(self._ranks)}")
 
     def wait_for_input(self, seconds: float) -> bool:
         """Return whether there is input within so many seconds; report ranks that end meanwhile."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([0, *self._ranks], [], [], left)
-            word = "gone" if len(ready) == 1 else "went"  # the order of several is unknown
-            for descriptor in ready:
-                if descriptor in self._ranks:
-                    report(f"{word} {self._ranks.pop(descriptor)[1]}")
+            descriptors = [descriptor for _, descriptor in self._ranks.values() if descriptor is not None]
+            looks = len(descriptors) < len(self._ranks)
+            ready, _, _ = select.select([0, *descriptors], [], [], min(left, _LOOK_SECONDS) if looks else left)
+            ended = [
+                process
+                for process, (_, descriptor) in self._ranks.items()
+                if descriptor in ready or (descriptor is None and not _lives(process))
+            ]
+            word = "gone" if len(ended) == 1 else "went"  # the order of several is unknown
+            for process in ended:
+                rank, descriptor = self._ranks.pop(process)
+                report(f"{word} {rank}")
+                if descriptor is not None:
                     os.close(descriptor)
             if 0 in ready:
                 return True
@@ -100,9 +113,8 @@ class _Agent:
 
     def signal_ranks(self, number: int) -> None:
         """Send a signal to all ranks of this host."""
-        for descriptor in self._ranks:
-            with suppress(OSError):
-                signal.pidfd_send_signal(descriptor, signal.Signals(number))
+        for process in self._ranks:
+            _signal(process, number)
 
     def end_connections(self) -> None:
         """Kill the job's sshd processes: after a lost link they would wait for their clients for hours."""
@@ -111,36 +123,38 @@ class _Agent:
         for pid in {os.getppid(), *parents}:
             process = processes.read(pid)
             if process is not None and process.name in _SSH_DAEMONS:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+                _signal(process, signal.SIGKILL)
 
     def kill_all(self) -> int:
         """Kill the job's processes until none is left, for a few seconds at most; return how many are left."""
         deadline = time.monotonic() + _KILL_SECONDS
         while self._find() and time.monotonic() < deadline:
-            for process in self._known:
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+            for process in self._known.values():
+                _signal(process, signal.SIGKILL)
             time.sleep(0.05)
         return len(self._find())
 
     def _find(self) -> dict[int, str | None]:
         """Return the job's living processes: process id -> its rank, None where it is no rank or the child of one.
 
-        They have the mark in their environment, or had it earlier: a process may overwrite it.
+        They have the mark in their environment, or had it earlier, or descend from one that had it: a process may
+        overwrite its environment, and start others without any.
         """
-        marked = processes.with_variable(JOB_ID, self._job)
-        for pid in marked:
-            process = processes.read(pid)
-            parent = None if process is None else processes.read(process.parent)
-            for found in (process, parent if self._is_helper(parent) else None):
-                if found is not None:
-                    self._known.setdefault(found.pid, found)
+        marked, living = processes.with_variable(JOB_ID, self._job), processes.read_all()
         self._known = {
-            pid: now
+            pid: living[pid]
             for pid, process in self._known.items()
-            if (now := processes.read(pid)) is not None and now.start == process.start
+            if pid in living and living[pid].start == process.start
         }
+        for pid in marked.keys() & living.keys():
+            parent = living.get(living[pid].parent)
+            for found in (living[pid], parent if self._is_helper(parent) else None):
+                if found is not None:
+                    self._known[found.pid] = found
+        # A child is younger than its parent, and processes that start in the same tick are sorted by their ids.
+        for process in sorted(living.values(), key=lambda one: (one.start, one.pid)):
+            if process.parent in self._known and process.pid != self._own.pid:
+                self._known[process.pid] = process
         ranks = {pid: variables.get(self._rank_variable) for pid, variables in marked.items()}
         return {
             pid: None if ranks.get(process.parent) == ranks.get(pid) else ranks.get(pid)
@@ -153,7 +167,16 @@ class _Agent:
         Helpers are younger than this agent. Older parents are the system's first process, which inherits orphans, and
         `cpudist launch` on its own host.
         """
-        return parent is not None and parent.start > self._started
+        return parent is not None and parent.start > self._own.start
+
+
+def _lives(process: Process) -> bool:
+    now = processes.read(process.pid)
+    return now is not None and now.start == process.start
+
+
+def _signal(process: Process, number: int) -> None:
+    processes.send_signal(process.pid, number, lambda: _lives(process))
 
 
 def report(line: str) -> None:

@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
 from cpudist.launch.check import Checked, check, wait_for
 from cpudist.launch.hostfile import spread, write
+from cpudist.launch.restarts import Restarts
 from cpudist.launch.supervise import JobExit, supervise
 from cpudist.launchers.mpi import Host, Mpirun, Ranks
 from cpudist.launchers.mpis import find_mpirun
@@ -26,8 +26,6 @@ JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUD
 RUN_ID = "CPUDIST_RUN_ID"  # the same for all attempts; the user, or a pod, may have set it
 
 _CHECKPOINT = "--checkpoint-on-signal"
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # before the second restart in a row, and later ones
-_LONG_ATTEMPT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,8 @@ class LaunchOptions:
         mpi: "auto", "intel", "mpich" or "openmpi".
         interface: the network interface for all traffic; None: each library chooses.
         all_output: show the output of all ranks, each line marked with its rank.
-        max_restarts: how often to restart after a failure.
+        max_restarts: how many failures within `restart_window` are followed by a restart.
+        restart_window: seconds.
         min_nodes: restart with no fewer hosts; None: with no fewer than at first.
         wait: seconds to wait for hosts that are still starting.
         grace: seconds that ranks get to save a checkpoint after a signal.
@@ -57,6 +56,7 @@ class LaunchOptions:
     interface: str | None = None
     all_output: bool = False
     max_restarts: int = 0
+    restart_window: int = 86_400
     min_nodes: int | None = None
     wait: int = 0
     grace: int = 60
@@ -73,59 +73,40 @@ def run(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> in
         UserError: there is no such mpirun, or the hosts are not as they must be; found before any rank starts.
     """
     mpirun = find_mpirun(options.mpi, variables)
-    hosts, restarts = options.hosts or [_this_host()], 0
+    hosts, restarts = options.hosts or [_this_host()], Restarts(options.max_restarts, options.restart_window)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     if options.wait:
         wait_for(hosts, options.wait)
     placed = _place(options, hosts)
     least = len(placed) if options.min_nodes is None else options.min_nodes
-    pauses = _Pauses()
+    output_lost = False
     while True:
-        pauses.begin()
+        restarts.begin()
         try:
-            job = _run_once(mpirun, options, placed, restarts, variables)
+            job = _run_once(mpirun, options, placed, restarts.count, variables)
         except UserError as error:  # a host was there when it was checked, and its agent did not start
-            if restarts == 0:
+            if restarts.count == 0:
                 raise
             job = JobExit(FAILED, reason=str(error))
+        output_lost = output_lost or job.output_lost
         if job.reason and job.status:
             say(f"the job failed: {job.reason} (exit status {job.status})")
         elif job.reason:
             say(f"warning: {job.reason}")
         by_user = job.status == USER_ERROR and not job.reason  # a restart would fail in the same way
-        if job.status == 0 or job.stopped or by_user or restarts == options.max_restarts:
-            return job.status
-        restarts += 1
-        pauses.wait()
-        checked = check(hosts)
-        answering = _answering(hosts, checked)
+        if job.status == 0 or job.stopped or by_user or not restarts.after_failure():
+            return job.status or FAILED * output_lost
+        restarts.leave_out(job.suspect, hosts, least)
+        kept = [host for host in hosts if host not in restarts.left_out]
+        checked = check(kept, tries=options.hosts is not None and (job.suspect is not None or bool(job.reason)))
+        answering = _answering(kept, checked)
         if len(answering) < least:
             say(
                 f"not starting again: {len(answering)} of {len(hosts)} hosts are left, fewer than {least} (--min-nodes)"
             )
             return job.status
         placed = _as_many_as_fit(options, answering, checked)
-        say(f"starting again ({restarts} of {options.max_restarts}) with {_count(placed)} ranks on {_names(placed)}")
-
-
-class _Pauses:
-    """The time before each restart: none at first, then longer and longer, until an attempt has run for long."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def begin(self) -> None:
-        """Note that an attempt begins."""
-        self._began = time.monotonic()
-
-    def wait(self) -> None:
-        """Wait before the next attempt."""
-        if time.monotonic() - self._began > _LONG_ATTEMPT_SECONDS:
-            self._seconds = 0.0
-        if self._seconds:
-            say(f"starting again in {self._seconds:g} s")
-        time.sleep(self._seconds)
-        self._seconds = min(max(2 * self._seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        say(f"starting again ({restarts.number}) with {_count(placed)} ranks on {_names(placed)}")
 
 
 def show(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:

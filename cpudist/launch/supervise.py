@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,10 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
+from cpudist.console import say
 from cpudist.errors import FAILED
 from cpudist.launch.node_agents import NodeAgents
 from cpudist.launchers.mpi import Host, MpiLauncher
-from cpudist.losses import first_killed
+from cpudist.losses import Loss, first_killed
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
@@ -23,6 +27,12 @@ _ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have 
 _STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
 _TAIL_BYTES = 1 << 16
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
+
+# What ranks, or the store, say of a rank that was lost (losses.py) or that others have waited for (job/reports.py).
+_SUSPECT = re.compile(
+    r"cpudist: (?:rank (\d+) on \S+ (?:ended without|cannot be reached)"
+    r"|ranks? (\d+)\S* \([^,)]+\) (?:never reached|does not answer|do not answer))"
+)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CHECKPOINT_SIGNAL = signal.SIGUSR1  # what Slurm sends before the time limit: --signal=B:USR1@60
@@ -36,11 +46,15 @@ class JobExit:
         status: the exit status; 0 only where the launcher has returned 0.
         stopped: whether a signal to this process has ended it.
         reason: why it failed; empty where the ranks have reported it themselves.
+        output_lost: whether some of its output could not be written.
+        suspect: the host that the failure may come from: it was lost, or had the rank that was killed or stuck.
     """
 
     status: int
     stopped: bool = False
     reason: str = ""
+    output_lost: bool = False
+    suspect: Host | None = None
 
 
 def supervise(
@@ -79,25 +93,45 @@ def supervise(
             assert process.stdout is not None
             assert process.stderr is not None
             # Hydra reports a killed rank on standard output, Open MPI on standard error.
-            outputs = [_Output(sys.stdout), _Output(sys.stderr)]
+            outputs = [_Output("standard output", sys.stdout), _Output("standard error", sys.stderr)]
             pipes = (process.stdout, process.stderr)
             relays = [Relay(pipe, output.write) for pipe, output in zip(pipes, outputs, strict=True)]
             reason = _wait(process, agents, relays, stop, _STOP_SECONDS if grace is None else grace)
-            status = process.poll()
+            ended = _has_ended(process)
         finally:
-            unreached = agents.end()
+            lost, unreached = agents.lost, agents.end()
             if process is not None:
                 _kill(process)
         for relay in relays:
             relay.finish(_REST_SECONDS, lambda: stop)
-        killed = first_killed(mpi.killed_ranks("\n".join(output.tail for output in outputs)), agents.first_ended)
+        tail = "\n".join(output.tail for output in outputs)
+        killed = first_killed(mpi.killed_ranks(tail), agents.first_ended)
+    output_lost = any(relay.error is not None for relay in relays)
     if stop:
-        return JobExit(128 + stop[0], stopped=True)
+        return JobExit(128 + stop[0], stopped=True, output_lost=output_lost)
     if unreached and not reason:
         reason = f"{_names(unreached)} cannot be reached to make sure that no process is left there"
-    if status is None:
-        return JobExit(FAILED, reason=reason)
-    return JobExit(status if status >= 0 else 128 - status, reason=str(killed) if killed else reason)
+    suspect = lost[0] if lost else _suspect(killed, tail, hosts)
+    if not ended:
+        return JobExit(FAILED, reason=reason, output_lost=output_lost, suspect=suspect)
+    status = process.returncode
+    reason = str(killed) if killed else reason
+    return JobExit(status if status >= 0 else 128 - status, reason=reason, output_lost=output_lost, suspect=suspect)
+
+
+def _suspect(killed: Loss | None, tail: str, hosts: Sequence[Host]) -> Host | None:
+    """Return the host of the rank that was lost or stuck; None where none is named, as after an exception."""
+    if killed is not None and killed.rank is None:
+        return next((host for host in hosts if host.name == killed.host), None)
+    named = _SUSPECT.search(tail)
+    if killed is None and named is None:
+        return None
+    rank = killed.rank if killed is not None else int(named[1] or named[2])
+    for host in hosts:  # each MPI fills them in order
+        if rank < (host.slots or 0):
+            return host
+        rank -= host.slots or 0
+    return None
 
 
 def _wait(
@@ -111,7 +145,7 @@ def _wait(
     passed_on = 0
     deadline: float | None = None
     alone_since: float | None = None
-    while process.poll() is None:
+    while not _has_ended(process):
         time.sleep(_LOOK_SECONDS)
         agents.tick()
         now = time.monotonic()
@@ -140,15 +174,35 @@ def _wait(
 class _Output:
     """One of our streams. Keeps the end of what is written to it."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._to = stream.fileno()  # not Python's stream: its lock would block our exit during a write
+    def __init__(self, name: str, stream: IO[str] | None) -> None:
+        self._name = name
+        self._to = None if stream is None else stream.fileno()  # not the stream: its lock would block our exit
         self._kept = b""
+        self._failed = False
 
     def write(self, piece: bytes) -> None:
-        """Write bytes, all of them."""
+        """Write bytes, all of them, also where the file is non-blocking. The first error is reported.
+
+        Raises:
+            OSError: they could not be written; the job goes on, since its work is worth more than its output.
+        """
         self._kept = (self._kept + piece)[-_TAIL_BYTES:]
-        while piece:
-            piece = piece[os.write(self._to, piece) :]
+        try:
+            while piece:
+                if self._to is None:
+                    raise OSError(errno.EBADF, "it is closed")
+                try:
+                    piece = piece[os.write(self._to, piece) :]
+                except BlockingIOError:
+                    select.select([], [self._to], [])
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                say(
+                    f"{self._name} cannot be written: {error.strerror}; output is lost, the job goes on, "
+                    f"and the exit status will not be 0"
+                )
+            raise
 
     @property
     def tail(self) -> str:
@@ -175,6 +229,14 @@ def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a child has ended. It is not reaped, so its id stays its own."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # whoever started us ignores SIGCHLD, so the kernel reaps
+        return True
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cpudist.doctor import trial
 from cpudist.launch import check as module
 from cpudist.launch.check import Facts, check
 from cpudist.launch.remote import ask_all
@@ -16,7 +19,7 @@ FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket
 
 @pytest.mark.job
 def test_this_host_is_all_right() -> None:
-    checked = check([Host("localhost", 1)])
+    checked = check([Host("localhost", 1)], tries=True)
     assert checked.errors == []
     (facts,) = checked.facts.values()
     assert facts.skew == 0
@@ -58,6 +61,7 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
         ({"torch": None}, "error has torch None"),
         ({"cpudist": "0.0.9"}, "error has cpudist 0.0.9"),
         ({"folder": False}, "error has no folder"),
+        ({"failure": "cannot write to /scratch: Read-only file system"}, "error cannot write to /scratch: Read-only"),
         ({"memory": 100 << 20}, "error has 100 MB of free memory, and 4 ranks need 1.56 GB"),
         ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
         ({"ccl": "there is no C++ compiler"}, "warning cannot use the backend ccl"),
@@ -68,3 +72,12 @@ def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> No
     found = module._judge(Host("h1", 4), replace(FACTS, **changes), FACTS)
     assert " ".join(f"{one.level} {one.message}" for one in found).startswith(words)
     assert len(found) == bool(words)
+
+
+@pytest.mark.job
+def test_a_host_that_fails_the_trial_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert trial.failure("/proc/no/such").startswith("cannot write to /proc/no/such: No such file")
+    monkeypatch.setattr(trial, "_RANK", "raise ValueError('a sum is wrong')")
+    assert re.fullmatch(
+        r"fails a collective of two processes \((ccl|gloo)\): ValueError: a sum is wrong", trial.failure(str(tmp_path))
+    )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jobs
 import pytest
@@ -13,6 +14,7 @@ from jobs import BIN
 
 from cpudist.cli.main import main
 from cpudist.errors import UserError
+from cpudist.launch import restarts
 from cpudist.launch import run as module
 from cpudist.launch.check import Checked, Facts, Trouble
 from cpudist.launch.hostfile import parse
@@ -105,29 +107,70 @@ def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
     assert module._as_many_as_fit(options, [h2], checked) == [h2]
 
 
-def test_restarts_come_later_and_later_also_where_a_host_is_slow(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcomes = iter([JobExit(1), UserError("h1 is slow"), JobExit(1), JobExit(1), JobExit(0)])
-    slept: list[float] = []
-    clock = iter([0, 1, 10, 11, 20, 21, 100, 1000, 2000, 2001])  # begin and end of each attempt; the fourth is long
+class Attempts:
+    """What each attempt at a job returns or raises, and when: begin and end of each."""
 
-    def attempt(*_: object) -> JobExit:
-        outcome = next(outcomes)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hosts: list[Host], outcomes: list[Any], clock: list[float]):
+        self.slept: list[float] = []
+        self.placed: list[str] = []
+        self.tried: list[bool] = []
+        self._outcomes, times = iter(outcomes), iter(clock)
+        time = SimpleNamespace(monotonic=lambda: next(times), sleep=self.slept.append)
+        monkeypatch.setattr(module, "_run_once", self._attempt)
+        monkeypatch.setattr(module, "find_mpirun", lambda *_: None)
+        monkeypatch.setattr(module, "_place", lambda *_: hosts)
+        monkeypatch.setattr(module, "check", self._check)
+        monkeypatch.setattr(restarts, "time", time)
+
+    def _attempt(self, mpirun: object, options: object, placed: list[Host], *_: object) -> JobExit:
+        self.placed.append(" ".join(host.name for host in placed))
+        outcome = next(self._outcomes)
         if isinstance(outcome, UserError):
             raise outcome
         return outcome
 
+    def _check(self, hosts: list[Host], tries: bool) -> Checked:
+        self.tried.append(tries)
+        return Checked({}, [])
+
+
+def test_restarts_come_later_and_later_also_where_a_host_is_slow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = [JobExit(1), UserError("h1 is slow"), JobExit(1), JobExit(1), JobExit(0)]
+    clock = [0, 1, 10, 11, 20, 21, 100, 1000, 2000]  # the fourth is long
     hosts = [Host("h0", 1)]
-    monkeypatch.setattr(module, "_run_once", attempt)
-    monkeypatch.setattr(module, "find_mpirun", lambda *_: None)
-    monkeypatch.setattr(module, "_place", lambda *_: hosts)
-    monkeypatch.setattr(module, "check", lambda _: Checked({hosts[0]: None}, []))  # type: ignore[dict-item]
-    monkeypatch.setattr(module, "_as_many_as_fit", lambda *_: hosts)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=slept.append))
+    attempts = Attempts(monkeypatch, hosts, outcomes, clock)
     assert module.run(LaunchOptions(hosts, ["train.py"], max_restarts=4)) == 0
-    assert slept == [0, 5, 10, 0]
+    assert attempts.slept == [0, 5, 10, 0]
+    assert attempts.tried == [False, True, False, False], "the second failure may be a host's"
     assert "the job failed: h1 is slow (exit status 1)" in capsys.readouterr().err
+
+
+def test_failures_of_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two may be within 100 s; the last three are."""
+    hosts = [Host("h0", 1)]
+    attempts = Attempts(monkeypatch, hosts, [JobExit(1)] * 6, [0, 50, 60, 140, 150, 200, 210, 400, 410, 420, 430, 440])
+    assert module.run(LaunchOptions(hosts, ["train.py"], max_restarts=2, restart_window=100)) == 1
+    assert len(attempts.placed) == 6
+    said = capsys.readouterr().err
+    assert "starting again (2 of 2)" in said
+    assert said.endswith("not starting again: 3 failures within 100 s (--max-restarts 2, --restart-window)\n")
+
+
+def test_a_host_that_fails_twice_in_a_row_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = parse("h0:2\nh1:2\nh2:2\n")
+    outcomes = [JobExit(1, suspect=hosts[index]) for index in (1, 0, 1, 1, 2, 2)]
+    attempts = Attempts(monkeypatch, hosts, [*outcomes, JobExit(0, output_lost=True)], list(range(13)))
+    options = LaunchOptions(hosts, ["train.py"], max_restarts=9, min_nodes=2)
+    assert module.run(options) == 1, "output was lost"
+    assert attempts.placed == ["h0 h1 h2"] * 4 + ["h0 h2"] * 3
+    said = capsys.readouterr().err
+    assert said.count("warning: going on without hostfile, line 2: h1, which failed twice in a row\n") == 1
+    assert said.count("h2 failed twice in a row, and stays: without it 1 hosts are left (--min-nodes 2)\n") == 1
+    assert all(attempts.tried)
 
 
 @pytest.mark.job

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from cpudist.launch.supervise import _suspect
+from cpudist.launchers.mpi import Host
 
 pytestmark = pytest.mark.job
 
@@ -46,7 +50,7 @@ module._ALONE_SECONDS, module._REST_SECONDS = 1.0, 0.2
 variables = {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
 grace = float(sys.argv[2]) if sys.argv[2:] else None
 job = module.supervise(IntelMpi, [sys.executable, "-c", sys.argv[1]], variables, [Host("localhost")], grace)
-sys.exit(job.status)
+sys.exit(job.status or 3 * job.output_lost)
 """
 
 
@@ -87,3 +91,50 @@ def test_ranks_get_the_signal_and_time_to_save(number: signal.Signals, grace: st
             assert supervising.wait(30) == 128 + number
         finally:
             supervising.terminate()
+
+
+TALKS = "import os\nfor _ in range(100): os.write(1, b'x' * 999 + bytes([10]))\nos.write(2, b'the end')"
+
+
+@pytest.mark.parametrize(
+    ("to", "said"), [("> /dev/full", "No space left"), ("| true", "Broken pipe"), (">&-", "closed")]
+)
+def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
+    """The job goes on to its end."""
+    command = f'set -o pipefail; "$@" {to}'
+    words = ["bash", "-c", command, "bash", sys.executable, "-c", SUPERVISE, TALKS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    (line, last) = done.stderr.splitlines()
+    assert line.startswith("cpudist: standard output cannot be written: ")
+    assert said in line
+    assert last == "the end"
+    assert done.returncode == 3
+
+
+def test_a_reader_without_blocking_gets_all() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with subprocess.Popen([sys.executable, "-c", SUPERVISE, TALKS], stdout=writer, stderr=subprocess.PIPE) as running:
+        os.close(writer)
+        assert running.stderr is not None
+        assert running.stderr.read(7) == b"the end", "by now it has met a full pipe"
+        with open(reader, "rb") as stream:
+            assert len(stream.read()) == 100_000
+        assert running.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "host"),
+    [
+        ("cpudist: rank 3 on n1 ended without an error message (killed, out of memory, or crashed?)", "h1"),
+        ("cpudist: rank 1 on n0 cannot be reached any more (host down, or its link?)", "h0"),
+        ("cpudist: ranks 2-3 (n1) do not answer: stopped, or the host is gone", "h1"),
+        ("cpudist: waiting for 7 s of 20: rank 3 (n1) never reached all_reduce #131", None),
+        ("cpudist: ranks 1, 3 (n0, n1) never reached all_reduce #131", None),
+        ("cpudist: rank 0 on n0 failed: ValueError: no such thing; ending the job", None),
+    ],
+)
+def test_the_host_that_a_failure_may_come_from(said: str, host: str | None) -> None:
+    """As the hostfile names it; two ranks on each."""
+    found = _suspect(None, f"something\n{said}\n", [Host("h0", 2), Host("h1", 2)])
+    assert (found and found.name) == host

@@ -1,0 +1,82 @@
+"""Try what a job needs of this host: write a file, fill memory, and a collective of two processes.
+
+`cpudist launch` asks for it before it starts a job again whose failure may be a host's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+
+from cpudist.backends.ccl.build import find_built
+from cpudist.topology.identity import free_port
+
+_BYTES = 64 << 20
+_SECONDS = 45.0
+_LAUNCHERS = ("SLURM_", "PMI", "OMPI_", "CPUDIST_")  # what `cpudist launch` inherits is not for these ranks
+
+_RANK = """\
+import sys
+sys.path[:1] = {path!r}
+import torch
+import cpudist
+cpudist.init({backend!r}, timeout={seconds}, pin=False)
+numbers = torch.arange(1 << 20, dtype=torch.float32)
+torch.distributed.all_reduce(numbers)
+assert torch.equal(numbers, 2 * torch.arange(1 << 20, dtype=torch.float32)), "a sum is wrong"
+cpudist.shutdown()
+"""
+
+
+def failure(folder: str) -> str:
+    """Return what does not work on this host, in words; empty if all does.
+
+    Args:
+        folder: the folder in which the job runs.
+    """
+    pattern = secrets.token_bytes(1 << 16) * (_BYTES >> 16)  # fills memory
+    for place in (folder, tempfile.gettempdir()):
+        try:
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(pattern)
+                file.flush()
+                os.fsync(file.fileno())
+                file.seek(0)
+                if file.read() != pattern:
+                    return f"reads another content from {place} than it has written"
+        except PermissionError:
+            continue  # a job need not write there
+        except OSError as error:
+            return f"cannot write to {place}: {error.strerror}"
+    return _collective()
+
+
+def _collective() -> str:
+    backend = "gloo" if find_built() is None else "ccl"
+    program = _RANK.format(path=[entry for entry in sys.path if entry], backend=backend, seconds=_SECONDS)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CPUDIST_TOKEN": secrets.token_hex(16)}
+    job |= {name: os.environ[name] for name in ("CPUDIST_CACHE",) if name in os.environ}
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        command, env = [sys.executable, "-c", program], {**own, **job, **place, "OMP_NUM_THREADS": "1"}
+        ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    deadline = time.monotonic() + _SECONDS
+    try:
+        said = [rank.communicate(timeout=max(deadline - time.monotonic(), 0.1))[1] for rank in ranks]
+    except subprocess.TimeoutExpired:
+        return f"does not end a collective of two processes ({backend}) within {_SECONDS:g} s"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for rank, errors in zip(ranks, said, strict=True):
+        if rank.returncode:
+            last = "".join(errors.strip().splitlines()[-1:])[:200]
+            return f"fails a collective of two processes ({backend}): {last or f'exit status {rank.returncode}'}"
+    return ""

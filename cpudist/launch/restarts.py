@@ -1,0 +1,85 @@
+"""Whether a job that has failed starts again, when, and without which hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from cpudist.console import say
+from cpudist.launchers.mpi import Host
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # before the second restart in a row, and later ones
+_LONG_ATTEMPT_SECONDS = 600.0
+
+
+class Restarts:
+    """The restarts of one job.
+
+    Args:
+        most: how many failures within the window are followed by a restart.
+        window: seconds; failures that are longer ago do not count.
+
+    Attributes:
+        count: how often the job has started again.
+        left_out: the hosts that get no ranks any more.
+    """
+
+    def __init__(self, most: int, window: float) -> None:
+        self.count = 0
+        self.left_out: list[Host] = []
+        self._most = most
+        self._window = window
+        self._failures: list[float] = []
+        self._suspect: Host | None = None
+        self._pause = 0.0
+
+    def begin(self) -> None:
+        """Note that an attempt begins."""
+        self._began = time.monotonic()
+
+    def after_failure(self) -> bool:
+        """Wait before the next attempt: not at all at first, then longer and longer, until one has run for long.
+
+        Returns:
+            Whether there is a next one.
+        """
+        now = time.monotonic()
+        self._failures = [*(moment for moment in self._failures if now - moment < self._window), now]
+        if len(self._failures) > self._most:
+            if self._most:
+                failures = f"{len(self._failures)} failures within {self._window:g} s"
+                say(f"not starting again: {failures} (--max-restarts {self._most}, --restart-window)")
+            return False
+        self.count += 1
+        if now - self._began > _LONG_ATTEMPT_SECONDS:
+            self._pause = 0.0
+        if self._pause:
+            say(f"starting again in {self._pause:g} s")
+        time.sleep(self._pause)
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        return True
+
+    @property
+    def number(self) -> str:
+        """This restart among those that the window allows."""
+        return f"{len(self._failures)} of {self._most}"
+
+    def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:
+        """Leave out a host at which two failures in a row were.
+
+        Args:
+            suspect: the host that this failure may come from, if one is known.
+            hosts: the hosts of the job.
+            least: how many must stay.
+        """
+        twice = suspect is not None and self._suspect is not None and suspect.name == self._suspect.name
+        self._suspect = suspect
+        host = next((host for host in hosts if suspect is not None and host.name == suspect.name), None)
+        if not twice or host is None or host in self.left_out:
+            return
+        left = len(hosts) - len(self.left_out) - 1
+        if left < least:
+            say(f"{host.name} failed twice in a row, and stays: without it {left} hosts are left (--min-nodes {least})")
+            return
+        self.left_out.append(host)
+        say(f"warning: going on without {host.where}: {host.name}, which failed twice in a row")
