@@ -1,11 +1,12 @@
 """The node agent: watches a job's processes on one host and kills them when the job is over.
 
-    python node_agent.py JOB RANK_VARIABLE
+    python node_agent.py JOB RANK_VARIABLE GRACE
 
 JOB is the value of CPUDIST_JOB_ID in the environment of the job's processes, by which the agent finds them. `cpudist
 launch` starts an agent on every host before the job, and keeps sending it lines on standard input: `signal N` sends a
 signal to the ranks, `end` says that the job is over, any other line says that `cpudist launch` is still there. An agent
-whose input has ended, or that gets no line for a while, has lost `cpudist launch`: it kills the job's processes too.
+that gets no line for a while has lost `cpudist launch`: it kills the job's processes too. So does one whose input has
+ended, after GRACE seconds in which `cpudist launch` may connect again and start another agent of this job.
 
 It writes a line for each event, and at least one per second: `ranks N`, the number of ranks on this host; `gone RANK`,
 a rank has ended; `went RANK`, a rank has ended together with others; `left N`, the last line: the number of processes
@@ -37,12 +38,14 @@ JOB_ID = "CPUDIST_JOB_ID"
 def main() -> None:
     """Watch the job's processes until `cpudist launch` says that the job is over, or is lost; then kill them.
 
-    The words of the command line are the job's id and a variable that ranks have, and no other process of the job.
+    The words of the command line are the job's id, a variable that ranks have, and no other process of the job, and
+    seconds.
     """
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)  # `cpudist launch` handles the terminal's signals and sends us a line
     os.set_blocking(0, False)
-    agent = _Agent(*sys.argv[1:])
+    job, rank_variable, grace = sys.argv[1:]
+    agent = _Agent(job, rank_variable)
     received_at, text = time.monotonic(), b""
     while time.monotonic() - received_at < KEEPALIVE_TIMEOUT:
         agent.scan()
@@ -56,6 +59,8 @@ def main() -> None:
         for line in lines:
             if line.startswith(b"signal "):
                 agent.signal_ranks(int(line.split()[1]))
+        if not received and agent.is_replaced_within(float(grace)):
+            return
         if not received or b"end" in lines:
             break
         received_at = time.monotonic()
@@ -73,6 +78,7 @@ class _Agent:
     def __init__(self, job: str, rank_variable: str) -> None:
         self._job = job
         self._rank_variable = rank_variable
+        self._words = [job, rank_variable]  # of any agent of this job
         self._ranks: dict[Process, tuple[str, int | None]] = {}  # -> rank, descriptor
         self._known: dict[int, Process] = {}
         own = processes.read(os.getpid())
@@ -115,6 +121,18 @@ class _Agent:
         """Send a signal to all ranks of this host."""
         for process in self._ranks:
             _signal(process, number)
+
+    def is_replaced_within(self, seconds: float) -> bool:
+        """Wait for a younger agent of this job, while processes of the job are left; return whether there is one."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._find():
+            for process in processes.read_all().values():
+                if process.start > self._own.start:
+                    with suppress(OSError):  # it has ended
+                        if processes.command_line(process.pid)[-3:-1] == self._words:
+                            return True
+            time.sleep(_LOOK_SECONDS)
+        return False
 
     def end_connections(self) -> None:
         """Kill the job's sshd processes: after a lost link they would wait for their clients for hours."""

@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.launch import node_agent
-from cpudist.launch.remote import AT_ONCE, CONNECT_SECONDS, command_on
+from cpudist.launch.remote import AT_ONCE, CONNECT_SECONDS, command_on, is_here
 from cpudist.launchers.mpi import Host
 from cpudist.processes import python_main
 from cpudist.waiting import poll
@@ -21,6 +22,8 @@ _KEEPALIVE_SECONDS = 2.0
 _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # its standard input and output
 _OTHER_FILES = 200
+_RECONNECT_SECONDS = 8.0  # for which an agent without its connection waits, too
+_STEADY_SECONDS = 60.0  # a connection that was lost sooner again is not made anew
 _END_SECONDS = 8.0  # an agent takes up to five to kill the job's processes
 
 
@@ -70,13 +73,15 @@ class NodeAgents:
     @property
     def lost(self) -> list[Host]:
         """Hosts that do not answer any more, or whose agent has ended."""
-        return [agent.host for agent in self._agents if agent.ended or agent.silent_for(node_agent.KEEPALIVE_TIMEOUT)]
+        return [agent.host for agent in self._agents if agent.is_lost]
 
     def tick(self) -> None:
-        """Read what the agents report and send them keepalives; call it several times per second."""
+        """Read what the agents report, send them keepalives, connect again; call it several times per second."""
         self._receive()
-        for agent in self._agents:
+        for place, agent in enumerate(self._agents):
             agent.keep_alive()
+            if agent.may_connect_again:
+                self._agents[place] = agent.connected_again()
 
     def signal_ranks(self, number: int) -> bool:
         """Send a signal to all ranks; return whether there are any."""
@@ -125,14 +130,17 @@ class _Agent:
 
     def __init__(self, host: Host, job: str, rank_variable: str) -> None:
         self.host = host
+        self._of = (host, job, rank_variable)
+        self._again = False
         self.ranks = 0
         self.had_ranks = False
         self.answered = False
         self.ended = False
         self.left: int | None = None
         words = [*python_main("cpudist.launch.node_agent", "-I", "-S"), job, rank_variable]
-        command = command_on(host, words)
-        self.is_here = command == words
+        self.is_here = is_here(host.name)
+        # The input of an agent on this host ends with us alone.
+        command = command_on(host, [*words, "0" if self.is_here else str(_RECONNECT_SECONDS)])
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -146,7 +154,28 @@ class _Agent:
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
         self._text = b""
-        self._received = self._sent = time.monotonic()
+        self._received = self._sent = self._started = time.monotonic()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the agent has ended, or does not answer any more."""
+        if self._again and not self.answered:
+            return self.ended or self.silent_for(_RECONNECT_SECONDS)
+        return self.ended or self.silent_for(node_agent.KEEPALIVE_TIMEOUT)
+
+    @property
+    def may_connect_again(self) -> bool:
+        """Whether the connection to an agent that is still needed was dropped, and not soon after it was made anew."""
+        steady = not self._again or time.monotonic() - self._started > _STEADY_SECONDS
+        return self.ended and self.answered and self.left is None and not self.is_here and steady
+
+    def connected_again(self) -> _Agent:
+        """Return a new agent of this host, for which the old one leaves."""
+        say(f"warning: the ssh connection to {self.host.name} was lost; connecting again")
+        self.close()
+        agent = _Agent(*self._of)
+        agent.ranks, agent.had_ranks, agent._again = self.ranks, self.had_ranks, True
+        return agent
 
     def silent_for(self, seconds: float) -> bool:
         """Return whether the agent has reported nothing for so long."""

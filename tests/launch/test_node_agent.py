@@ -50,9 +50,11 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.kill()
 
 
-def watch(start: Callable[..., subprocess.Popen[str]], job: str, before: str = "") -> subprocess.Popen[str]:
+def watch(
+    start: Callable[..., subprocess.Popen[str]], job: str, before: str = "", grace: str = "0"
+) -> subprocess.Popen[str]:
     *flags, program = AGENT
-    return start([*flags, program.replace("from", f"{before}; from") if before else program, job, "MY_RANK"])
+    return start([*flags, program.replace("from", f"{before}; from") if before else program, job, "MY_RANK", grace])
 
 
 def until(watching: subprocess.Popen[str], line: str) -> list[str]:
@@ -132,6 +134,23 @@ def test_left_alone_it_ends_the_job(start: Callable[..., subprocess.Popen[str]],
     assert watching.stdin is not None
     watching.stdin.close()
     until(watching, "left 0")
+    assert rank.wait(10) == -9
+
+
+def test_another_agent_takes_its_place(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+    """As after a dropped ssh connection; without another agent, what is left is killed in time."""
+    first = watch(start, job, grace="30")
+    rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+    until(first, "ranks 1")
+    assert first.stdin is not None
+    first.stdin.close()
+    second = watch(start, job, grace="0.5")
+    until(second, "ranks 1")
+    assert first.wait(10) == 0
+    assert rank.poll() is None
+    assert second.stdin is not None
+    second.stdin.close()
+    until(second, "left 0")
     assert rank.wait(10) == -9
 
 

@@ -17,6 +17,7 @@ class Agent:
 
     started = 0
     most_at_once = 0
+    may_connect_again = False
 
     def __init__(self, host: Host, job: str, rank_variable: str) -> None:
         self.host, self.is_here = host, host.name == "localhost"
