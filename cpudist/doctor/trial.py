@@ -15,7 +15,7 @@ import time
 from cpudist.backends.ccl.build import find_built
 from cpudist.topology.identity import free_port
 
-_BYTES = 64 << 20
+_MEMORY, _FILE = 64 << 20, 1 << 20  # bytes
 _SECONDS = 45.0
 _LAUNCHERS = ("SLURM_", "PMI", "OMPI_", "CPUDIST_")  # what `cpudist launch` inherits is not for these ranks
 
@@ -38,21 +38,29 @@ def failure(folder: str) -> str:
     Args:
         folder: the folder in which the job runs.
     """
-    pattern = secrets.token_bytes(1 << 16) * (_BYTES >> 16)  # fills memory
-    for place in (folder, tempfile.gettempdir()):
+    pattern = secrets.token_bytes(1 << 16)
+    if bytes(pattern * (_MEMORY >> 16))[-len(pattern) :] != pattern:
+        return "reads another content from its memory than it has written"
+    for place in (folder, *_temporary()):
         try:
             with tempfile.TemporaryFile(dir=place) as file:
-                file.write(pattern)
+                file.write(pattern * (_FILE >> 16))
                 file.flush()
                 os.fsync(file.fileno())
                 file.seek(0)
-                if file.read() != pattern:
+                if file.read() != pattern * (_FILE >> 16):
                     return f"reads another content from {place} than it has written"
-        except PermissionError:
-            continue  # a job need not write there
         except OSError as error:
-            return f"cannot write to {place}: {error.strerror}"
+            if os.access(place, os.W_OK):  # otherwise the job does without, too
+                return f"cannot write to {place}: {error.strerror}"
     return _collective()
+
+
+def _temporary() -> list[str]:
+    try:
+        return [tempfile.gettempdir()]
+    except FileNotFoundError:  # none can be written
+        return []
 
 
 def _collective() -> str:

@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -151,28 +152,111 @@ def _listening_port(pid: int) -> int:
     raise LookupError(f"process {pid} does not listen")
 
 
-# Name -> how.
-FAULTS: dict[str, Callable[[Job], None]] = {
-    "none": lambda job: job.order("end"),
-    "rank 3 killed": kill(3),
-    "rank 0 killed": kill(0),
-    "rank 3 out of memory": out_of_memory,
-    "rank 3 raises": lambda job: job.order("raise-3"),
-    "disk full on rank 0": lambda job: job.order("full-0"),
-    "rank 3 stuck in Python": lambda job: job.order("stuck-3"),
-    "rank 3 stopped": stop,
-    "link of h1 down": lambda job: job.bed.disconnect("h1"),
-    "h1 loses its power": lambda job: job.bed.kill("h1"),
-    "h1 frozen": freeze,
-    "ssh to h1 lost": lose_ssh,
-    "store killed": lambda job: job.find("h0", "cpudist.store.serve")[0].kill(),
-    "Ctrl-C": signal_launcher(signal.SIGINT),
-    "SIGTERM": signal_launcher(signal.SIGTERM),
-    "strangers flood the store": flood,
+def all_stuck(job: Job) -> None:
+    """As in a data loader or a file system that hangs: no rank waits for another."""
+    for rank in range(4):
+        job.order(f"stuck-{rank}")
+
+
+def lose_store_late(job: Job) -> None:
+    """The store goes when rank 0 has come to its end, and the others have not."""
+    for rank in range(1, 4):
+        job.order(f"stuck-{rank}")
+    job.order("leave-0")
+    time.sleep(2)
+    job.find("h0", "cpudist.store.serve")[0].kill()
+
+
+def leave_a_child(job: Job) -> None:
+    """Rank 3 is killed when it has a child in a session of its own, without any variable."""
+    job.order("child-3")
+    time.sleep(3)
+    job.rank(3).kill()
+
+
+def kill_with_checkpoints(job: Job, *, damage: bool = False) -> None:
+    """Kill rank 3 once there are two checkpoints; the next attempt ends by itself."""
+    saved = job.folder / "out"
+    deadline = time.monotonic() + START_SECONDS
+    while len(found := sorted(saved.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))) < 2:
+        assert time.monotonic() < deadline, "no checkpoints"
+        time.sleep(0.1)
+    job.rank(3).suspend()  # nothing is saved any more
+    time.sleep(1)
+    if damage:
+        found = sorted(saved.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+        with (found[-1] / "__0_0.distcp").open("r+b") as file:
+            file.truncate(100)
+    job.rank(3).kill()
+    job.order("end")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A way to break a job.
+
+    Attributes:
+        strike: breaks it.
+        ends_well: whether its exit status must be 0; None: either will do.
+        says: what must be among its output.
+        launch_only: whether only `cpudist launch` can stand it.
+        options: of `cpudist launch`.
+        variables: environment variables of the job.
+        shell: how a shell runs the command; empty: it runs without one.
+    """
+
+    strike: Callable[[Job], None]
+    ends_well: bool | None = False
+    says: str = ""
+    launch_only: bool = False
+    options: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    shell: str = ""
+
+
+_SAVES, _STALL = {"WORKING_SAVES": "1"}, {"WORKING_STALL": "10"}
+_GOES_ON = "going on from"
+_TWICE = '"$@" || "$@"'  # as a scheduler queues a job again
+
+FAULTS: dict[str, Fault] = {
+    "none": Fault(lambda job: job.order("end"), ends_well=True),
+    "rank 3 killed": Fault(kill(3)),
+    "rank 0 killed": Fault(kill(0)),
+    "rank 3 out of memory": Fault(out_of_memory),
+    "rank 3 raises": Fault(lambda job: job.order("raise-3")),
+    "disk full on rank 0": Fault(lambda job: job.order("full-0")),
+    "rank 3 stuck in Python": Fault(lambda job: job.order("stuck-3")),
+    "rank 3 stopped": Fault(stop),
+    "link of h1 down": Fault(lambda job: job.bed.disconnect("h1")),
+    "h1 loses its power": Fault(lambda job: job.bed.kill("h1")),
+    "h1 frozen": Fault(freeze),
+    "ssh to h1 lost": Fault(lose_ssh, ends_well=None),
+    "store killed": Fault(lambda job: job.find("h0", "cpudist.store.serve")[0].kill()),
+    "Ctrl-C": Fault(signal_launcher(signal.SIGINT)),
+    "SIGTERM": Fault(signal_launcher(signal.SIGTERM)),
+    "strangers flood the store": Fault(flood, ends_well=True),
+    "rank 3 holds the GIL": Fault(lambda job: job.order("gil-3"), says="--stall 10", variables=_STALL),
+    "all ranks stuck in a loader": Fault(all_stuck, says="--stall 10", variables=_STALL),
+    "store lost after rank 0's end": Fault(lose_store_late, variables=_STALL),
+    "rank 3 killed, job restarted": Fault(
+        kill_with_checkpoints, True, _GOES_ON, launch_only=True, options=("--max-restarts", "1"), variables=_SAVES
+    ),
+    "rank 3 killed, job queued again": Fault(
+        kill_with_checkpoints, True, _GOES_ON, variables={**_SAVES, "CPUDIST_RUN_ID": "queued"}, shell=_TWICE
+    ),
+    "checkpoint damaged, job restarted": Fault(
+        partial(kill_with_checkpoints, damage=True),
+        True,
+        "trying the one before",
+        launch_only=True,
+        options=("--max-restarts", "1"),
+        variables=_SAVES,
+    ),
+    "a child without variables": Fault(leave_a_child, launch_only=True),
+    "disk full under launch's output": Fault(
+        lambda job: job.order("end"), says="output is lost", launch_only=True, shell='"$@" > /dev/full'
+    ),
 }
-
-
-GOOD_ENDS = {"none": True, "strangers flood the store": True, "ssh to h1 lost": None}  # None: either will do
 
 
 @dataclass(frozen=True)
@@ -185,16 +269,17 @@ class Way:
     def __str__(self) -> str:
         return f"`launch`, {self.mpi}" if self.launch else self.mpi
 
-    def command(self, bed: Bed, timeout: float) -> list[str]:
+    def command(self, bed: Bed, timeout: float, fault: Fault) -> list[str]:
         """All that comes before the script."""
         if self.launch:
             name = next(mpi.option for mpi in MPIS if mpi.name == self.mpi)
             program = str(Path(sys.executable).with_name("cpudist"))
-            start = [program, "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2"]
+            start = [program, "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2", *fault.options]
             return [*start, "--", "--timeout", str(timeout)]
         if self.mpi == "open-mpi":
             start = ["mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(2), "-n", "4"]
-            return [*start, "-x", "PATH", "-x", "PYTHONPATH", "-x", "CPUDIST_CACHE", sys.executable]
+            passed = [word for name in ("PATH", "PYTHONPATH", *CACHE, *fault.variables) for word in ("-x", name)]
+            return [*start, *passed, sys.executable]
         mpirun = "mpirun" if self.mpi == "intel-mpi" else "mpirun.mpich"
         return [mpirun, "-f", bed.hostfile(), "-n", "4", "-ppn", "2", sys.executable]
 
@@ -220,7 +305,8 @@ class Ending:
     def is_right(self, fault: str, timeout: float) -> bool:
         """Whether all was over in time, with nothing left, and the status tells what happened."""
         over = self.status is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
-        return over and GOOD_ENDS.get(fault, False) in (None, self.status == 0)
+        ends_well, says = FAULTS[fault].ends_well, FAULTS[fault].says
+        return over and ends_well in (None, self.status == 0) and says in self.output
 
 
 def run(way: Way, fault: str, timeout: float) -> Ending:
@@ -237,14 +323,16 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
                 while len(list(folder.glob("ready-*"))) < 4 and time.monotonic() < deadline:
                     time.sleep(0.1)
                 broken.append(time.monotonic())
-                FAULTS[fault](job)
+                FAULTS[fault].strike(job)
 
             breaker = threading.Thread(target=break_it)
             breaker.start()
             script = [str(Path(__file__).with_name("working.py")), str(folder), str(timeout)]
-            ended = bed.watch(
-                "h0", [*way.command(bed, timeout), *script], START_SECONDS + timeout + MARGIN_SECONDS, CACHE
-            )
+            command = [*way.command(bed, timeout, FAULTS[fault]), *script]
+            if FAULTS[fault].shell:
+                command = ["sh", "-c", FAULTS[fault].shell, "sh", *command]
+            bound = START_SECONDS + timeout + MARGIN_SECONDS
+            ended = bed.watch("h0", command, bound, {**CACHE, **FAULTS[fault].variables})
             breaker.join(60)
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")

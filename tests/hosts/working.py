@@ -2,12 +2,16 @@
 
 Its ranks write to FOLDER/stderr: Hydra now and then ends before it has passed on what they wrote last.
 
-python working.py FOLDER TIMEOUT   until a rank finds FOLDER/raise-RANK, full-RANK, allocate-RANK, stuck-RANK or end
+python working.py FOLDER TIMEOUT   until a rank finds FOLDER/end, or WHAT-RANK; for each WHAT see `_obey`
+
+With WORKING_SAVES it saves checkpoints, and goes on from the newest one. WORKING_STALL is `cpudist.init`'s `stall`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,26 +22,49 @@ import torch.distributed as dist
 import cpudist
 
 
+def _obey(folder: Path, rank: int) -> None:
+    def ordered(what: str) -> bool:
+        return (folder / f"{what}-{rank}").exists()
+
+    if ordered("raise"):
+        raise ValueError("the reason")
+    if ordered("full"):
+        Path("/dev/full").write_text("a checkpoint")
+    if ordered("allocate"):
+        torch.ones(1 << 30)
+    if ordered("gil"):
+        ctypes.PyDLL(None).sleep(1000)
+    if ordered("child"):
+        (folder / f"child-{rank}").unlink()
+        subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True, close_fds=True)
+    while ordered("stuck"):
+        time.sleep(0.1)
+
+
 def main(folder: Path, timeout: float) -> None:
     os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), 2)
-    world = cpudist.init(os.environ.get("WORKING_BACKEND", "ccl"), timeout=timeout)
+    stall = float(os.environ.get("WORKING_STALL", "0")) or None
+    world = cpudist.init(os.environ.get("WORKING_BACKEND", "ccl"), timeout=timeout, stall=stall)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    checkpoints = cpudist.Checkpoints(folder / "out") if "WORKING_SAVES" in os.environ else None
+    step = checkpoints.restore(model=model) if checkpoints else 0
     numbers = torch.ones(1 << 16)
     dist.all_reduce(numbers, dist.ReduceOp.AVG)  # they are connected
+    optimizer.step()  # stalls count from the first step on
     (folder / f"ready-{world.rank}").write_text(str(os.getpid()))
     while True:
-        if (folder / f"raise-{world.rank}").exists():
-            raise ValueError("the reason")
-        if (folder / f"full-{world.rank}").exists():
-            Path("/dev/full").write_text("a checkpoint")
-        if (folder / f"allocate-{world.rank}").exists():
-            numbers = torch.ones(1 << 30)
-        while (folder / f"stuck-{world.rank}").exists():
-            time.sleep(0.1)
+        _obey(folder, world.rank)
+        if (folder / f"leave-{world.rank}").exists():
+            break
         flag = torch.tensor([float((folder / "end").exists())])
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         if flag.item():
             break
         dist.all_reduce(numbers, dist.ReduceOp.AVG)
+        step += 1
+        if checkpoints and step % 20 == 0:
+            checkpoints.save(step, model=model)
         time.sleep(0.02)
     assert torch.equal(numbers, torch.ones(1 << 16))
     cpudist.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,9 @@ def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> No
 
 @pytest.mark.job
 def test_a_host_that_fails_the_trial_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert trial.failure("/proc/no/such").startswith("cannot write to /proc/no/such: No such file")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        assert trial.failure(str(tmp_path)) == f"cannot write to {tmp_path}: No space left on device"
     monkeypatch.setattr(trial, "_RANK", "raise ValueError('a sum is wrong')")
     assert re.fullmatch(
         r"fails a collective of two processes \((ccl|gloo)\): ValueError: a sum is wrong", trial.failure(str(tmp_path))
