@@ -84,7 +84,7 @@ class _Recipe:
     def __init__(self, output: Path, restart: int) -> None:
         text = str(Path(sysconfig.get_path("stdlib")) / "heapq.py")
         command = mpirun(RANKS, *train("clm", "--output_dir", str(output), "--train_file", text, *_MODEL, *_OPTIONS))
-        environment = {**os.environ, "CPUDIST_RESTART_COUNT": str(restart)}
+        environment = {**os.environ, "CPUDIST_RESTART_COUNT": str(restart), "CPUDIST_RUN_ID": "killed"}
         with _log(output).open("w") as file:
             self._job = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
 

@@ -69,9 +69,9 @@ def _collective() -> str:
     own = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CPUDIST_TOKEN": secrets.token_hex(16)}
     job |= {name: os.environ[name] for name in ("CPUDIST_CACHE",) if name in os.environ}
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks: list[subprocess.Popen[str]] = []
+    for number in ("0", "1"):
+        place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         command, env = [sys.executable, "-c", program], {**own, **job, **place, "OMP_NUM_THREADS": "1"}
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
     deadline = time.monotonic() + _SECONDS

@@ -121,12 +121,13 @@ def supervise(
 
 def _suspect(killed: Loss | None, tail: str, hosts: Sequence[Host]) -> Host | None:
     """Return the host of the rank that was lost or stuck; None where none is named, as after an exception."""
-    if killed is not None and killed.rank is None:
-        return next((host for host in hosts if host.name == killed.host), None)
     named = _SUSPECT.search(tail)
-    if killed is None and named is None:
-        return None
-    rank = killed.rank if killed is not None else int(named[1] or named[2])
+    if killed is not None and killed.rank is not None:
+        rank = killed.rank
+    elif killed is None and named is not None:
+        rank = int(named[1] or named[2])
+    else:
+        return next((host for host in hosts if killed is not None and host.name == killed.host), None)
     for host in hosts:  # each MPI fills them in order
         if rank < (host.slots or 0):
             return host
