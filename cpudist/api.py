@@ -61,16 +61,15 @@ def init(
             exists that cpudist did not make, or transformers or accelerate are of a version that cpudist does not know.
         StartupTimeout: a rank did not arrive in time; the message names it.
     """
-    running = current()
+    running, seconds = current(), None if stall is None else check_timeout(stall, "stall")
     if running is None:
         launcher = launchers.detect()
-        seconds = None if stall is None else check_timeout(stall, "stall")
         pinning = decide_in_place(launcher) if pin else None
         running = enter(launcher, backend, check_timeout(timeout), options, interface, pinning)
-        if seconds is not None:
-            running.end_when_stalled(seconds)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
+    if seconds is not None:
+        running.end_when_stalled(seconds)
     return running.world
 
 

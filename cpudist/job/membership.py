@@ -88,7 +88,9 @@ class Membership:
             self._watch.timeout = seconds
 
     def end_when_stalled(self, seconds: float) -> None:
-        """End the job when no rank shows a sign of life for so long; see `Stall`. Only once, with a backend."""
+        """End the job when no rank shows a sign of life for so long; see `Stall`. A second call does nothing."""
+        if self._stall is not None:
+            return
         if any(member.interactive for member in self.members):
             say("warning: stall has no effect in a notebook or an interactive session")
             return
