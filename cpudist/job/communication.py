@@ -23,6 +23,7 @@ class Communication:
     """What the user has asked for, for all models of a job; a model may have its own.
 
     Attributes:
+        world: this rank's place among the others.
         compression: the scheme in which gradients cross the network (`--compress`); None: the user has not said.
         sync_every: after how many steps hosts meet (`--sync-every`); None: in each step.
         outer: the step that they make then (`--outer`); None: the default.
@@ -35,7 +36,7 @@ class Communication:
 
     def __init__(self, backend: Backend, world: World, record: RunRecord) -> None:
         self._backend = backend
-        self._world = world
+        self.world = world
         self._record = record
         self.compression: str | None = None
         self.sync_every: int | str | None = None
@@ -55,7 +56,7 @@ class Communication:
         return embedding_rows.output_layers_last(model) if self._sends_rows() else nullcontext()
 
     def _sends_rows(self) -> bool:
-        return self._world.node_count > 1 and self._world.device_type == "cpu"
+        return self.world.node_count > 1 and self.world.device_type == "cpu"
 
     def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
         """Let the gradients of a wrapped model cross the network in fewer bits. All ranks call it.
@@ -72,7 +73,7 @@ class Communication:
         scheme = (self.compression or NONE) if scheme is None else check_scheme(scheme)
         self._backend.check_compression(scheme)
         self._record.compression = scheme
-        if self._world.node_count > 1:
+        if self.world.node_count > 1:
             self._backend.compress(model, scheme)
             if self._sends_rows():
                 self._record.embedding_rows = embedding_rows.send_apart(model)
@@ -80,7 +81,7 @@ class Communication:
                 self._choose_compression(model)
         elif scheme != NONE:
             self._record.compression = f"{NONE}: all ranks are on one host"
-            if self._world.rank == 0 and scheme != AUTO:
+            if self.world.rank == 0 and scheme != AUTO:
                 say(f"--compress {scheme} changes nothing here: all ranks are on one host")
 
     def _choose_compression(self, model: torch.nn.Module) -> None:
@@ -90,7 +91,7 @@ class Communication:
             self._backend.compress(model, scheme)
             self._record.compression = scheme
             self._record.note_gradients_of(model)
-            if why and self._world.rank == 0:
+            if why and self.world.rank == 0:
                 say(f"--compress auto takes {scheme}: {why}")
 
         if "bf16" in self._backend.compressions:
@@ -122,6 +123,6 @@ class Communication:
 
     def finish(self) -> None:
         """Say that local steps were asked for and no model has made them, before the job ends."""
-        unused = self.sync_every is not None and self._world.node_count > 1 and not self._record.outer
-        if unused and self._world.rank == 0:
+        unused = self.sync_every is not None and self.world.node_count > 1 and not self._record.outer
+        if unused and self.world.rank == 0:
             say("warning: --sync-every had no effect: it is for models that Trainer or cpudist.wrap() has put in DDP")

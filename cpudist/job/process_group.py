@@ -28,7 +28,7 @@ def let_scripts_join(job: Job) -> None:
     if not job.backend.makes_process_group:
         return
     original = distributed_c10d.init_process_group
-    own_name = dist.get_backend()  # of the group that the backend has made, such as gloo under a mesh on xla
+    own_name = dist.get_backend()  # of the group that the backend has made, such as gloo
     numbers = itertools.count(1)
     joined = remaking = False
 

@@ -15,7 +15,6 @@ from cpudist import backends, job
 from cpudist.backends import measured
 from cpudist.backends.compression import check_scheme
 from cpudist.errors import UserError
-from cpudist.job.communication import Communication
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_auto_chooses_after_the_first_steps(
         model.register_comm_hook(None, allreduce_hook)
 
     running = job.require()
-    running.communication = Communication(running.backend, replace(running.world, node_count=2), running.record)
+    running.communication.world = replace(running.world, node_count=2)
     monkeypatch.setattr(type(running.backend), "compressions", frozenset({"bf16"}))
     monkeypatch.setattr(running.backend, "_register_hook", register)
     monkeypatch.setattr(measured, "_seconds_of_sum", lambda group, count: 0.0 if scheme == "none" else 1e3)

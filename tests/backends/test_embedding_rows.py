@@ -41,6 +41,7 @@ def hosts() -> Iterator[None]:
     """A job that believes to be on two hosts."""
     running = cpudist.init("gloo", pin=False) and job.require()
     running.world = replace(running.world, node_count=2)
+    running.communication.world = running.world
     yield
     cpudist.shutdown()
 

@@ -17,7 +17,6 @@ from cpudist import job
 from cpudist.backends import measured
 from cpudist.backends.compression import check_outer, check_sync_every
 from cpudist.errors import UserError
-from cpudist.job.communication import Communication
 from cpudist.optimization import local_steps, master_weights
 from cpudist.optimization.rounds import Rounds
 
@@ -28,7 +27,7 @@ def start_as_one_of_two() -> None:
     cpudist.init("gloo", pin=False)
     running = job.require()
     running.world = replace(running.world, node_count=2)
-    running.communication = Communication(running.backend, running.world, running.record)
+    running.communication.world = running.world
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from cpudist.optimization import local_steps
 
 running = job.require()
 running.world = replace(running.world, node_rank=running.world.rank, node_count=2, local_rank=0, local_size=1)
+running.communication.world = running.world
 generator = torch.Generator().manual_seed(0)
 tokens = torch.randint(4, 64, (64, 16), generator=generator)
 samples = [{"input_ids": row, "labels": (row[0] > 33).long()} for row in tokens]

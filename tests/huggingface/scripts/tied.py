@@ -15,6 +15,7 @@ from cpudist.backends import embedding_rows
 
 running = job.require()
 running.world = replace(running.world, node_rank=running.world.rank, node_count=2)
+running.communication.world = running.world
 generator = torch.Generator().manual_seed(0)
 tokens = torch.randint(1, 256, (64, 8), generator=generator)
 samples = [{"input_ids": row, "labels": row} for row in tokens]

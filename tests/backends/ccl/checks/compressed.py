@@ -25,6 +25,7 @@ world = cpudist.init("ccl", timeout=60)
 hosts = int(os.environ["CPUDIST_TEST_HOSTS"])
 running = job.require()
 running.world = replace(world, node_rank=world.rank * hosts // world.size, node_count=hosts)
+running.communication.world = running.world
 group = dist.new_group(pg_options=WireOptions(wire))
 # The relative error of one conversion, of the largest magnitude that the values are converted with.
 ONE = {"bf16": 2**-8, "int8": 0.5 / 127 * 1.0001}[wire]
