@@ -124,6 +124,7 @@ def compile_command(
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *pybind,
         *(f"-isystem{path}" for path in includes),
+        f"-ffile-prefix-map={source.parent}=csrc",  # errors name source files; the bytes do not depend on the folder
         *("-o", str(output), str(source)),
         *(f"-L{torch_folder / 'lib'}", f"-L{oneccl.lib}"),
         *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libintlc.so.5", "-l:libhwloc.so.15"),
