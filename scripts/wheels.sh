@@ -12,11 +12,15 @@ readonly PREBUILT=cpudist/backends/ccl/prebuilt
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH # of the files in the archives
 
+export_sources() {
+    mkdir "$1"
+    git archive HEAD | tar -x -C "$1"
+}
+
 # Puts the sources of the last commit, and a module for each environment, into a folder, and makes a wheel of it.
 build_wheel() {
     local folder=$1 environment
-    mkdir "$folder"
-    git archive HEAD | tar -x -C "$folder"
+    export_sources "$folder"
     for environment in "${environments[@]}"; do
         PATH=$PWD/$environment/bin:$PATH PYTHONPATH=$folder timeout 900 \
             python -c "import pathlib; from cpudist.backends.ccl import build; build.prebuild(pathlib.Path('$folder/$PREBUILT'))"
@@ -80,7 +84,8 @@ timeout 60 "$tools/bin/wheel" tags --remove --platform-tag "$platform" "${built[
 built=("$scratch"/one/dist/*.whl)
 try_wheel "${built[0]}" "$scratch"
 
-timeout 600 "$tools/bin/python" -m build --quiet --sdist --outdir "$scratch/one/dist" "$scratch/one"
+export_sources "$scratch/source"
+timeout 600 "$tools/bin/python" -m build --quiet --sdist --outdir "$scratch/one/dist" "$scratch/source" >/dev/null
 timeout 300 "$scratch/venv/bin/pip" install --quiet --no-deps --force-reinstall "$scratch"/one/dist/*.tar.gz
 mkdir -p dist
 cp "$scratch"/one/dist/* dist/
