@@ -1,12 +1,17 @@
 """Times of a training step across hosts under what spares a slow network, beside gloo and beside no communication.
 
-Each contender trains a BERT of its own, 4 x 128 tokens per rank. A turn of hosts that train apart is as long as one
-round of theirs, and begins and ends between two exchanges, so it has all the work of one.
+Each contender trains a BERT of its own, 4 x 128 tokens per rank: in the DDP of `cpudist.wrap`, on gloo in torch's own.
+A turn of hosts that train apart is as long as one round of theirs, and begins and ends between two exchanges, so it has
+all the work of one.
+
+Hidden is the time by which a step is shorter than a step without communication and an average of as many values as the
+model has gradients, one after the other, as a share of that average.
 """
 
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -30,34 +35,39 @@ ALONE = "no communication"
 # By name: the group, and the scheme of gradients or the number of steps between two exchanges.
 CONTENDERS: dict[str, tuple[str, str | int]] = {
     ALONE: (CCL, "none"),
-    **{scheme: (CCL, scheme) for scheme in ("none", "bf16", "int8", "powersgd")},
+    **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
     **{f"sync-every {every}": (CCL, every) for every in (8, 32)},
     "gloo": (GLOO, "none"),
     "gloo, powersgd": (GLOO, "powersgd"),
 }
+_AVERAGED = ("none", "bf16", "int8", "gloo")  # the contenders whose average is timed by itself
 _SHAPE: workload.Shape = (4, 128)
 _DTYPES = (torch.float32, torch.bfloat16)
-_WARM_UP = {"powersgd": 12}  # steps; it begins to compress after the tenth one, and DDP settles after its first one
+# In steps. DDP settles after its first one, `auto` chooses after the fifth, PowerSGD begins after the tenth.
+_WARM_UP = {"auto": 12, "powersgd": 12}
 _FULL = Turns(rounds=3, calls=3, warm_up=0, means=True)
 _QUICK = Turns(rounds=2, calls=1, warm_up=0, means=True)
 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Times of a step by its type and by contender."""
+    """Times of a step, by its type and by contender, and of the average by itself."""
 
     steps: dict[str, dict[str, Timings]]
+    averages: dict[str, dict[str, Timings]]
 
     def table(self) -> str:
         """Return one block of lines for each type."""
+        head = ["", "time", f"of {ALONE}", "the average by itself", "hidden"]
         return "\n\n".join(
-            f"training step, {dtype}\n"
-            + table(
-                ["", "time", f"of {ALONE}"],
-                [[name, time_cell(one), ratio_cell(ratio(one, timings[ALONE]))] for name, one in timings.items()],
-            )
+            f"training step, {dtype}\n" + table(head, [self._row(dtype, name) for name in timings])
             for dtype, timings in self.steps.items()
         )
+
+    def _row(self, dtype: str, name: str) -> list[str]:
+        step, alone, average = self.steps[dtype][name], self.steps[dtype][ALONE], self.averages[dtype].get(name)
+        cells = [name, time_cell(step), ratio_cell(ratio(step, alone))]
+        return [*cells, *([time_cell(average), f"{_hidden(alone, average, step):.2f}"] if average else ["", ""])]
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return the figures for JSON."""
@@ -66,6 +76,7 @@ class HostTimes:
                 "dtype": dtype,
                 "seconds": {name: one.as_dict() for name, one in timings.items()},
                 "ratios": {f"{name}/{ALONE}": ratio(one, timings[ALONE]).as_dict() for name, one in timings.items()},
+                "averages": {name: one.as_dict() for name, one in self.averages[dtype].items()},
             }
             for dtype, timings in self.steps.items()
         ]
@@ -91,18 +102,37 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
         raise UserError("bench hosts is about the network between hosts; start it as: mpirun -f hostfile -n 2 -ppn 1 …")
     shape, groups = workload.SMALL if quick else _SHAPE, both_groups()
     say(workload.describe(workload.bert(), shape))
-    steps = {}
+    times = HostTimes({}, {})
     for dtype in _DTYPES[: 1 if quick else None]:
         name = precision.name(dtype)
         gc.collect()  # the models of the last type
-        candidates = {}
+        steps, averages = {}, {}
         for contender in (ALONE, *(only or list(CONTENDERS)[1:])):
             say(f"{name}, warming up: {contender}")
             tokens = workload.tokens(world.rank, shape)
-            candidates[contender] = together(_contender(contender, groups, tokens, dtype), groups[GLOO])
-        turns = _QUICK if quick else _FULL
-        steps[name] = take_turns(candidates, turns, lambda progress: say(f"{name}, {progress}"))  # noqa: B023
-    return HostTimes(steps)
+            steps[contender] = together(_contender(contender, groups, tokens, dtype), groups[GLOO])
+            if contender in _AVERAGED:
+                averages[contender] = together(_average_of(contender, groups), groups[GLOO])
+        candidates = {("step", key): one for key, one in steps.items()}
+        candidates |= {("average", key): one for key, one in averages.items()}
+        timings = take_turns(candidates, _QUICK if quick else _FULL, lambda text: say(f"{name}, {text}"))  # noqa: B023
+        times.steps[name] = {key: timings["step", key] for key in steps}
+        times.averages[name] = {key: timings["average", key] for key in averages}
+    return times
+
+
+def _hidden(alone: Timings, average: Timings, step: Timings) -> float:
+    """Return the median over the rounds of the share of the average that a step hides."""
+    rounds = zip(alone.by_round, average.by_round, step.by_round, strict=True)
+    return statistics.median((a + w - s) / w for a, w, s in rounds)
+
+
+def _average_of(name: str, groups: dict[str, dist.ProcessGroup]) -> Candidate:
+    values = torch.zeros(sum(parameter.numel() for parameter in workload.bert().parameters()))
+    if name == GLOO:
+        return timed(lambda: dist.all_reduce(values, group=groups[GLOO]))
+    averaging = job.require().backend.averaging(name)
+    return timed(lambda: averaging.begin(values)())
 
 
 def _contender(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Tensor, dtype: torch.dtype) -> Candidate:
@@ -112,6 +142,8 @@ def _contender(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Te
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
     if isinstance(what, int):
         model: Any = api.wrap(plain, sync_every=what, compress="none")
+    elif backend == CCL:
+        model = api.wrap(plain, compress=what)
     else:
         model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
         job.require().backend.compress(model, what)
