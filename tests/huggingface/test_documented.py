@@ -104,7 +104,7 @@ def test_arguments_from_files_and_code_and_a_rank_that_fails(
     command, variables = launcher
     result = run([*command, str(SCRIPTS / "plain.py"), str(tmp_path), "starts"], timeout=BOUND, env=variables)
     assert result.returncode == 1, result.output
-    assert result.stdout == "true\ntrue\n", result.output
+    assert result.stdout.replace("\n", "") == "truetrue", result.output  # Open MPI mixes lines of its ranks
     assert result.stderr.count("RuntimeError: rank 1 has had enough\n") == 1, result.output
     assert "failed: RuntimeError: rank 1 has had enough; ending the job\n" in result.stderr, result.output
 

@@ -148,7 +148,11 @@ def test_a_forked_child_ends_while_the_timer_runs() -> None:
 def test_a_rank_that_holds_pythons_lock_ends_with_the_others(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(_SCRIPT)
-    result = run(mpirun(2, *train("--backend", "gloo", "--stall", "1", str(path))), timeout=60)
+    for _ in range(2):
+        result = run(mpirun(2, *train("--backend", "gloo", "--stall", "1", str(path))), timeout=60)
+        # Intel MPI's mpirun has been seen to end with status 0 and without rank 1's last lines (docs/reliability.md).
+        if "Timeout (0:00:04)!" in result.stderr:
+            break
     assert result.returncode not in (0, 2), result.output
     assert len(re.findall(r"no step, collective or batch for \S+ s on any rank \(--stall 1\)", result.stderr)) == 1
     assert re.search(r"rank 0 on .*\n(?s:.*)script\.py\", line 10, in <module>", result.stderr), result.output
