@@ -167,15 +167,16 @@ def test_choices_are_compared_with_plain_float32() -> None:
 
 
 def test_contenders_across_hosts_are_compared_with_no_communication() -> None:
-    """A turn of hosts that train apart has more calls than others'."""
+    """A turn of hosts that train apart has more calls than others'. Half of what bf16 exchanges is hidden."""
     apart = Timings(((1.0,) * 7 + (9.0,), (2.0,) * 8), means=True)
-    alone = Timings(((1.0, 1.0), (1.0, 1.0)), means=True)
-    times = HostTimes({"float32": {ALONE: alone, "sync-every 8": apart}})
+    alone, step, average = (Timings(((one, one), (one, one)), means=True) for one in (1.0, 1.25, 0.5))
+    times = HostTimes({"float32": {ALONE: alone, "sync-every 8": apart, "bf16": step}}, {"float32": {"bf16": average}})
     lines = times.table().splitlines()
     assert lines[0] == "training step, float32"
     assert lines[3].startswith("sync-every 8")
-    assert lines[3].endswith("2 (2-2)")
+    assert lines[3].rstrip().endswith("2 (2-2)")
+    assert lines[4].endswith("  0.50")
     (entry,) = times.as_list()
     assert entry["seconds"]["sync-every 8"]["calls_per_round"] == 8
     assert entry["ratios"]["sync-every 8/no communication"]["rounds"] == [2.0, 2.0]
-    assert list(times.panels()["training step, float32, in seconds"]) == [ALONE, "sync-every 8"]
+    assert list(times.panels()["training step, float32, in seconds"]) == [ALONE, "sync-every 8", "bf16"]
