@@ -80,7 +80,7 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
 def test_unknown_contenders_are_one_line() -> None:
     result = jobs.run([str(jobs.BIN / "cpudist"), "bench", "hosts", "--only", "fp4"], timeout=120)
     assert result.returncode == 2, result.output
-    assert "--only fp4 is not known; give one of: no communication, none, bf16" in result.stderr
+    assert "--only fp4 is not known; give one of: no communication, auto, none, bf16" in result.stderr
 
 
 @pytest.mark.versions
