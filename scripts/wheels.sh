@@ -52,17 +52,16 @@ try_wheel() {
 check_machine
 [ -z "$(git status --porcelain)" ] || die "there are changes that are not committed; a wheel is made of the last commit"
 environments=()
-for name in "${@:-newest torch2.8 torch2.15}"; do
-    for name in $name; do
-        case $name in
-            newest) pins=("${NEWEST[@]}") ;;
-            torch2.8) pins=("${TORCH_2_8[@]}") ;;
-            torch2.15) pins=("${TORCH_2_15[@]}") ;;
-            *) die "there is no environment $name; choose newest, torch2.8 or torch2.15" ;;
-        esac
-        [ -x "${pins[0]}/bin/cpudist" ] || (make_environment ccl,plot,test "${pins[@]}")
-        environments+=("${pins[0]}")
-    done
+[ $# -gt 0 ] || set -- newest torch2.8 torch2.15
+for name in "$@"; do
+    case $name in
+        newest) pins=("${NEWEST[@]}") ;;
+        torch2.8) pins=("${TORCH_2_8[@]}") ;;
+        torch2.15) pins=("${TORCH_2_15[@]}") ;;
+        *) die "there is no environment $name; choose newest, torch2.8 or torch2.15" ;;
+    esac
+    [ -x "${pins[0]}/bin/cpudist" ] || (make_environment ccl,plot,test "${pins[@]}")
+    environments+=("${pins[0]}")
 done
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

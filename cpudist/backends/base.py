@@ -253,7 +253,7 @@ class Backend(ABC):
         return loader
 
     def end_step(self) -> None:  # noqa: B027 - for devices that compute lazily
-        """Start the device's work of a step that did not end by `step`, without waiting for it."""
+        """Start the device's work without waiting for it, at the end of a step that has not called `step`."""
 
     def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait until this rank's device has completed all work that it was given."""

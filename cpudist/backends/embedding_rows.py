@@ -2,8 +2,8 @@
 
 Language models share one weight between the embedding and the output layer. The output layer's part of its gradient is
 dense and complete when the backward pass begins; the embedding's part has a row for each token and is complete when the
-pass ends. DDP would wait for both, and then send half of a small model's gradients, hidden behind nothing. So here the
-embedding's lookups have no edge to the weight in autograd's graph, and their rows follow by an all_gather.
+pass ends. DDP would wait for both, and send half of a small model's gradients when nothing is left to compute. So here
+the embedding's lookups have no edge to the weight in autograd's graph, and their rows follow by an all_gather.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Checked:
 
 
 def check(hosts: Sequence[Host], tries: bool = False) -> Checked:
-    """Check hosts at the same time, for a minute at most, or two.
+    """Check hosts at the same time, for a minute at most; with `tries`, for two.
 
     Args:
         hosts: the hosts; `slots`, where known, is the number of ranks on one.

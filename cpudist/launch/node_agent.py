@@ -38,8 +38,7 @@ JOB_ID = "CPUDIST_JOB_ID"
 def main() -> None:
     """Watch the job's processes until `cpudist launch` says that the job is over, or is lost; then kill them.
 
-    The words of the command line are the job's id, a variable that ranks have, and no other process of the job, and
-    seconds.
+    The arguments are explained at the top of this file. Only ranks have RANK_VARIABLE, no other process of the job has.
     """
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)  # `cpudist launch` handles the terminal's signals and sends us a line

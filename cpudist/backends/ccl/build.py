@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -134,6 +135,7 @@ def _key(oneccl: OneCcl) -> str:
     return f"torch{_torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
 
 
+@cache
 def _torch_version() -> str:
     """torch.__version__, read from its file: importing torch takes seconds, which `find_built` does without."""
     found = importlib.util.find_spec("torch")

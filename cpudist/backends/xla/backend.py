@@ -80,6 +80,10 @@ class XlaBackend(Backend):
     def _host(self) -> CclBackend | GlooBackend | None:
         return None if self._program is None else self._program.host
 
+    @property
+    def _through_host(self) -> bool:
+        return self._program is not None and self._program.through_host
+
     @classmethod
     def findings(cls, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
         # Where torch_xla does not fit torch, the check of versions says so.
@@ -274,10 +278,6 @@ class XlaBackend(Backend):
         if dist.is_initialized():
             group: Any = dist.group.WORLD
             self._host._bound(group.host, seconds)
-
-    @property
-    def _through_host(self) -> bool:
-        return self._program is not None and self._program.through_host
 
     def transport(self) -> str | None:
         if self._program is None:
