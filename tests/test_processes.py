@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,12 +42,19 @@ def test_a_script_has_its_own_name(tmp_path: Path) -> None:
 @pytest.mark.job
 def test_the_processes_with_a_variable_are_killed_and_no_others() -> None:
     mark = uuid.uuid4().hex
-    with (
-        subprocess.Popen(["sleep", "300"], env={"MARK": mark}) as marked,
-        subprocess.Popen(["sleep", "300"], env={"MARK": f"{mark}0"}) as other,
-    ):
+    with _running(MARK=mark) as marked, _running(MARK=f"{mark}0") as other:
         assert processes.kill_all_with("MARK", mark) == 1
         assert marked.wait(20) == -9
         assert processes.kill_all_with("MARK", mark) == 0
         assert other.poll() is None
-        other.kill()
+
+
+@contextmanager
+def _running(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that has begun: the kernel shows no variables of one that is still being started."""
+    with subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"here\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"here\n"
+        yield process
