@@ -28,9 +28,9 @@ def test_this_process_and_its_parents() -> None:
 @pytest.mark.job
 def test_a_script_has_its_own_name(tmp_path: Path) -> None:
     script = tmp_path / "mpirun"
-    script.write_text("#!/bin/sh\nread line\n")
+    script.write_text("#!/bin/sh\nread line; echo $line; read line\n")
     script.chmod(0o755)
-    with subprocess.Popen([str(script)], stdin=subprocess.PIPE) as running:
+    with _running(str(script)) as running:
         process = processes.read(running.pid)
         assert process is not None
         assert process.name == "mpirun"
@@ -42,7 +42,7 @@ def test_a_script_has_its_own_name(tmp_path: Path) -> None:
 @pytest.mark.job
 def test_the_processes_with_a_variable_are_killed_and_no_others() -> None:
     mark = uuid.uuid4().hex
-    with _running(MARK=mark) as marked, _running(MARK=f"{mark}0") as other:
+    with _running("cat", MARK=mark) as marked, _running("cat", MARK=f"{mark}0") as other:
         assert processes.kill_all_with("MARK", mark) == 1
         assert marked.wait(20) == -9
         assert processes.kill_all_with("MARK", mark) == 0
@@ -50,11 +50,14 @@ def test_the_processes_with_a_variable_are_killed_and_no_others() -> None:
 
 
 @contextmanager
-def _running(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process that has begun: the kernel shows no variables of one that is still being started."""
-    with subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(b"here\n")
+def _running(program: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process that runs: the kernel shows neither name nor variables of one that is still being started."""
+    with subprocess.Popen(
+        [program], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("here\n")
         process.stdin.flush()
-        assert process.stdout.readline() == b"here\n"
+        assert process.stdout.readline() == "here\n"
         yield process
