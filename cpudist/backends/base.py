@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 # What `cpudist.optimize` can do to a model and its optimizer.
-Optimization = Literal["ipex", "fused", "channels_last", "keep_memory", "master_weights", "autocast", "compile"]
+Optimization = Literal[
+    "ipex", "fused", "channels_last", "keep_memory", "float32_products", "master_weights", "autocast", "compile"
+]
 
 
 class Backend(ABC):

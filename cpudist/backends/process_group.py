@@ -43,7 +43,7 @@ class ProcessGroupBackend(Backend):
     """A backend whose default process group has its own name and reduces gradients through DDP."""
 
     optimizations = frozenset(
-        {"ipex", "fused", "channels_last", "keep_memory", "master_weights", "autocast", "compile"},
+        {"ipex", "fused", "channels_last", "keep_memory", "float32_products", "master_weights", "autocast", "compile"},
     )
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})

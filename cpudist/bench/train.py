@@ -19,7 +19,7 @@ from cpudist import job
 from cpudist.bench import workload
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns, timed, together
-from cpudist.optimization import ipex, native, optimize
+from cpudist.optimization import ipex, native, optimize, products
 
 if TYPE_CHECKING:
     from cpudist.world import World
@@ -104,7 +104,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> TrainT
     parts = {_GIVEN: take_all({_PLAIN: None, **_each(_CHOICES, ipex=False, keep_memory=False)})}
     parts[_KEPT] = take_all(_each(_CHOICES if quick else {**_CHOICES, **_COMPILED}, ipex=False))
     if ipex.missing() is None:
-        parts[_INTEL] = take_all({**_CHOICES, _RECIPE: _RECIPE})
+        parts[_INTEL] = take_all(_CHOICES if products.missing() else {**_CHOICES, _RECIPE: _RECIPE})  # it refuses there
     return TrainTimes(parts)
 
 

@@ -100,12 +100,12 @@ def _optimize(trainer: Any, context: Context) -> None:
     if args.torch_compile:
         choice.check_compiling()
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-    autocast = [choice.autocast_in(dtype)] if args.bf16 or args.fp16 else []
+    formats = choice.multiply(dtype) + ([choice.autocast_in(dtype)] if args.bf16 or args.fp16 else [])
     if args.fp16:
-        autocast += choice.skip_on_device(optimizer)
+        formats += choice.skip_on_device(optimizer)
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        choice.note(["native", *([choice.fused_name(optimizer)] if fused else []), *autocast])
+        choice.note(["native", *([choice.fused_name(optimizer)] if fused else []), *formats])
         return
     no_ipex = choice.why_not_ipex(args.torch_compile)
     chosen = choice.apply_kernels(model, optimizer, no_ipex)
@@ -113,7 +113,7 @@ def _optimize(trainer: Any, context: Context) -> None:
     if args.bf16 and choice.fits("master_weights") and not has_adapters:
         context.masters[model] = master_weights.keep(model, optimizer)
         chosen.append(choice.MASTER_WEIGHTS)
-    chosen += autocast
+    chosen += formats
     choice.note(chosen)
     warning = f"warning: --use_ipex: {no_ipex}; going on with " if no_ipex else ""
     choice.announce(chosen, dtype, no_ipex, warning=warning)

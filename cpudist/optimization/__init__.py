@@ -1,8 +1,8 @@
 """Makes a model and its optimizer faster on this CPU: Intel's extension where it fits, PyTorch's own means otherwise.
 
 `optimize` takes the fastest that was measured. One module per means: ipex.py, master_weights.py and precision.py
-(bfloat16), native.py (fused optimizers, memory format, compilation, freed memory). choice.py applies the means, and
-prints them in one line.
+(bfloat16), products.py (bfloat16 on CPUs without it), native.py (fused optimizers, memory format, compilation, freed
+memory). choice.py applies the means, and prints them in one line.
 
 It must not know launchers, transformers, recipes or command lines.
 """
@@ -63,7 +63,7 @@ def optimize(
         raise UserError(f"{reason}; leave ipex out to go on without it")
     if compile:
         choice.check_compiling()
-    chosen = choice.apply_kernels(model, optimizer, reason, keep_memory)
+    chosen = choice.apply_kernels(model, optimizer, reason, keep_memory) + choice.multiply(dtype)
     if dtype is torch.bfloat16 and not autocast and choice.fits("master_weights"):
         master_weights.keep(model, optimizer)
         precision.compute_in(model, dtype)

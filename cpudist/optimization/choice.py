@@ -9,9 +9,10 @@ from cpudist import job
 from cpudist.backends.base import Optimization
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.optimization import ipex, native, precision
+from cpudist.optimization import ipex, native, precision, products
 
 MASTER_WEIGHTS = "bfloat16 parameters with float32 master weights"
+IN_FLOAT32 = "bfloat16 matrices multiplied in float32"
 
 
 def why_not_ipex(compiled: bool) -> str | None:
@@ -60,6 +61,14 @@ def apply_kernels(
     if fits("keep_memory") and keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
     return chosen
+
+
+def multiply(dtype: torch.dtype) -> list[str]:
+    """Let this CPU multiply matrices of `dtype` fast, where PyTorch would not; return the record's entries for it."""
+    if dtype is not torch.bfloat16 or not fits("float32_products") or not products.missing():
+        return []
+    products.in_float32()
+    return [IN_FLOAT32]
 
 
 def fused_name(optimizer: torch.optim.Optimizer) -> str:

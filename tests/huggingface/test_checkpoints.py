@@ -22,7 +22,7 @@ from cpudist.topology.identity import free_port
 
 pytestmark = pytest.mark.job
 
-BOUND = 150.0
+BOUND = 400.0
 SCRIPTS = Path(__file__).parent / "scripts"
 
 _WORDS = ["--do_train", "--report_to", "none", "--disable_tqdm", "true", "--no_cuda", "--seed", "3"]

@@ -17,7 +17,7 @@ from slurm_node import slurm_node
 
 pytestmark = pytest.mark.job
 
-BOUND = 150.0
+BOUND = 400.0
 SCRIPTS = Path(__file__).parent / "scripts"
 VILLAGE = Path(__file__).parents[1] / "training" / "recipes" / "village.json"
 

@@ -15,7 +15,7 @@ import torch
 
 import cpudist
 from cpudist import job
-from cpudist.optimization import ipex, master_weights, precision
+from cpudist.optimization import choice, ipex, master_weights, precision
 from cpudist.pinning.preload import wanted_allocator
 
 pytestmark = pytest.mark.versions
@@ -159,7 +159,7 @@ def test_any_optimizer_steps_as_it_would(kind: str, warm: bool) -> None:
 def test_says_what_it_chose(alone: None, capfd: pytest.CaptureFixture[str]) -> None:
     model = torch.nn.Linear(2, 2)
     cpudist.optimize(model, _adamw(model), dtype=torch.bfloat16, ipex=False)
-    chosen = ["native", "fused AdamW", "freed memory kept", "bfloat16 parameters with float32 master weights"]
+    chosen = ["native", "fused AdamW", "freed memory kept", *choice.multiply(torch.bfloat16), choice.MASTER_WEIGHTS]
     assert job.require().record.optimizations == chosen
     captured = capfd.readouterr()
     assert captured.err.startswith(f"cpudist: optimize: {', '.join(chosen)} (Intel's extension is not asked for)")

@@ -20,7 +20,7 @@ from cpudist.errors import UserError
 from cpudist.training.recipes import classification, images
 from cpudist.training.recipes.pixels import Shape, decode
 
-BOUND = 150.0
+BOUND = 400.0
 
 _NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 _LEARN = ["--do_train", "--do_eval", "--learning_rate", "3e-3", "--per_device_train_batch_size", "16"]

@@ -23,7 +23,7 @@ from cpudist.training.recipes.language_modeling import DataArguments, cut_into_b
 from cpudist.training.recipes.mlm import Masking, accuracy, mask_once, masked_token_scores
 from cpudist.training.recipes.models import IGNORED, ExactTrainer
 
-BOUND = 150.0
+BOUND = 400.0
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
 _HELD_OUT = _LIBRARY / "bisect.py"

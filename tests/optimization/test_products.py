@@ -1,0 +1,90 @@
+"""Products of bfloat16 matrices, as on a CPU without bfloat16 kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import cpudist
+from cpudist.optimization import choice, products
+
+pytestmark = pytest.mark.versions
+
+
+@pytest.fixture
+def on_old_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU for which oneDNN has no bfloat16 kernels, as far as cpudist can see."""
+    monkeypatch.setattr(products, "missing", lambda: True)
+    yield
+    if products.in_float32.cache_info().currsize:
+        products.in_float32()._destroy()
+        products.in_float32.cache_clear()
+
+
+def _numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).requires_grad_()
+
+
+def _calls(run: Callable[[], object]) -> list[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    return [event.name for event in profile.events()]
+
+
+def _products(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return results of linear layers and attention's products, and the gradients of their operands."""
+    matrices = [_numbers(5, 7, dtype=dtype), _numbers(7, 3, dtype=dtype), _numbers(3, dtype=dtype)]
+    batches = [_numbers(2, 5, 7, dtype=dtype), _numbers(2, 7, 3, dtype=dtype), _numbers(2, 5, 3, dtype=dtype)]
+    results = [
+        matrices[0] @ matrices[1],
+        torch.nn.functional.linear(matrices[0], matrices[1].t(), matrices[2]),
+        torch.addmm(matrices[2], *matrices[:2], beta=0.5, alpha=2),
+        batches[0] @ batches[1],
+        torch.baddbmm(batches[2], *batches[:2], beta=2, alpha=0.5),
+    ]
+    torch.stack([result.float().square().sum() for result in results]).sum().backward()
+    return [result.detach() for result in results] + [operand.grad for operand in matrices + batches]
+
+
+def test_products_and_their_gradients_are_those_of_float32_rounded(on_old_cpu: None) -> None:
+    before = [_products(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    assert choice.multiply(torch.bfloat16) == [choice.IN_FLOAT32]
+    after = [_products(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    for old, new in zip(before[0], after[0], strict=True):
+        assert new.dtype is torch.bfloat16
+        torch.testing.assert_close(new, old, rtol=2**-6, atol=2**-5)
+    for old, new in zip(before[1], after[1], strict=True):
+        assert torch.equal(new, old)
+    # Rounded once, at the end.
+    one, other = _numbers(64, 300), _numbers(300, 64)
+    assert torch.equal(one @ other, (one.float() @ other.float()).bfloat16())
+    assert "aten::_to_copy" in _calls(lambda: one.detach() @ other.detach())
+
+
+def test_errors_stay_those_of_torch(on_old_cpu: None) -> None:
+    choice.multiply(torch.bfloat16)
+    low, high = torch.ones(3, 2).bfloat16(), torch.ones(2, 2)
+    for operands, message in (
+        ((low, low), "cannot be multiplied"),
+        ((low, high), "same dtype"),
+        ((low, low[0]), "must be a matrix"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            torch.mm(*operands)
+
+
+def test_the_record_says_it(on_old_cpu: None, capfd: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(4, 4)
+    cpudist.optimize(model, dtype=torch.bfloat16, ipex=False)
+    assert "bfloat16 matrices multiplied in float32" in capfd.readouterr().err
+    cpudist.optimize(torch.nn.Linear(4, 4), dtype=torch.float32, ipex=False)
+    assert "multiplied" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(products.missing(), reason="this CPU has no bfloat16 kernels")
+def test_a_cpu_with_kernels_keeps_them() -> None:
+    assert choice.multiply(torch.bfloat16) == []
+    one = _numbers(8, 8).detach()
+    assert "aten::_to_copy" not in _calls(lambda: one @ one)
