@@ -64,7 +64,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def _is_like(found: dict[str, Any], whole: dict[str, Any]) -> None:
     assert found["losses"] == pytest.approx(whole["losses"], abs=1e-5)
     assert found["rates"] == whole["rates"]
-    assert found["parameters"] == pytest.approx(whole["parameters"], abs=1e-5)
+    # A key's bias has no gradient but rounding, which depends on where tensors lie, and AdamW makes whole steps of it.
+    sums = {name: value for name, value in whole["parameters"].items() if "key.bias" not in name}
+    assert {name: found["parameters"][name] for name in sums} == pytest.approx(sums, abs=1e-5)
 
 
 @pytest.mark.versions

@@ -114,7 +114,7 @@ def test_arguments_that_do_not_ask_for_ccl_change_nothing(tmp_path: Path) -> Non
     variables = {"USE_TORCH_XLA": "0"}
     result = run(torchrun(2, str(SCRIPTS / "plain.py"), str(tmp_path), "inert"), timeout=BOUND, env=variables)
     assert result.returncode == 0, result.output
-    assert result.stdout.count("no job gloo\n") == 2, result.output  # torch 2.8 prints lines of gloo there, too
+    assert result.stdout.count("no job on gloo") == 2, result.output
 
 
 def test_flags_without_the_backend_are_refused_in_one_line(tmp_path: Path) -> None:

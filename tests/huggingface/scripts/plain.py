@@ -26,7 +26,7 @@ if CHECK == "inert":
     assert arguments.ddp_timeout == 1800
     assert arguments.world_size == 2
     assert job.current() is None
-    print("no job", dist.get_backend(), flush=True)
+    print(f"no job on {dist.get_backend()}", flush=True)  # one write, which the other rank's cannot part
 elif CHECK == "refused":
     TrainingArguments(str(FOLDER), use_ipex=True)
 else:
