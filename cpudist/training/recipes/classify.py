@@ -21,14 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, Value
-from transformers import AutoConfig, AutoModelForSequenceClassification, DataCollatorWithPadding, TrainingArguments
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForSequenceClassification, TrainingArguments
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.hf_argparser import HfArg
 
 from cpudist.backends import layouts
 from cpudist.errors import UserError
-from cpudist.training.recipes import classification, data, models, prepare, script
+from cpudist.training.recipes import classification, data, models, script
 from cpudist.training.recipes.classification import Labelled
 
 SHARDING = layouts.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
     names, train, evaluation = classification.choose_samples(splits, options.data.label_column, config, options)
     used = [part for part in (train if arguments.do_train else None, evaluation) if part is not None]
     columns = text_columns(used, options.data.text_column, options.data.text_pair_column)
-    length = prepare.max_length(options.data.max_seq_length, tokenizer, config)
+    length = models.max_length(options.data.max_seq_length, tokenizer, config)
     tokens = [tokenize(part, tokenizer, columns, length, arguments, padded=part is evaluation) for part in used]
 
     model = classification.load_model(AutoModelForSequenceClassification, name, arguments, names)
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     trainer = classification.make_trainer(
         model,
         arguments,
-        DataCollatorWithPadding(tokenizer, pad_to_multiple_of=prepare.padding_multiple(length)),
+        models.padding_collator(tokenizer, length),
         train_dataset=tokens[0] if arguments.do_train else None,
         eval_dataset=tokens[-1] if arguments.do_eval else None,
         processing_class=tokenizer,
@@ -125,20 +125,16 @@ def text_columns(parts: Sequence[Labelled], text: str | None, pair: str | None) 
 
 
 def _find_columns(part: Labelled, text: str | None, pair: str | None) -> tuple[str, str | None]:
-    features, free = part.samples.features, set(part.samples.column_names) - {part.column}
+    free = set(part.samples.column_names) - {part.column}
     if text is not None:
         return text, pair
     for usual, usual_pair in _TEXT_COLUMNS:
         if usual in free and pair in (None, usual_pair) and (usual_pair is None or usual_pair in free):
             return usual, usual_pair
-    strings = [name for name in features if name in free - {pair} and _is_string(features[name])]
+    strings = [name for name in data.string_columns(part.samples) if name in free - {pair}]
     if len(strings) == 1:
         return strings[0], pair
     raise UserError(f"which column holds the text? give --text_column; {data.describe_columns(part.samples)}")
-
-
-def _is_string(feature: Any) -> bool:
-    return isinstance(feature, Value) and feature.dtype in ("string", "large_string")
 
 
 def tokenize(
@@ -155,12 +151,12 @@ def tokenize(
     """
     options = {"tokenizer": tokenizer, "columns": columns, "label": part.column, "ids": part.ids}
     short = {**options, "length": length, "padding": False}
-    tokens = prepare.map_cached(part.samples, _tokenize, short, arguments, "Tokenizing")
+    tokens = data.map_cached(part.samples, _tokenize, short, arguments, "Tokenizing")
     if not padded:
         return tokens
     longest = max(len(sample) for sample in tokens["input_ids"])
     equal = {**options, "length": longest, "padding": "max_length"}
-    return prepare.map_cached(part.samples, _tokenize, equal, arguments, "Tokenizing what to evaluate on")
+    return data.map_cached(part.samples, _tokenize, equal, arguments, "Tokenizing what to evaluate on")
 
 
 def _tokenize(

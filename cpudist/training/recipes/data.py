@@ -1,23 +1,26 @@
-"""The data of a recipe: its options, reading it, choosing splits and samples.
+"""The data of a recipe: its options, reading it, choosing splits and samples, and preparing these for a model.
 
-The first rank of each node reads it; the others find it in the cache of `datasets`.
+The first rank of each node reads and prepares it; the others find it in the cache of `datasets`.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import datasets
-from datasets import Dataset
+from datasets import Dataset, Value
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from cpudist.errors import UserError
+from cpudist.version import __version__
 
 Split = TypeVar("Split")
 
@@ -176,9 +179,71 @@ def check_column(samples: Dataset, name: str, option: str) -> str:
     return name
 
 
+def string_columns(samples: Dataset) -> list[str]:
+    """Return the names of the columns that hold strings."""
+    kinds = ("string", "large_string")
+    return [name for name, kind in samples.features.items() if isinstance(kind, Value) and kind.dtype in kinds]
+
+
 def describe_columns(samples: Dataset) -> str:
     """Return the names of the columns as error messages show them."""
     return f"the columns are: {', '.join(samples.column_names)}"
+
+
+def map_cached(
+    samples: Dataset,
+    function: Callable[..., dict[str, Any]],
+    options: Mapping[str, Any],
+    arguments: TrainingArguments,
+    desc: str,
+    **kwargs: Any,
+) -> Dataset:
+    """Return ``samples.map(function)``; the first rank of each node computes it, the others read it from the cache.
+
+    Args:
+        samples, desc, kwargs: as for ``Dataset.map``.
+        function: makes a batch of columns of a batch of columns and `options`; they replace the former columns.
+        options: all that the result depends on besides `samples`.
+        arguments: for the order of the ranks.
+    """
+    # datasets would hash a tokenizer by its pickle, which changes with use, so that the cache is missed.
+    key = fingerprint(samples._fingerprint, function.__qualname__, *options, *options.values())
+    if not samples.cache_files:  # datasets caches only what comes from files
+        cache = Path(datasets.config.HF_DATASETS_CACHE) / "cpudist"
+        cache.mkdir(parents=True, exist_ok=True)
+        kwargs["cache_file_name"] = str(cache / f"{key}.arrow")
+    with arguments.main_process_first(local=True, desc=desc):
+        return samples.map(
+            function,
+            fn_kwargs=dict(options),
+            batched=True,
+            remove_columns=samples.column_names,
+            new_fingerprint=key,
+            desc=desc,
+            **kwargs,
+        )
+
+
+def fingerprint(*parts: Any) -> str:
+    """Return a hash of `parts` and cpudist's version, 32 hexadecimal digits, the same on all ranks and in all runs.
+
+    A tokenizer is hashed by what it does, anything else by its `repr`.
+    """
+    digest = hashlib.sha256(__version__.encode())
+    for part in parts:
+        content = _identity(part).encode()
+        digest.update(b"%d:%b" % (len(content), content))
+    return digest.hexdigest()[:32]
+
+
+def _identity(part: Any) -> str:
+    backend = getattr(part, "backend_tokenizer", None)
+    if backend is None:
+        return repr(part)
+    content = json.loads(backend.to_str())
+    del content["truncation"], content["padding"]  # set by the latest call
+    special = [part.special_tokens_map, part.padding_side, part.model_input_names]
+    return json.dumps([content, repr(special)])
 
 
 def _is_visible_text(path: Path, folder: Path) -> bool:

@@ -26,9 +26,17 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.hf_argparser import HfArg
 
 from cpudist.errors import UserError
-from cpudist.training.recipes.data import FileDataArguments, check_minimum, choose_splits, hold_out, limit, load
-from cpudist.training.recipes.models import IGNORED, load_model, load_pretrained, load_tokenizer, new_model
-from cpudist.training.recipes.prepare import map_cached, max_length
+from cpudist.training.recipes.data import (
+    FileDataArguments,
+    check_minimum,
+    choose_splits,
+    hold_out,
+    limit,
+    load,
+    map_cached,
+    string_columns,
+)
+from cpudist.training.recipes.models import IGNORED, load_model, load_pretrained, load_tokenizer, max_length, new_model
 from cpudist.training.recipes.script import NewModelArguments, Options, add_first_and_last
 
 # The tokens left over at the end of a batch are lost; large batches lose few.
@@ -168,11 +176,10 @@ def read_text(options: DataArguments, arguments: TrainingArguments) -> Mapping[s
     splits = options.read(arguments, read_files)
     if options.dataset_name is None:
         return splits
-    features = next(iter(splits.values())).features
-    strings = ("string", "large_string")
-    columns = [column for column, feature in features.items() if getattr(feature, "dtype", None) in strings]
+    samples = next(iter(splits.values()))
+    columns = string_columns(samples)
     if not columns:
-        raise UserError(f"{options.dataset_name} has no column of text, only {', '.join(features)}")
+        raise UserError(f"{options.dataset_name} has no column of text, only {', '.join(samples.column_names)}")
     column = {"column": "text" if "text" in columns else columns[0]}
     return {split: map_cached(rows, _as_lines, column, arguments, "Reading text") for split, rows in splits.items()}
 

@@ -33,8 +33,8 @@ from transformers.hf_argparser import HfArg
 
 from cpudist.backends import layouts
 from cpudist.errors import UserError
+from cpudist.training.recipes import data, models, script
 from cpudist.training.recipes import language_modeling as lm
-from cpudist.training.recipes import models, prepare, script
 from cpudist.training.recipes.models import IGNORED
 
 SHARDING = layouts.ENCODERS  # how a mesh of devices cuts the parameters (--mesh)
@@ -119,7 +119,7 @@ class Masking(DataCollatorForLanguageModeling):  # type: ignore[misc]
 def mask_once(blocks: Dataset, masking: Masking, arguments: TrainingArguments) -> Dataset:
     """Mask blocks for evaluation: alike at every evaluation, on any number of ranks, in batches of any size."""
     options = {"tokenizer": masking.tokenizer, "probability": masking.mlm_probability, "seed": arguments.seed}
-    return prepare.map_cached(blocks, _mask, options, arguments, "Masking what to evaluate on", with_indices=True)
+    return data.map_cached(blocks, _mask, options, arguments, "Masking what to evaluate on", with_indices=True)
 
 
 def _mask(

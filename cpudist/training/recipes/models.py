@@ -1,4 +1,4 @@
-"""The model of a recipe: load it or make it, train it with an exact loss, and evaluate it exactly."""
+"""The model of a recipe: load or make it, make batches of lengths that it takes, train and evaluate it exactly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
+    DataCollatorWithPadding,
     EvalPrediction,
     PretrainedConfig,
     PreTrainedModel,
@@ -21,9 +22,10 @@ from transformers import (
 )
 
 from cpudist.errors import UserError
-from cpudist.training.recipes.prepare import needs_fixed_shapes
+from cpudist.job import current
 
 IGNORED = -100  # the label of a token or sample that is no target
+_LENGTHS = 4  # of padded batches where shapes are fixed
 
 
 def load_pretrained(auto_class: Any, name: str, **kwargs: Any) -> Any:
@@ -59,6 +61,31 @@ def new_model(
     except ValueError as error:
         given = f" with --config_overrides {overrides}" if overrides else ""
         raise UserError(f"cannot make a {config.model_type}{given}: {' '.join(str(error).split())}") from error
+
+
+def max_length(wanted: int, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
+    """Return the tokens of a sample: `wanted`, or as many as tokenizer and model take if that is less."""
+    positions = getattr(config, "max_position_embeddings", None) or 0  # with relative positions: none, 0 or -1
+    return int(min(length for length in (wanted, tokenizer.model_max_length, positions) if length > 0))
+
+
+def padding_collator(tokenizer: PreTrainedTokenizerBase, longest: int) -> DataCollatorWithPadding:
+    """Return a collator that pads to a batch's longest sample, or to one of 4 lengths where shapes are fixed.
+
+    Args:
+        tokenizer: says what to pad with.
+        longest: tokens of a sample, at most.
+    """
+    multiple = None
+    if needs_fixed_shapes():
+        multiple = next(longest // lengths for lengths in range(_LENGTHS, 0, -1) if longest % lengths == 0)
+    return DataCollatorWithPadding(tokenizer, pad_to_multiple_of=multiple)
+
+
+def needs_fixed_shapes() -> bool:
+    """Return whether the job's backend compiles a program for each shape of a tensor, which takes long."""
+    job = current()
+    return job is not None and job.backend.fixed_shapes
 
 
 class ExactTrainer(Trainer):  # type: ignore[misc]

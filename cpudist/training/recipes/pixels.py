@@ -24,8 +24,8 @@ from transformers.image_processing_utils import BaseImageProcessor
 from cpudist import api
 from cpudist.errors import UserError
 from cpudist.training.recipes.classification import Labelled
+from cpudist.training.recipes.data import map_cached
 from cpudist.training.recipes.models import IGNORED
-from cpudist.training.recipes.prepare import map_cached
 
 try:  # by this name in transformers 5, which otherwise warns that torchvision is missing
     from transformers import ViTImageProcessorPil as _Processor

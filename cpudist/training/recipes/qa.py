@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, TrainingArguments
+from transformers import AutoModelForQuestionAnswering, TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from cpudist.backends import layouts
 from cpudist.errors import UserError
-from cpudist.training.recipes import data, models, prepare, script, squad
+from cpudist.training.recipes import data, models, script, squad
 from cpudist.training.recipes.spans import Array, Search, best_answers, cut_into_windows
 from cpudist.training.recipes.squad import Question
 
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     if tokenizer.pad_token is None:
         raise UserError(f"the tokenizer of {name} has no token to pad with; give another one by --tokenizer_name")
     model = models.load_model(AutoModelForQuestionAnswering, name, arguments)
-    length = prepare.max_length(options.data.max_seq_length, tokenizer, model.config)
+    length = models.max_length(options.data.max_seq_length, tokenizer, model.config)
     pad, sizes = options.data.pad_to_max_length, (length, options.data.doc_stride)
     train = cut_into_windows(train_questions, tokenizer, *sizes, arguments, padded=pad) if train_questions else None
     # Padded to the full length: otherwise shapes would depend on the windows of a batch, and so on the number of ranks.
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
     trainer = models.ExactTrainer(
         model,
         arguments,
-        DataCollatorWithPadding(tokenizer, pad_to_multiple_of=prepare.padding_multiple(length)),
+        models.padding_collator(tokenizer, length),
         train_dataset=train,
         eval_dataset=windows,
         processing_class=tokenizer,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpudist.errors import UserError
-from cpudist.training.recipes.prepare import map_cached
+from cpudist.training.recipes.data import map_cached
 from cpudist.training.recipes.squad import Question
 
 _OUTSIDE = -1  # the character position of a token that is not part of the context
