@@ -6,9 +6,8 @@ One file for each group of checks. A check changes nothing. It must not know job
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
-from cpudist.doctor import backend, libraries, memory, network, processor, quota, versions
+from cpudist.doctor import backend, libraries, memory, processor, quota, versions
 from cpudist.doctor.finding import LEVELS, Finding
 from cpudist.errors import UserError
 from cpudist.topology.files import Files
@@ -16,21 +15,15 @@ from cpudist.topology.files import Files
 __all__ = ["Finding", "examine"]
 
 # The most important ones first, within one level.
-_GROUPS = (versions, network, backend, memory, quota, libraries, processor)
+_GROUPS = (versions, backend, memory, quota, libraries, processor)
 
 
-def examine(files: Files | None = None, env: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Run all checks and return their findings, errors first.
-
-    Args:
-        files: the kernel's files of the machine; this machine's by default.
-        env: the environment variables that a job would have.
-    """
-    files = files or Files()
+def examine() -> list[Finding]:
+    """Run all checks on this machine and return their findings, errors first."""
     findings = []
     for group in _GROUPS:
         try:
-            findings += group.check(files, env)
+            findings += group.check(Files(), os.environ)
         except UserError as error:
             findings.append(Finding("error", group.__name__.rpartition(".")[2], str(error)))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))

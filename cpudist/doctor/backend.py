@@ -1,9 +1,11 @@
-"""Which backend, transport and mpirun a job would use, and why."""
+"""Which backend, transport and mpirun a job would use, and why; whether they find this host's address."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,12 +20,34 @@ from cpudist.topology.files import Files
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the ccl backend, the backends of entry points, and the mpirun that would start ranks."""
+    """Check the name of this host, all backends, and the mpirun that would start ranks."""
+    yield resolve(socket.gethostname())
     yield _ccl(env)
     for name, plugin in backends.plugins().items():
         for level, message, remedy in plugin.findings(env):
             yield Finding(level, name, message, remedy)
     yield from _mpirun(env)
+
+
+def resolve(name: str) -> Finding:
+    """Resolve the name of this host; MPI and gloo look its address up when they start."""
+    try:
+        found = sorted({str(answer[4][0]) for answer in socket.getaddrinfo(name, None)})
+    except OSError as error:
+        return Finding(
+            "error",
+            "host name",
+            f"this host's name {name!r} has no address ({error.strerror or error}), so gloo and MPI cannot start",
+            f"add a line with its address to /etc/hosts: ADDRESS {name}",
+        )
+    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
+        return Finding(
+            "warning",
+            "host name",
+            f"this host's name {name!r} has only loopback addresses ({', '.join(found)}): enough for a job on one host",
+            f"for jobs on several hosts, give {name} the address that the others use in /etc/hosts",
+        )
+    return Finding("ok", "host name", f"{name} resolves to {', '.join(found)}")
 
 
 def _ccl(env: Mapping[str, str]) -> Finding:

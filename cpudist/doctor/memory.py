@@ -8,10 +8,10 @@ import resource
 from collections.abc import Iterator, Mapping
 
 from cpudist.doctor.finding import Finding
+from cpudist.pinning.threads import memory_policy
 from cpudist.text import size
 from cpudist.topology import sysfs
 from cpudist.topology.files import Files
-from cpudist.topology.memory_policy import memory_policy
 
 _SHM = "/dev/shm"
 # Two MPI ranks, or one process that loads data, use up Docker's default of 64 MB; then processes die of SIGBUS.

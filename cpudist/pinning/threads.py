@@ -1,9 +1,14 @@
-"""The threads of this process, and the CPUs on which they and those to come may run."""
+"""The threads of this process, the CPUs on which they and those to come may run, and where their pages are placed.
+
+Containers often refuse set_mempolicy(2), by which pages are placed (Docker's seccomp profile without CAP_SYS_NICE).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
 import re
 import threading
 from collections.abc import Iterable
@@ -12,13 +17,18 @@ from pathlib import Path
 
 from cpudist.changes import Changes
 from cpudist.topology.cpulist import parse_list
-from cpudist.topology.memory_policy import allocate_locally, forget_policy
 from cpudist.topology.plan import RankPlan
 
 COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
 
 # Fields of /proc/…/stat, counted from 0 after the name: proc_pid_stat(5).
 _USER_TICKS, _SYSTEM_TICKS, _PROCESSOR = 11, 12, 36
+
+# Numbers of set_mempolicy and get_mempolicy: x86-64 has its own, all newer architectures share one table.
+_NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "riscv64": (237, 236)}
+_NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
+_DEFAULT, _LOCAL = _NAMES.index("default"), _NAMES.index("local")
+_MODE_FLAGS = 0xE000  # what set_mempolicy takes in the mode's upper bits
 
 _mask_of_children: tuple[int, ...] = ()  # of processes that load data; empty: they inherit the mask of their parent
 _data_cores = 0
@@ -110,6 +120,44 @@ def bind(plan: RankPlan, changes: Changes) -> frozenset[int]:
     if len(plan.numa_nodes) == 1 and allocate_locally():
         changes.then(forget_policy)
     return placed
+
+
+def memory_policy() -> str | None:
+    """Return the policy of this thread, which its threads and processes inherit; None if the kernel refuses.
+
+    "default" places pages on the local node, as "local" does.
+    """
+    mode = ctypes.c_int(-1)
+    if _call(1, ctypes.byref(mode), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0)) != 0:
+        return None
+    number = mode.value & ~_MODE_FLAGS
+    return _NAMES[number] if 0 <= number < len(_NAMES) else str(number)
+
+
+def allocate_locally() -> bool:
+    """Place pages on the node of the CPU that touches them first.
+
+    The default does so too, but unmaps pages now and then to see which node uses them (NUMA balancing). That costs
+    pinned threads time and gains nothing.
+
+    Returns:
+        False if the kernel refuses, or another policy has been set, which is kept.
+    """
+    if memory_policy() != "default":
+        return False
+    return _call(0, ctypes.c_int(_LOCAL), None, ctypes.c_ulong(0)) == 0
+
+
+def forget_policy() -> None:
+    """Undo `allocate_locally`: return to the kernel's default policy."""
+    _call(0, ctypes.c_int(_DEFAULT), None, ctypes.c_ulong(0))
+
+
+def _call(which: int, *arguments: object) -> int:
+    numbers = _NUMBERS.get(platform.machine())
+    if numbers is None:
+        return -1
+    return int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(numbers[which]), *arguments))
 
 
 def settle(plan: RankPlan, changes: Changes) -> None:

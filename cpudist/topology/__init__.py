@@ -6,7 +6,6 @@
 - `limits.py`: what of the machine this process may use. `machine.py`: the topology and the limits together.
 - `plan.py`: a `Plan` from a machine and options. It reads no file, so any machine's plan can be made on any other.
 - `picture.py`: the plan as text. `thread_variables.py`: the variables by which OpenMP and oneCCL follow it.
-- `memory_policy.py`: on which NUMA node pages are placed. Only this module changes something.
 
-It must not know torch, MPI or launchers.
+Nothing is changed here. It must not know torch, MPI or launchers.
 """

@@ -13,7 +13,7 @@ import pytest
 from layouts import unpack
 
 from cpudist.cli import doctor as command
-from cpudist.doctor import backend, libraries, memory, network, processor, quota, versions
+from cpudist.doctor import backend, libraries, memory, processor, quota, versions
 from cpudist.doctor.finding import Finding
 from cpudist.topology.files import Files
 
@@ -32,11 +32,11 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_a_name_that_leads_nowhere_fails_a_job() -> None:
-    finding = network.resolve("no-such-host.invalid")
+    finding = backend.resolve("no-such-host.invalid")
     assert finding.level == "error"
     assert "/etc/hosts" in finding.remedy
-    assert network.resolve("localhost").level == "warning"  # a job on several hosts needs more
-    assert network.resolve("192.0.2.1").level == "ok"
+    assert backend.resolve("localhost").level == "warning"  # a job on several hosts needs more
+    assert backend.resolve("192.0.2.1").level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_compiled_backend_that_does_not_load(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(module, "find_built", lambda: broken)
     libraries._load.cache_clear()
     try:
-        (finding, *_) = backend.check(Files(tmp_path), dict(os.environ))
+        (_, finding, *_) = backend.check(Files(tmp_path), dict(os.environ))
     finally:
         libraries._load.cache_clear()
     assert finding.level == "warning"

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import cpudist
 from cpudist import job
-from cpudist.topology.memory_policy import memory_policy
+from cpudist.pinning.threads import memory_policy
 
 
 def compute() -> None:
