@@ -17,11 +17,13 @@ from cpudist.launchers import Launcher
 if TYPE_CHECKING:
     from cpudist.bench.report import Results
 
+HELP = "measure communication and training here"
+DESCRIPTION = "Measure how fast the ranks of a job communicate and train; a launcher runs it on every rank."
 _TIMEOUT = 300.0  # seconds, for any one call
 _ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "hosts": 2, "train": 1}
 _JOBS = "jobs"
 
-_EPILOG = """\
+EPILOG = """\
 what is measured:
   collectives   (a minute) allreduce from 1 KB to 96 MB, in float32 and bfloat16, on the ccl process group, on gloo,
                 on oneCCL (the same process group without our shared memory) and on MPI through mpi4py, beside what
@@ -62,16 +64,10 @@ examples:
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command `bench`."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure communication and training here",
-        description="Measure how fast the ranks of a job communicate and train; a launcher runs it on every rank.",
-        epilog=_EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist bench`."""
     subjects = (*_ENOUGH_RANKS, _JOBS)
-    parser.add_argument("subject", choices=subjects, metavar=f"{{{','.join(subjects)}}}", action=_Subject)
+    parser.add_argument("subject", choices=subjects, metavar=f"{{{','.join(subjects)}}}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and where they were measured")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
@@ -79,17 +75,21 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         "--only", action="append", default=[], metavar="CONTENDER", help="of hosts: compare these alone"
     )
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose figures mean little")
+    parser.set_defaults(every_rank=True)
 
 
-class _Subject(argparse.Action):
+def run(options: argparse.Namespace, launcher: Launcher) -> None:
     """Run `jobs` in one process, which starts jobs, and everything else on every rank of a job."""
+    if options.subject == _JOBS:
+        if launcher.is_main_process:
+            _jobs(options, launcher)
+        return
+    from cpudist import job  # late: it imports torch
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: object, option: str | None = None
-    ) -> None:
-        namespace.subject = value
-        namespace.in_job = value != _JOBS
-        namespace.action = _jobs if value == _JOBS else _bench
+    try:
+        _bench(options, launcher)
+    except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
+        job.fail(error, rank=launcher.rank)
 
 
 def _bench(options: argparse.Namespace, launcher: Launcher) -> None:

@@ -10,12 +10,13 @@ from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 
-_DESCRIPTION = """\
+HELP = "compile the oneCCL backend ahead of time"
+DESCRIPTION = """\
 Compile the oneCCL backend ahead of time. Otherwise the first job compiles it, which takes a C++ compiler and about
 half a minute. The binary works with the versions of torch, Python and oneCCL that it was compiled with.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   into this user's cache:
     cpudist build
@@ -25,24 +26,19 @@ examples:
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command `build`."""
-    parser = commands.add_parser(
-        "build",
-        help="compile the oneCCL backend ahead of time",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist build`."""
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
         help="folder to compile into; default: $CPUDIST_CACHE, or ~/.cache/cpudist",
     )
-    parser.set_defaults(action=_build, every_rank=True)
+    parser.set_defaults(every_rank=True)
 
 
-def _build(options: argparse.Namespace, _launcher: Launcher) -> None:
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Compile the backend, and print where it is."""
     output: Path | None = options.output and options.output.expanduser().absolute()
     if output and output.exists() and not output.is_dir():
         raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")

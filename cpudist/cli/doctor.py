@@ -16,20 +16,17 @@ from cpudist.launch.hostfile import read
 from cpudist.launchers import Launcher
 from cpudist.text import size
 
-_DESCRIPTION = """\
+HELP = "check this host and environment, with remedies"
+DESCRIPTION = """\
 Check this host and this environment for what makes jobs fail or slow, or with --hostfile the hosts of a job for what
 prevents them from working together. Nothing is changed.
 The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 """
+EPILOG = None
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command `doctor`."""
-    parser = commands.add_parser(
-        "doctor",
-        help="check this host and environment, with remedies",
-        description=_DESCRIPTION,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist doctor`."""
     parser.add_argument(
         "--hostfile",
         type=Path,
@@ -37,10 +34,10 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         help="check these hosts instead, over ssh and all at once: reachable, the same environment, sane",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(action=_doctor)
 
 
-def _doctor(options: argparse.Namespace, _launcher: Launcher) -> None:
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Print the findings; exit with status 1 if a job would fail."""
     # Late: the checks import packages, for which --help need not wait.
     from cpudist.doctor import examine
 

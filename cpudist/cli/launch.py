@@ -7,18 +7,19 @@ import signal
 
 from cpudist.cli.parser import NO_TARGET, Parser, add_target, count, count_from_zero, own_values, ranks_per_node
 from cpudist.errors import UserError
+from cpudist.launch import run as jobs
 from cpudist.launch.hostfile import read
-from cpudist.launch.run import LaunchOptions, run, show
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpis import MPI_BY_OPTION
 
-_DESCRIPTION = """\
+HELP = "start a job on one or many hosts"
+DESCRIPTION = """\
 Start TARGET on one or many hosts, as `mpirun … cpudist-train TARGET` does. It checks every host before any rank starts,
 uses the MPI that is installed, ends the job when a host is lost, and leaves no process behind. The options of
 cpudist-train go after `--` (cpudist-train --help).
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   two ranks on this host:
     cpudist launch --nproc 2 -- train.py --epochs 3
@@ -42,15 +43,9 @@ _UNKNOWN_OPTION = (
 )
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command `launch`."""
-    parser = commands.add_parser(
-        "launch",
-        help="start a job on one or many hosts",
-        usage="cpudist launch [OPTIONS] -- TARGET [ARGS...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist launch`."""
+    parser.usage = "cpudist launch [OPTIONS] -- TARGET [ARGS...]"
     parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help="the hosts; without one, this host")
     ranks = "number of all ranks (default: as many as the hosts take)"
     parser.add_argument("--nproc", dest="ranks", type=count, metavar="N", help=ranks)
@@ -109,10 +104,10 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
     add_target(parser)
     parser.unknown_option_hint = _UNKNOWN_OPTION
-    parser.set_defaults(action=_launch)
 
 
-def _launch(options: argparse.Namespace, launcher: Launcher) -> None:
+def run(options: argparse.Namespace, launcher: Launcher) -> None:
+    """Run the job, or print its command line; exit with the job's status."""
     if launcher.name != "single":
         raise UserError(
             f"this process is a rank of {launcher.name} already, and cpudist launch starts the ranks itself; "
@@ -122,14 +117,14 @@ def _launch(options: argparse.Namespace, launcher: Launcher) -> None:
     dry_run = values.pop("dry_run")
     if not values["arguments"]:
         raise UserError(NO_TARGET)
-    job = LaunchOptions(**values)
+    job = jobs.LaunchOptions(**values)
     if job.min_nodes is not None and not job.max_restarts:
         raise UserError("--min-nodes applies to restarts; give --max-restarts too, or leave it out")
     if dry_run:
-        print(show(job))
+        print(jobs.show(job))
         return
     try:
-        status = run(job)
+        status = jobs.run(job)
     except KeyboardInterrupt:  # while hosts were checked
         status = 128 + signal.SIGINT
     raise SystemExit(status)

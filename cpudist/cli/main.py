@@ -1,7 +1,7 @@
 """The command `cpudist`, for all that is not training itself (that is `cpudist-train`).
 
-It lists the commands and shows their errors. Each command has its own module, which adds a parser here and is called
-with the parsed options.
+It lists the commands and shows their errors. Each command has its own module, which adds its options to a parser and
+is called with the parsed options.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from collections.abc import Sequence
 
 from cpudist import launchers
 from cpudist.cli import bench, build, doctor, launch, plan, render, stacks
-from cpudist.cli.parser import DEFAULTS, Parser, shown_once, with_dashes
+from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
 from cpudist.launchers import Launcher
 from cpudist.version import __version__
 
-COMMANDS = (launch, render, stacks, plan, doctor, build, bench)
+# Each has HELP, DESCRIPTION, EPILOG, `add_options` and `run`, which runs on rank 0 alone unless `every_rank` is set.
+COMMANDS = {
+    "launch": launch,
+    "render": render,
+    "stacks": stacks,
+    "plan": plan,
+    "doctor": doctor,
+    "build": build,
+    "bench": bench,
+}
 
 _EPILOG = """\
 `cpudist COMMAND --help` explains a command. Training is started with `cpudist-train`.
@@ -46,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             options = _parser().parse_args(with_dashes(words) or ["--help"])
     except UserError as error:
         return _report(error, launcher)
-    if options.in_job:
-        return _run_in_job(options, launcher)
     return _run(options, launcher) if launcher.is_main_process or options.every_rank else 0
 
 
@@ -57,33 +64,23 @@ def _parser() -> Parser:
         description="Distributed PyTorch training on the CPU nodes you already have, over MPI and oneCCL.",
         epilog=_EPILOG,
     )
-    parser.set_defaults(**DEFAULTS)
     parser.add_argument("--version", action="version", version=f"cpudist {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name, command in COMMANDS.items():
+        one = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION, epilog=command.EPILOG)
+        one.set_defaults(run=command.run, every_rank=False)
+        command.add_options(one)
     return parser
 
 
 def _run(options: argparse.Namespace, launcher: Launcher) -> int:
     try:
-        options.action(options, launcher)
+        options.run(options, launcher)
         sys.stdout.flush()
     except UserError as error:
         return _report(error, launcher)
     except BrokenPipeError:  # the reader has closed the pipe, as in `cpudist plan | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
-def _run_in_job(options: argparse.Namespace, launcher: Launcher) -> int:
-    """Run a command that starts a job on every rank; an error of one rank ends the job."""
-    from cpudist import job  # late: it imports torch
-
-    try:
-        options.action(options, launcher)
-    except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
-        job.fail(error, rank=launcher.rank)
     return 0
 
 

@@ -12,9 +12,6 @@ from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.topology.plan import Part
 
-# What `main` does with a command: it runs on rank 0 alone, unless the command sets one of these.
-DEFAULTS = {"every_rank": False, "in_job": False}
-
 NO_TARGET = "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train"
 
 _PARTS: tuple[Part, ...] = ("socket", "numa", "l3")
@@ -58,7 +55,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def own_values(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of a command's own options, and its `arguments` without the `--`."""
-    values = {name: value for name, value in vars(options).items() if name not in DEFAULTS and name != "action"}
+    values = {name: value for name, value in vars(options).items() if name not in ("run", "every_rank")}
     if values["arguments"][:1] == ["--"]:
         del values["arguments"][0]
     return values

@@ -19,12 +19,13 @@ from cpudist.topology.picture import draw
 from cpudist.topology.plan import Plan, PlanOptions, make_plan
 from cpudist.topology.thread_variables import THREADS, threads_set
 
-_DESCRIPTION = """\
+HELP = "show where ranks compute on a machine"
+DESCRIPTION = """\
 Show on which cores each rank of a node computes, which core moves its messages, and how to do the same by hand.
 Ranks that `cpudist-train` starts follow this plan without further options.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   one rank for each NUMA node of this machine, or two ranks:
     cpudist plan
@@ -35,14 +36,8 @@ examples:
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command `plan`."""
-    parser = commands.add_parser(
-        "plan",
-        help="show where ranks compute on a machine",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist plan`."""
     parser.add_argument(
         "--ppn",
         type=ranks_per_node,
@@ -64,10 +59,10 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         help="another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML",
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.set_defaults(action=_plan)
 
 
-def _plan(options: argparse.Namespace, _launcher: Launcher) -> None:
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Print the plan as a picture or as JSON."""
     # The variables of this shell are for this machine; for another one no variable is set.
     env = {} if options.topology else dict(os.environ)
     machine = machine_from(options.topology) if options.topology else this_machine(env)

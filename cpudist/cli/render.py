@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
 from cpudist.cli.parser import NO_TARGET, Parser, add_target, own_values
 from cpudist.errors import UserError
@@ -12,12 +11,13 @@ from cpudist.render import KINDS
 from cpudist.render.job import RenderedJob
 from cpudist.render.values import Invalid
 
-_DESCRIPTION = """\
+HELP = "print a manifest for Kubernetes or a script for Slurm"
+DESCRIPTION = """\
 Print a manifest for Kubernetes, or a batch script for Slurm, that trains TARGET as cpudist-train does. Nothing is sent
 anywhere. The arguments after `--` are those of cpudist-train (cpudist-train --help).
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   two pods of two ranks each, with data and checkpoints on a claim that both mount:
     cpudist render pytorchjob --replicas 2 --ranks-per-pod 2 --cpus 8 --memory 16Gi --pvc data \\
@@ -29,15 +29,9 @@ examples:
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command `render`, with a command of its own for each kind."""
-    parser = commands.add_parser(
-        "render",
-        help="print a manifest for Kubernetes or a script for Slurm",
-        usage="cpudist render KIND [OPTIONS] -- TARGET [ARGS...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist render`."""
+    parser.usage = "cpudist render KIND [OPTIONS] -- TARGET [ARGS...]"
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", required=True, prog="cpudist render")
     for name, kind in KINDS.items():
         one = kinds.add_parser(
@@ -48,11 +42,13 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         )
         kind.add_options(one)
         add_target(one)
-        one.set_defaults(action=partial(_render, kind))
+        one.set_defaults(kind=kind)
 
 
-def _render(kind: type[RenderedJob], options: argparse.Namespace, _launcher: Launcher) -> None:
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Print the manifest or the script."""
     values = own_values(options)
+    kind: type[RenderedJob] = values.pop("kind")
     problems = [] if values["arguments"] else [NO_TARGET]
     for name, value in values.items():
         for one in value if isinstance(value, list) else [value]:

@@ -10,24 +10,21 @@ from cpudist.errors import UserError
 from cpudist.job.stacks import SIGNAL, ask_all
 from cpudist.launchers import Launcher
 
-_DESCRIPTION = f"""\
+HELP = "show what every rank of a running job is doing"
+DESCRIPTION = f"""\
 Show for every rank of your jobs on this host the call that it waits in, the line of the script and the stacks of all
 threads. The ranks are not disturbed. On several hosts, run it on each.
 A rank also writes its stacks to its own standard error on signal {int(SIGNAL)}: kill -{int(SIGNAL)} PROCESS
 """
+EPILOG = None
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command `stacks`."""
-    parser = commands.add_parser(
-        "stacks",
-        help="show what every rank of a running job is doing",
-        description=_DESCRIPTION,
-    )
-    parser.set_defaults(action=_stacks)
+def add_options(_parser: Parser) -> None:
+    """Add no option."""
 
 
-def _stacks(_options: argparse.Namespace, _launcher: Launcher) -> None:
+def run(_options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Print what the ranks of this host do."""
     answers = ask_all()
     if not answers:
         raise UserError("no rank of yours runs on this host; run cpudist stacks where the job runs, as the same user")

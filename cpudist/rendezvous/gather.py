@@ -53,7 +53,7 @@ def all_gather(
             keys = [f"{key}/{other}" for other in range(size)]
             complete = _await(store, keys, timeout, meanwhile)
             missing = [] if complete else _missing(store, key, size)
-            values = [] if missing else [text.decode()[1:] for text in _get_all(store, keys)]
+            values = [] if missing else [text.decode()[1:] for text in store.multi_get(keys)]
             # The ranks' texts are similar, and all of them go to each rank.
             packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
             store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
@@ -95,10 +95,3 @@ def _waits_quietly(store: Store) -> bool:
     from cpudist.store.torch_store import JobStore
 
     return isinstance(store, JobStore)
-
-
-def _get_all(store: Store, keys: list[str]) -> list[bytes]:
-    try:
-        return list(store.multi_get(keys))
-    except RuntimeError:  # not every kind of store has it
-        return [store.get(key) for key in keys]

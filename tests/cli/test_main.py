@@ -44,7 +44,7 @@ def test_documented_launch_commands_have_options_that_exist(
     for name in ("hosts", "hostfile"):
         Path(name).write_text("node0:2\nnode1:2\n")
     parser = Parser()
-    launch.add_parser(parser.add_subparsers())
+    launch.add_options(parser.add_subparsers().add_parser("launch"))
     assert parser.parse_args(shlex.split(command)).arguments
 
 
