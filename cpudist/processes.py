@@ -51,9 +51,9 @@ def read_all() -> dict[int, Process]:
     return {pid: process for pid in _all_ids() if (process := read(pid)) is not None}
 
 
-def ancestors(pid: int | None = None) -> Iterator[Process]:
-    """Yield the parent of a process, its parent and so on; of this process by default."""
-    process = read(os.getpid() if pid is None else pid)
+def ancestors() -> Iterator[Process]:
+    """Yield the parent of this process, its parent and so on."""
+    process = read(os.getpid())
     for _ in range(_MOST_ANCESTORS):
         process = read(process.parent) if process is not None else None
         if process is None:

@@ -80,6 +80,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
     """Run `jobs` in one process, which starts jobs, and everything else on every rank of a job."""
+    _check_options(options)
     if options.subject == _JOBS:
         if launcher.is_main_process:
             _jobs(options, launcher)
@@ -97,9 +98,6 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     from cpudist import api
     from cpudist.bench import collectives, ddp, hosts, report, train
 
-    _check_options(options)
-    if unknown := sorted({*options.only} - {*hosts.CONTENDERS}):
-        raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(hosts.CONTENDERS)}")
     job = api.enter(launcher, "ccl", _TIMEOUT)
     world = job.world
     if world.size < _ENOUGH_RANKS[options.subject]:
@@ -127,7 +125,6 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
 def _jobs(options: argparse.Namespace, launcher: Launcher) -> None:
     from cpudist.bench import commands, jobs, report
 
-    _check_options(options)
     if launcher.placement().size > 1:
         raise UserError(f"bench jobs starts its jobs itself; run it without {launcher.name}: cpudist bench jobs")
     _check_outputs(options)
@@ -158,8 +155,13 @@ def _progress(line: str) -> None:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    if options.only and options.subject != "hosts":
-        raise UserError("--only is for hosts: cpudist bench hosts --only CONTENDER")
+    if options.only:
+        from cpudist.bench import hosts  # late: it imports torch
+
+        if options.subject != "hosts":
+            raise UserError("--only is for hosts: cpudist bench hosts --only CONTENDER")
+        if unknown := sorted({*options.only} - {*hosts.CONTENDERS}):
+            raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(hosts.CONTENDERS)}")
     if options.busy and options.subject != "collectives":
         raise UserError("--busy is for collectives: cpudist bench collectives --busy")
 

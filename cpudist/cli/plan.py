@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 def _as_json(plan: Plan, exported: ExportedPlan) -> dict[str, Any]:
     return {
-        "ranks": [rank.to_json() for rank in plan.ranks],
+        "ranks": [asdict(rank) for rank in plan.ranks],
         "idle_cpus": list(plan.idle_cpus),
         "pinned": plan.pinned,
         "environment": exported.variables,

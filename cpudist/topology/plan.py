@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cpudist.errors import UserError
 from cpudist.text import number_of
@@ -76,17 +76,6 @@ class RankPlan:
     def mask(self) -> tuple[int, ...]:
         """All CPUs that the rank and the processes that it starts may run on."""
         return tuple(sorted({*self.cpus, *self.communication_cpus, *self.data_cpus}))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry of `cpudist plan --json` for this rank."""
-        return {
-            "rank": self.rank,
-            "cpus": list(self.cpus),
-            "omp_threads": self.omp_threads,
-            "communication_cpus": list(self.communication_cpus),
-            "data_cpus": list(self.data_cpus),
-            "numa_nodes": list(self.numa_nodes),
-        }
 
 
 @dataclass(frozen=True)
