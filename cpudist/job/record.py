@@ -1,6 +1,6 @@
 """The run record: what ran where, how fast, and how it ended, as JSON that rank 0 writes.
 
-Its fields are public (README, "The run record"). Each part of cpudist adds what it knows: the job its world, `optimize`
+Its fields are public (docs/reference.md). Each part of cpudist adds what it knows: the job its world, `optimize`
 what it chose, the step timer the steps, a recipe its results. What is not known, as in a script without Trainer, is
 null.
 """

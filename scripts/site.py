@@ -1,0 +1,121 @@
+"""Pages of the site that are not in docs/: MkDocs calls this module's functions (hooks in mkdocs.yml).
+
+The README is the first page. The reference of commands is what `--help` prints, that of messages is read from the
+sources. Links to other files of the repository lead to copies of them in the site.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import posixpath
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+import cpudist
+
+_ROOT = Path(__file__).resolve().parents[1]
+_LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
+_PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "tools/README.md")
+_COMMANDS = ("launch", "plan", "doctor", "stacks", "build", "bench", "render")
+_PRINT_HELP = "import sys; from cpudist.cli.{0} import main; sys.exit(main(sys.argv[1:]))"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made here, and copies of the files that pages link to."""
+    pages = {"index.md": (_ROOT / "README.md").read_text(), **{name: (_ROOT / name).read_text() for name in _PROJECT}}
+    pages["reference/commands.md"] = "".join(_commands())
+    pages["reference/python.md"] = "".join(_python())
+    pages["reference/messages.md"] = "".join(_messages())
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    texts = {**pages, **{f"docs/{page.name}": page.read_text() for page in (_ROOT / "docs").glob("*.md")}}
+    linked = {
+        _target(path.replace("index.md", "README.md"), link) for path, text in texts.items() for link in _links(text)
+    }
+    for path in sorted(linked):
+        if (_ROOT / path).is_file() and _page(path) == path and not path.endswith(".md"):
+            files.append(File.generated(config, path, abs_src_path=str(_ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let links that are right in the repository be right in the site."""
+    site = page.file.src_uri
+    source = "README.md" if site == "index.md" else site if site in _PROJECT else f"docs/{site}"
+
+    def moved(found: re.Match[str]) -> str:
+        target = posixpath.relpath(_page(_target(source, found[2])), posixpath.dirname(site) or ".")
+        return f"{found[1]}{target}{found[3] or ''}{found[4]}"
+
+    return markdown if site.startswith("reference/") else _LINK.sub(moved, markdown)
+
+
+def _links(text: str) -> Iterator[str]:
+    return (found[2] for found in _LINK.finditer(text))
+
+
+def _target(source: str, link: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+
+
+def _page(path: str) -> str:
+    """Return where a file of the repository lies in the site."""
+    return "index.md" if path == "README.md" else path.removeprefix("docs/")
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n\nWhat `--help` prints.\n"
+    yield _help("cpudist-train", "train", [])
+    for name in _COMMANDS:
+        yield _help(f"cpudist {name}", "main", [name])
+
+
+def _help(title: str, module: str, words: list[str]) -> str:
+    command = [sys.executable, "-c", _PRINT_HELP.format(module), *words, "--help"]
+    variables = {**os.environ, "COLUMNS": "88"}
+    shown = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True).stdout
+    return f"\n## {title}\n\n```text\n{shown.replace('usage: -c', f'usage: {title}')}```\n"
+
+
+def _python() -> Iterator[str]:
+    yield "# Python\n\nEverything is a name of the package `cpudist`.\n"
+    for name, home in sorted(cpudist._HOMES.items(), key=lambda entry: (entry[0][0].isupper(), entry[0])):
+        yield f"\n::: {home}.{name}\n"
+    yield "\n::: cpudist.errors.UserError\n\n::: cpudist.errors.StartupTimeout\n"
+    yield "\n## Backends of other packages\n\nAn entry point of the group `cpudist.backends` names such a class.\n"
+    yield "\n::: cpudist.backends.base.Backend\n    options:\n      heading_level: 3\n"
+
+
+def _messages() -> Iterator[str]:
+    yield "# Messages\n\nEvery one-line error, by the part of cpudist that raises it. `…` is a name or a number.\n"
+    for folder in sorted({path.parent for path in (_ROOT / "cpudist").rglob("*.py")}):
+        said = sorted({text for path in folder.glob("*.py") for text in _raised(path)})
+        if said:
+            yield f"\n## {folder.relative_to(_ROOT)}\n\n"
+            yield "".join(f"- ``{text} ``\n" for text in said)
+
+
+def _raised(path: Path) -> Iterator[str]:
+    """Yield the texts of the user's errors that a module makes."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "StartupTimeout") and node.args:
+            text = _text(node.args[0])
+            if text.strip("… "):
+                yield text
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    return "…"

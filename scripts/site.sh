@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Build the site from docs/, the README and the sources:
+#   scripts/site.sh              into build/site; a dead link or a name that does not exist is an error
+#   scripts/site.sh serve        and show it on http://127.0.0.1:8000 while pages change
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/environment.sh
+
+check_machine
+make_environment docs "${NEWEST[@]}"
+export NO_MKDOCS_2_WARNING=1
+if [ "${1:-}" = serve ]; then exec mkdocs serve; fi
+timeout 300 mkdocs build --strict --site-dir build/site
+say "open build/site/index.html"

@@ -1,0 +1,54 @@
+"""The documentation's links lead somewhere, and its tables name all that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+
+
+def _without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as the site and code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", _without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _without_code(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_the_site_has_every_page() -> None:
+    plan = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"- {page.name}\n" not in plan] == []
+
+
+def test_the_reference_names_every_environment_variable() -> None:
+    used = {
+        name for path in (ROOT / "cpudist").rglob("*.py") for name in re.findall(r"CPUDIST_[A-Z_]+", path.read_text())
+    }
+    assert len(used) > 5
+    assert {name for name in used if f"`{name}`" not in REFERENCE} == set()
+
+
+def test_the_reference_names_every_field_of_the_record() -> None:
+    source = (ROOT / "cpudist/job/record.py").read_text()
+    fields = re.findall(r'^            "(\w+)": ', source, re.MULTILINE) + re.findall(r'fields\["(\w+)"\]', source)
+    assert "cpudist" in fields
+    assert "details" in fields
+    assert {name for name in fields if f"`{name}`" not in REFERENCE} == set()
