@@ -37,7 +37,7 @@ def init(
     Works under Intel MPI, MPICH and Open MPI (``mpirun``), Slurm (``srun``), torchrun, Kubeflow's PyTorchJob, and as a
     single process. Afterwards `torch.distributed` is ready, and the variables that libraries read (RANK, WORLD_SIZE,
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set. Until `shutdown`, accelerate and Trainer join this
-    process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; best called before they are imported.
+    process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call it before you import them.
     A rank that its launcher has not pinned moves to its share of the node's cores and computes with as many threads,
     unless the script, OMP_NUM_THREADS or OMP_PROC_BIND says otherwise (docs/placement.md); `shutdown` undoes that.
     Calling it again returns the same world; after `shutdown` it starts a new job, with any backend.

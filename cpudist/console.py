@@ -12,13 +12,9 @@ _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
 
 def say(line: str, program: str = "cpudist") -> None:
-    """Write one line in one piece, so that the lines of several ranks do not mix.
+    """Write `program` and one line in one piece, so that the lines of several ranks do not mix.
 
     A standard error that is closed or full is ignored.
-
-    Args:
-        line: the text, without a line break.
-        program: the command that writes it.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{program}: {line}\n")
@@ -61,12 +57,7 @@ def flush_output(line: str = "") -> None:
 
 
 def end_now(status: int, line: str = "") -> NoReturn:
-    """End this process without finalizers, which could wait for a lost peer.
-
-    Args:
-        status: the exit status.
-        line: the line to write first.
-    """
+    """Write `line` and end this process without finalizers, which could wait for a lost peer."""
     try:
         flush_output(line)
     finally:

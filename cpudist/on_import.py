@@ -18,10 +18,6 @@ Action = Callable[[ModuleType], None]
 def after_import(name: str, action: Action) -> Callable[[], None]:
     """Call `action` with the module `name`: now if it is loaded, otherwise at the end of its import.
 
-    Args:
-        name: the module's full name.
-        action: takes the module.
-
     Returns:
         A function that cancels this; it does not undo what `action` did.
     """
@@ -37,11 +33,7 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
 
 
 def _at_end_of_import(spec: Any, action: Action) -> Callable[[], None]:
-    """Call `action` when the import system marks `spec`, whose module is being executed, as initialised.
-
-    Returns:
-        A function that cancels this.
-    """
+    """As `after_import`, when the import system marks `spec`, whose module is being executed, as initialised."""
 
     class Announcing(ModuleSpec):
         def __setattr__(self, name: str, value: Any) -> None:

@@ -114,10 +114,7 @@ def kill_all_with(variable: str, value: str) -> int:
 def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
     """Send a signal to a process, unless it has ended, or belongs to another user.
 
-    Args:
-        pid: its id.
-        number: the signal's.
-        is_meant: returns whether the id is still that process's: the kernel gives the ids of ended ones to new ones.
+    `is_meant` returns whether the id is still that process's: the kernel gives the ids of ended ones to new ones.
     """
     with suppress(OSError):
         if not hasattr(os, "pidfd_open"):  # as in some builds of Python for old kernels

@@ -15,11 +15,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
-    """Return a timeout that a user has given, in seconds.
-
-    Args:
-        value: a number, or its text.
-        name: of what, for the message.
+    """Return the timeout `name` that a user has given as a number or a text, in seconds.
 
     Raises:
         UserError: it is not a number above 0.
@@ -58,12 +54,7 @@ def poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], objec
 
 @contextmanager
 def bounded(what: str, timeout: float) -> Iterator[None]:
-    """End this process with a line if the block, which cannot be interrupted, takes longer than `timeout` seconds.
-
-    Args:
-        what: the block's work, with which the line begins.
-        timeout: seconds that the block may take.
-    """
+    """End this process with a line on `what` if the block, which cannot be interrupted, takes `timeout` seconds."""
 
     def end() -> None:
         end_now(1, f"{what} did not finish within {timeout:g} s: a rank is gone or cannot be reached; ending")

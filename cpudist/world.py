@@ -139,11 +139,7 @@ def gather_members(
 def assign_nodes(members: Sequence[Member], launcher: str) -> list[World]:
     """Return every rank's place in the job and on its node, in rank order.
 
-    Nodes are distinguished by `Member.node`, since two nodes may have the same host name.
-
-    Args:
-        members: all ranks, in rank order.
-        launcher: the launcher's name.
+    Nodes are distinguished by `Member.node`, since two nodes may have the same host name. `members` are in rank order.
 
     Raises:
         UserError: the ranks are not whole nodes of the sizes that the launcher gave.

@@ -33,11 +33,7 @@ cpudist.shutdown()
 
 
 def failure(folder: str) -> str:
-    """Return what does not work on this host, in words; empty if all does.
-
-    Args:
-        folder: the folder in which the job runs.
-    """
+    """Return what does not work on this host for a job in `folder`, in words; empty if all does."""
     pattern = secrets.token_bytes(1 << 16)
     if bytes(pattern * (_MEMORY >> 16))[-len(pattern) :] != pattern:
         return "reads another content from its memory than it has written"

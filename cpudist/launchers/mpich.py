@@ -114,14 +114,8 @@ class Mpich(MpiLauncher):
 def requested_nodes(words: Sequence[str]) -> int | None:
     """Return how many nodes a command line as `mpirun -n 4 -ppn 2 …` asks for: ranks divided by ranks per node.
 
-    Without a message, Hydra puts the ranks on fewer nodes where its hostfile names too few hosts or has a line that it
-    does not understand.
-
-    Args:
-        words: the command line.
-
-    Returns:
-        None where it does not give both numbers.
+    None: it does not give both numbers. Without a message, Hydra puts the ranks on fewer nodes where its hostfile names
+    too few hosts or has a line that it does not understand.
     """
     given: dict[str, int] = {}
     for option, value in itertools.pairwise(words):

@@ -27,7 +27,7 @@ class Pinning:
     Attributes:
         plan: its cores and threads.
         bound: whether its mask is to be the plan's, and after `bind` whether it is.
-        placed: the threads that somebody else has placed, which `bind` does not move.
+        placed: the threads that other code has pinned, which `bind` does not move.
         before: the threads that existed at `bind`.
         of_job: the threads that the job has started itself, between `bind` and `settle`: they move messages and
             watch the other ranks, and do not compute.

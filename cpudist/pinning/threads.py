@@ -100,7 +100,7 @@ def bind(plan: RankPlan, changes: Changes) -> frozenset[int]:
 
     Existing threads, such as OpenMP's, move to the computing cores. The calling thread may use all of the plan's CPUs
     until `settle`, and so may the threads that it starts until then, which are the job's own. A thread whose mask
-    differs from the calling thread's has been placed by somebody else, and is not moved.
+    differs from the calling thread's was pinned by other code, and is not moved.
 
     Returns:
         The numbers of the threads that are not moved.

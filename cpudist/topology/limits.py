@@ -29,7 +29,7 @@ _NO_LIMIT = 1 << 60  # version 1 writes a number close to 2**63 for "no limit"
 
 @dataclass(frozen=True)
 class Throttling:
-    """How many scheduling periods of a group have passed, and in how many of them its CPU quota has stopped it."""
+    """CPU quota periods of a control group so far, and how many of them throttled it (nr_periods, nr_throttled)."""
 
     periods: int
     throttled: int
@@ -45,7 +45,7 @@ class Limits:
         counted: how many CPUs Slurm has given to this job step on this node: hardware threads, or cores where it was
             told to use one thread of each.
         memory: in bytes, for all ranks of the node together.
-        throttling: what the CPU quota has done so far; None without a quota.
+        throttling: how often the CPU quota has throttled the group; None without a quota.
     """
 
     cpus: frozenset[int] | None = None

@@ -113,7 +113,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         self._stops = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the signals over."""
+        """Install the signal handlers."""
         self._interruption.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -136,7 +136,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_evaluate = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give the signals back after a complete training; an interrupted one holds them until the job ends."""
+        """Restore the signal handlers after a complete training; an interrupted one keeps them until the job ends."""
         if not self._stops:
             self._interruption.end()
 

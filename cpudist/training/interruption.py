@@ -52,7 +52,11 @@ class Interrupted(SystemExit):
 
 
 class Interruption:
-    """Take the part of rank `rank` of `size` in stopping together, over the job's store.
+    """Stop all ranks after the same step, over the job's store.
+
+    Args:
+        rank, size: this rank, and the number of ranks.
+        store: the job's store.
 
     Attributes:
         signal: the signal that some rank has got; set once this rank knows of it.
@@ -74,7 +78,7 @@ class Interruption:
         self._last_step: int | None = None
 
     def begin(self) -> None:
-        """Record signals from now on instead of dying of them; call it in the main thread."""
+        """Install handlers that record signals; call it in the main thread."""
         if self._thread is None:
             _shielding.set()
             self._before = {number: signal.signal(number, self._record_signal) for number in SIGNALS}
@@ -84,12 +88,12 @@ class Interruption:
             self._thread.start()
 
     def end(self) -> None:
-        """Give the signals back to their former handlers."""
+        """Restore the former signal handlers."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
             self._thread = None
-            self._give_back()
+            self._restore()
 
     def is_last(self, ahead: int = 1) -> bool:
         """Return whether this step is the last, the same on all ranks; call it once at the end of every step.
@@ -112,14 +116,14 @@ class Interruption:
 
     def _record_signal(self, number: int, frame: FrameType | None) -> None:
         if not self._looks:
-            self._give_back()
+            self._restore()
             os.kill(os.getpid(), number)
         elif self._received is None:
             self._received, self._at = number, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._at > _INSISTS_SECONDS:
             raise KeyboardInterrupt
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         _shielding.clear()
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -76,7 +76,7 @@ def names_by_value(samples: Dataset, column: str) -> dict[Any, str]:
     kind = samples.features[check_column(samples, column, "--label_column")]
     if not isinstance(kind, (ClassLabel, Value)) or "float" in kind.dtype:
         raise UserError(f"the column {column} holds {kind}; labels must be strings or whole numbers")
-    # `unique` would copy all columns of a part that is held out into the cache.
+    # Dataset.unique would first write all columns of a held-out part into the cache.
     values = list(dict.fromkeys(samples.select_columns(column)[:][column]))
     if any(value in (None, "") for value in values):
         raise UserError(f"some samples have no label in the column {column}; remove them or complete them")
