@@ -48,28 +48,22 @@ __all__ = [
     "wrap",
 ]
 
-_HOMES = {
-    "Checkpoints": "cpudist.checkpoints.series",
-    "World": "cpudist.world",
-    "batches": "cpudist.api",
-    "init": "cpudist.api",
-    "load": "cpudist.checkpoints.files",
-    "mean": "cpudist.api",
-    "notebook_launcher": "cpudist.notebook",
-    "optimize": "cpudist.optimization",
-    "save": "cpudist.checkpoints.files",
-    "scaler": "cpudist.optimization",
-    "shutdown": "cpudist.api",
-    "step": "cpudist.api",
-    "wrap": "cpudist.api",
+_NAMES = {
+    "cpudist.api": ("batches", "init", "mean", "shutdown", "step", "wrap"),
+    "cpudist.checkpoints.files": ("load", "save"),
+    "cpudist.checkpoints.series": ("Checkpoints",),
+    "cpudist.notebook": ("notebook_launcher",),
+    "cpudist.optimization": ("optimize", "scaler"),
+    "cpudist.world": ("World",),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "backends":
         return importlib.import_module("cpudist.backends")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'cpudist' has no attribute {name!r}")
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from cpudist.launchers.mpi import Host, Ranks
 from cpudist.launchers.mpich import Mpich
-from cpudist.losses import Loss
 from cpudist.topology.cpulist import format_mask
 from cpudist.topology.plan import Plan
 
 # Each of these alone decides how Intel MPI pins ranks.
 PINNING_VARIABLES = ("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_CELL", "I_MPI_PIN_ORDER")
-
-_KILLED = re.compile(r"= +RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\s+= +KILLED BY SIGNAL: (?P<signal>\d+)")
 
 
 class IntelMpi(Mpich):
@@ -28,6 +26,9 @@ class IntelMpi(Mpich):
     programs = ("mpirun", "mpiexec", "mpiexec.hydra")
     hostfile_option = "-machinefile"  # -f reads "node1:4" too, but ignores the 4
     takes_ipv6 = True
+    killed: ClassVar = re.compile(
+        r"= +RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\s+= +KILLED BY SIGNAL: (?P<signal>\d+)"
+    )
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
@@ -49,10 +50,6 @@ class IntelMpi(Mpich):
     def hostfile_lines(cls, host: Host) -> list[str]:
         # A line for each rank: it has no notation for an IPv6 address with a number.
         return [host.name] * (host.slots or 0)
-
-    @classmethod
-    def killed_ranks(cls, output: str) -> list[Loss]:
-        return [Loss(int(found["signal"]), int(found["rank"]), found["host"]) for found in _KILLED.finditer(output)]
 
     @classmethod
     def pinning_arguments(cls, plan: Plan) -> list[str]:

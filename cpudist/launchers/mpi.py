@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class MpiLauncher(Launcher):
         hostfile_option: the option of mpirun that names a hostfile.
         takes_ipv6: whether its hostfile may name IPv6 addresses.
         daemons: its programs between mpirun and the ranks.
+        killed: finds the "signal", "host" and "rank" of a rank that was killed in its output; some name no rank.
     """
 
     rank_variable: ClassVar[str]
@@ -73,6 +75,7 @@ class MpiLauncher(Launcher):
     hostfile_option: ClassVar[str]
     takes_ipv6: ClassVar[bool] = False
     daemons: ClassVar[tuple[str, ...]]
+    killed: ClassVar[re.Pattern[str]]
 
     @property
     def run_ids(self) -> dict[str, bool]:
@@ -100,9 +103,10 @@ class MpiLauncher(Launcher):
         """Return the lines for a host, whose slots are known, in the hostfile of this MPI."""
 
     @classmethod
-    @abstractmethod
     def killed_ranks(cls, output: str) -> list[Loss]:
         """Return the ranks that signals have killed, as the launcher's output reports them."""
+        found = [match.groupdict() for match in cls.killed.finditer(output)]
+        return [Loss(int(one["signal"]), int(one["rank"]) if "rank" in one else None, one["host"]) for one in found]
 
     @classmethod
     @abstractmethod

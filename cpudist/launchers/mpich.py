@@ -14,13 +14,9 @@ from cpudist import processes
 from cpudist.errors import UserError
 from cpudist.launchers.base import OverMpi
 from cpudist.launchers.mpi import Host, MpiLauncher, Ranks
-from cpudist.losses import Loss
 from cpudist.topology.plan import Plan
 
 _OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per node"}
-_KILLED = re.compile(
-    r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\)", re.DOTALL
-)
 
 
 class Mpich(MpiLauncher):
@@ -44,6 +40,10 @@ class Mpich(MpiLauncher):
     programs: ClassVar[tuple[str, ...]] = ("mpirun", "mpiexec", "mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra")
     daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
     hostfile_option = "-f"
+    # It reports the host, not the rank, of the first rank only: the pattern takes the rest of the output, too.
+    killed: ClassVar = re.compile(
+        r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\).*", re.DOTALL
+    )
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
@@ -83,11 +83,6 @@ class Mpich(MpiLauncher):
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
         return [f"{host.name}:{host.slots}"]
-
-    @classmethod
-    def killed_ranks(cls, output: str) -> list[Loss]:
-        # It reports the host but not the rank, and the first of several only.
-        return [Loss(int(found["signal"]), host=found["host"]) for found in _KILLED.finditer(output)][:1]
 
     @classmethod
     def pinning_arguments(cls, plan: Plan) -> list[str]:

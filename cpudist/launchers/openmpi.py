@@ -11,7 +11,6 @@ from typing import ClassVar
 from cpudist import processes
 from cpudist.launchers.base import OverMpi
 from cpudist.launchers.mpi import Host, MpiLauncher, Ranks
-from cpudist.losses import Loss
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.plan import Plan
 
@@ -27,9 +26,6 @@ _PASSED_ON_PREFIXES = (
     *("XLA_", "PJRT_", "CPU_NUM_DEVICES", "http_", "https_", "no_", "HTTP_", "HTTPS_", "NO_", "SSL_", "REQUESTS_"),
 )
 _RANKFILE = "rankfile"  # the file's name in a command line
-_KILLED = re.compile(
-    r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal (?P<signal>\d+)"
-)
 
 
 class OpenMpi(MpiLauncher):
@@ -50,6 +46,9 @@ class OpenMpi(MpiLauncher):
     programs = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "orterun", "prterun")
     hostfile_option = "--hostfile"
     daemons = ("orted", "prted")
+    killed: ClassVar = re.compile(
+        r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+signal (?P<signal>\d+)"
+    )
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
@@ -84,10 +83,6 @@ class OpenMpi(MpiLauncher):
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
         return [f"{host.name} slots={host.slots}"]
-
-    @classmethod
-    def killed_ranks(cls, output: str) -> list[Loss]:
-        return [Loss(int(found["signal"]), int(found["rank"]), found["host"]) for found in _KILLED.finditer(output)]
 
     @classmethod
     def pinning_arguments(cls, plan: Plan) -> list[str]:

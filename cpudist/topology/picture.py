@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from cpudist.text import number_of, size
@@ -19,7 +19,8 @@ def draw(machine: Machine, plan: Plan, width: int) -> str:
     """Return the machine and the plan as lines of at most `width` characters, if the width of one core fits."""
     lines = [*_wrapped(_machine_line(machine), width)]
     lines += [line for origin in _limit_lines(machine) for line in _wrapped(origin, width)]
-    lines += ["", *_cores(machine, plan, width), "", *_legend(machine, plan, width), "", *_table(plan, width)]
+    cells = _cells(machine.topology, machine.usable, plan)
+    lines += ["", *_cores(machine.topology, cells, width), "", *_legend(cells, plan, width), "", *_table(plan, width)]
     if plan.idle_cpus:
         lines += ["", *_wrapped(f"idle CPUs: {format_list(plan.idle_cpus)}{_why_idle(machine, plan)}", width)]
     return "\n".join(lines)
@@ -49,21 +50,20 @@ def _limit_lines(machine: Machine) -> Iterator[str]:
         yield f"this process may use only {size(limits.memory)} of memory"
 
 
-def _cores(machine: Machine, plan: Plan, width: int) -> Iterator[str]:
+def _cores(topology: Topology, cells: Mapping[Core, str], width: int) -> Iterator[str]:
     """Yield one cell for each core, in a row for each L3 group, under its NUMA node and socket."""
-    cells = _cells(machine.topology, machine.usable, plan)
     wide = max(len(cell) for cell in cells.values()) + 1
-    for socket, of_socket in groupby(machine.topology.cores, key=lambda core: core.socket):
+    for socket, of_socket in groupby(topology.cores, key=lambda core: core.socket):
         yield f"socket {socket}"
         for node, of_node in groupby(of_socket, key=lambda core: core.numa_node):
-            yield f"  NUMA node {node}{_memory_of(machine.topology, node)}"
+            yield f"  NUMA node {node}{_memory_of(topology, node)}"
             for _, of_l3 in groupby(of_node, key=lambda core: core.l3):
                 group = list(of_l3)
                 cpus = f"    CPUs {format_list(core.cpus[0] for core in group)}"
                 row = "".join(f"{cells[core]:<{wide}}" for core in group)
                 yield from _row(f"{cpus:<24}", row, wide, width)
-    with_cores = {core.numa_node for core in machine.topology.cores}
-    for memory_only in (node for node in machine.topology.numa_nodes if node.number not in with_cores):
+    with_cores = {core.numa_node for core in topology.cores}
+    for memory_only in (node for node in topology.numa_nodes if node.number not in with_cores):
         yield f"NUMA node {memory_only.number}{_bytes_of(memory_only)}, memory only"
 
 
@@ -91,18 +91,17 @@ def _cells(topology: Topology, usable: Topology, plan: Plan) -> dict[Core, str]:
     return cells
 
 
-def _legend(machine: Machine, plan: Plan, width: int) -> Iterator[str]:
+def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
     parts = ["each cell is a core: 0 computes for rank 0"]
     if any(rank.communication_cpus for rank in plan.ranks):
         parts.append("0c moves its messages")
     if any(rank.data_cpus for rank in plan.ranks):
         parts.append("0d loads its data")
-    cells = set(_cells(machine.topology, machine.usable, plan).values())
-    if any("+" in cell for cell in cells):
+    if any("+" in cell for cell in cells.values()):
         parts.append("0+1 computes for both in turn")
-    if _IDLE in cells:
+    if _IDLE in cells.values():
         parts.append(f"{_IDLE} idle")
-    if _FORBIDDEN in cells:
+    if _FORBIDDEN in cells.values():
         parts.append(f"{_FORBIDDEN} not for this process")
     yield from _wrapped(", ".join(parts), width)
     if not plan.pinned:

@@ -96,9 +96,9 @@ def _efficiency_cpus(files: Files, online: frozenset[int]) -> frozenset[int]:
 
 def _cpus_in(files: Files, stem: str) -> frozenset[int]:
     """Read a set of CPUs from a list (`…_list`, `cpulist`), or from the older mask (`cpumap`, `…_map`)."""
-    for name, parse in ((f"{stem}_list", parse_list), (f"{stem}list", parse_list)):
+    for name in (f"{stem}_list", f"{stem}list"):
         if text := files.read(name):
-            return parse(text)
+            return parse_list(text)
     for name in (stem, f"{stem}_map", f"{stem}map"):
         if text := files.read(name):
             return parse_mask(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist.console import say
-from cpudist.errors import UserError
+from cpudist.errors import USER_ERROR
 
 
 def summarize(record: dict[str, Any]) -> str:
@@ -95,16 +95,14 @@ def _points(history: Sequence[Mapping[str, float]], name: str) -> list[tuple[flo
 
 def main(argv: list[str]) -> int:
     """Print the summary of the file that `argv` names; return the exit status."""
+    if len(argv) != 1:
+        say("give one run record: python -m cpudist.training.summary FILE")
+        return USER_ERROR
     try:
-        if len(argv) != 1:
-            raise UserError("give one run record: python -m cpudist.training.summary FILE")
-        try:
-            record = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read the run record {argv[0]}: {error}") from error
-    except UserError as error:
-        say(str(error))
-        return 2
+        record = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        say(f"cannot read the run record {argv[0]}: {error}")
+        return USER_ERROR
     print(summarize(record))
     return 0
 
