@@ -22,19 +22,18 @@ _PROGRAMS = tuple(dict.fromkeys(program for mpi in MPIS for program in mpi.progr
 _ANSWER_SECONDS = 15.0
 
 
-def find_mpirun(option: str, variables: Mapping[str, str] = os.environ, own: Path | None = None) -> Mpirun:
+def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpirun:
     """Return the first mpirun of the MPI that was asked for: in this Python's own environment, then on PATH.
 
     Args:
         option: a key of `MPI_BY_OPTION`, or "auto" for any MPI.
         variables: the environment variables, for PATH.
-        own: the folder to look in first; None: that of this Python's interpreter.
 
     Raises:
         UserError: there is none.
     """
     seen = []
-    for program in _candidates(variables, own or Path(sys.executable).parent):
+    for program in _candidates(variables):
         found = identify(program)
         if found is not None and option in ("auto", found.mpi.option):
             return found
@@ -67,10 +66,10 @@ def identify(program: Path) -> Mpirun | None:
     return next((Mpirun(mpi, program, version) for mpi in MPIS if mpi.recognises(version)), None)
 
 
-def _candidates(variables: Mapping[str, str], own: Path) -> Iterator[Path]:
+def _candidates(variables: Mapping[str, str]) -> Iterator[Path]:
     """Yield each program once: Debian's mpirun is a symbolic link to mpirun.mpich or mpirun.openmpi."""
     given = set()
-    for folder in (own, *map(Path, variables.get("PATH", os.defpath).split(os.pathsep))):
+    for folder in (Path(sys.executable).parent, *map(Path, variables.get("PATH", os.defpath).split(os.pathsep))):
         for name in _PROGRAMS:
             program = folder / name
             if os.access(program, os.X_OK) and program.is_file() and program.resolve() not in given:

@@ -75,16 +75,17 @@ def test_the_real_ones_are_found(mpi: type[MpiLauncher]) -> None:
 
 
 @pytest.mark.job
-def test_none_that_fits(tmp_path: Path) -> None:
+def test_none_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none" / "python"))
     for name, says in (("mpirun", "HYDRA build details:"), ("mpiexec", "a queue of its own, 1.0")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
         (tmp_path / name).chmod(0o755)
     path = {"PATH": str(tmp_path)}
-    assert find_mpirun("auto", path, own=tmp_path / "none").mpi is Mpich
+    assert find_mpirun("auto", path).mpi is Mpich
     with pytest.raises(UserError, match=r"--mpi openmpi was found \(.*mpirun is mpich; .*mpiexec is of an unknown MPI"):
-        find_mpirun("openmpi", path, own=tmp_path / "none")
+        find_mpirun("openmpi", path)
     with pytest.raises(UserError, match="there is none at all"):
-        find_mpirun("auto", {"PATH": os.devnull}, own=tmp_path / "none")
+        find_mpirun("auto", {"PATH": os.devnull})
 
 
 # As the launchers wrote it, when rank 1 of 2 was killed.
