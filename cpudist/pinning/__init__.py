@@ -3,13 +3,131 @@
 - `options.py`: what the user has set about threads and data loading.
 - `share.py`: the part of the node that belongs to this rank: what its launcher has pinned, or its part of the plan.
 - `preload.py`: a faster allocator, for which the process starts once more.
-- `apply.py`: decides, and changes this process; `threads.py`: the masks of its threads, and where its pages are placed.
+- this file: decides, and changes this process. `threads.py`: the masks of its threads, and where its pages are placed.
 - `observe.py`: what the process really got.
 
 It must not know torch, MPI or jobs.
 """
 
-from cpudist.pinning.apply import Pinning, decide, pin
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cpudist.changes import Changes
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.launchers import Launcher
+from cpudist.pinning import threads
+from cpudist.pinning.options import data_workers, threads_of_user
+from cpudist.pinning.preload import start_again, to_preload
+from cpudist.pinning.share import own_share, starter_of
 from cpudist.pinning.threads import data_cores
+from cpudist.topology.cpulist import format_list
+from cpudist.topology.machine import this_machine
+from cpudist.topology.plan import PlanOptions, RankPlan
+from cpudist.topology.thread_variables import THREADS
 
 __all__ = ["Pinning", "data_cores", "decide", "pin"]
+
+
+@dataclass(frozen=True)
+class Pinning:
+    """CPUs and threads assigned to this rank.
+
+    Attributes:
+        plan: its cores and threads.
+        bound: whether its mask is to be the plan's, and after `bind` whether it is.
+        placed: the threads that other code has pinned, which `bind` does not move.
+        before: the threads that existed at `bind`.
+        of_job: the threads that the job has started itself, between `bind` and `settle`: they move messages and
+            watch the other ranks, and do not compute.
+    """
+
+    plan: RankPlan
+    bound: bool
+    placed: frozenset[int] = frozenset()
+    before: frozenset[int] = frozenset()
+    of_job: frozenset[int] = frozenset()
+
+    def bind(self, changes: Changes) -> Pinning:
+        """Move the process to its cores, if it is to be bound, until `changes` are undone; return the new state."""
+        threads.keep_data_cores(len(self.plan.data_cpus), changes)
+        bound, placed = self.bound, self.placed
+        if bound:
+            try:
+                placed |= threads.bind(self.plan, changes)
+            except OSError as error:  # the cpuset has changed since it was read
+                cpus = format_list(self.plan.mask)
+                say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
+                bound = False
+        return replace(self, bound=bound, placed=placed, before=_numbers())
+
+    def settle(self, changes: Changes) -> Pinning:
+        """Move the job's own threads to their cores, before other threads compute; return the new state."""
+        if self.bound:
+            threads.settle(self.plan, changes)
+        return replace(self, of_job=_numbers() - self.before)
+
+
+def _numbers() -> frozenset[int]:
+    return frozenset(thread.number for thread in threads.threads())
+
+
+def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
+    """Pin this process, which has not imported torch or used MPI yet. The process may start once more.
+
+    Args:
+        launcher: what started it.
+        arguments: the words of the command line, which may say how many processes load data.
+
+    Returns:
+        What was assigned to it; None if it was not pinned, because its launcher does not say how many ranks share the
+        node.
+    """
+    if library := to_preload(os.environ):
+        start_again(library)
+    pinning = decide(launcher, arguments)
+    if pinning is None:
+        return None
+    os.environ[THREADS] = str(pinning.plan.omp_threads)
+    return pinning.bind(Changes())  # never undone: the process ends with the job
+
+
+def decide(launcher: Launcher, arguments: Sequence[str], chosen_threads: int | None = None) -> Pinning | None:
+    """Return what `pin` would assign to this rank. Nothing is changed.
+
+    Args:
+        launcher, arguments: as for `pin`.
+        chosen_threads: the number of threads that the script has set in torch; None if it has set none.
+    """
+    try:
+        placement = launcher.placement()
+    except UserError:  # the start of the job reports it
+        return None
+    if placement.local_rank is None or placement.local_size is None:
+        if placement.size > 1:
+            _warn(launcher, f"ranks are not pinned: {launcher.name} does not say how many share a node")
+            return None
+        rank, ranks = 0, 1
+    else:
+        rank, ranks = placement.local_rank, placement.local_size
+    starter = starter_of(launcher.rank_variable)
+    user_threads, variable = threads_of_user(launcher, os.environ, starter) or (None, THREADS)
+    if chosen_threads is not None:
+        user_threads, variable = chosen_threads, "torch.set_num_threads"
+    options = PlanOptions(ranks, data_workers(arguments), user_threads, variable, placement.size > 1)
+    try:
+        share = own_share(this_machine(), starter.cpus, rank, ranks, options)
+    except UserError as error:
+        _warn(launcher, f"ranks are not pinned: {error}")
+        return None
+    if share.hint:
+        _warn(launcher, share.hint)
+    return Pinning(share.plan, share.bind)
+
+
+def _warn(launcher: Launcher, line: str) -> None:
+    if launcher.is_main_process:
+        say(f"warning: {line}")

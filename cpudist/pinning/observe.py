@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpudist.pinning.apply import Pinning
+from cpudist.pinning import Pinning
 from cpudist.pinning.threads import COMMUNICATION_THREAD, Thread, threads
 from cpudist.text import number_of
 from cpudist.topology.cpulist import format_list

@@ -1,11 +1,102 @@
 """The machine that this process runs on, and which rank computes on which of its cores.
 
 - `identity.py`: which machine this is, and at which addresses others reach it.
-- `topology.py`: sockets, NUMA nodes, L3 groups and cores. `sysfs.py`, `lscpu.py` and `hwloc.py` read them; `files.py`
-  opens the kernel's files or a copy of them, and `cpulist.py` parses its lists and masks.
+- this file: sockets, NUMA nodes, L3 groups and cores, by the operating system's numbers. `sysfs.py`, `lscpu.py` and
+  `hwloc.py` read them; `files.py` opens the kernel's files or a copy, and `cpulist.py` parses its lists and masks.
 - `limits.py`: what of the machine this process may use. `machine.py`: the topology and the limits together.
 - `plan.py`: a `Plan` from a machine and options. It reads no file, so any machine's plan can be made on any other.
 - `picture.py`: the plan as text. `thread_variables.py`: the variables by which OpenMP and oneCCL follow it.
 
 Nothing is changed here. It must not know torch, MPI or launchers.
 """
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Core:
+    """One physical core.
+
+    Attributes:
+        cpus: its hardware threads, ascending; more than one with SMT.
+        socket, numa_node: the numbers of its socket and of its NUMA node.
+        l3: the number of the group of cores that share its last-level cache, counted from 0 over the machine. A group
+            lies in one NUMA node, even if the cache spans several.
+        efficiency: whether it is one of the slower cores of a hybrid processor.
+    """
+
+    cpus: tuple[int, ...]
+    socket: int
+    numa_node: int
+    l3: int
+    efficiency: bool = False
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """A part of the memory, and the cores near it; a node without cores is memory only (HBM, CXL)."""
+
+    number: int
+    memory: int | None = None  # bytes; None if the source does not say
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine, or the usable part of it. Cores are sorted by socket, NUMA node, L3 group and first CPU."""
+
+    cores: tuple[Core, ...]
+    numa_nodes: tuple[NumaNode, ...]
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """All hardware threads."""
+        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+
+    @property
+    def threads_per_core(self) -> int:
+        """The largest number of hardware threads in a core."""
+        return max((len(core.cpus) for core in self.cores), default=1)
+
+    def restricted_to(self, cpus: Collection[int]) -> Topology:
+        """Return the same machine with only these CPUs, and without cores that keep none."""
+        kept = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in cpus)) for core in self.cores)
+        return replace(self, cores=tuple(core for core in kept if core.cpus))
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One hardware thread as a source describes it.
+
+    `core` and `l3` are keys: equal for CPUs that share a core or an L3 cache. Without an L3 cache (None) all CPUs of a
+    NUMA node are one group.
+    """
+
+    number: int
+    core: Hashable
+    socket: int = 0
+    numa_node: int = 0
+    l3: Hashable | None = None
+    efficiency: bool = False
+
+
+def assemble(cpus: Iterable[Cpu], numa_nodes: Iterable[NumaNode] = ()) -> Topology:
+    """Join CPUs to cores, and sort the cores. NUMA nodes that are not listed are added without their memory."""
+    siblings: dict[Hashable, list[Cpu]] = {}
+    for cpu in sorted(cpus, key=lambda cpu: cpu.number):
+        siblings.setdefault((cpu.socket, cpu.numa_node, cpu.core), []).append(cpu)
+    # The L3 groups are numbered by their lowest CPU.
+    groups: dict[Hashable, int] = {}
+    cores = []
+    for threads in siblings.values():
+        first = threads[0]
+        l3 = groups.setdefault((first.socket, first.numa_node, first.l3), len(groups))
+        numbers = tuple(cpu.number for cpu in threads)
+        cores.append(Core(numbers, first.socket, first.numa_node, l3, first.efficiency))
+    cores.sort(key=lambda core: (core.socket, core.numa_node, core.l3, core.cpus))
+    nodes = {node.number: node for node in numa_nodes}
+    for core in cores:
+        nodes.setdefault(core.numa_node, NumaNode(core.numa_node))
+    return Topology(tuple(cores), tuple(nodes[number] for number in sorted(nodes)))

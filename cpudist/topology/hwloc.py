@@ -11,8 +11,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 
 from cpudist.errors import UserError
+from cpudist.topology import Cpu, NumaNode, Topology, assemble
 from cpudist.topology.cpulist import parse_mask
-from cpudist.topology.topology import Cpu, NumaNode, Topology, assemble
 
 _Element = ElementTree.Element
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cpudist.errors import UserError
-from cpudist.topology.topology import Cpu, Topology, assemble
+from cpudist.topology import Cpu, Topology, assemble
 
 # The default columns of `lscpu -p`, for output without its head.
 _COLUMNS = ["cpu", "core", "socket", "node", "", "l1d", "l1i", "l2", "l3"]

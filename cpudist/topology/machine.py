@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from cpudist.errors import UserError
-from cpudist.topology import hwloc, lscpu, sysfs
+from cpudist.topology import Topology, hwloc, lscpu, sysfs
 from cpudist.topology.cpulist import LAST_CPU
 from cpudist.topology.files import Files, open_copy
 from cpudist.topology.limits import Limits, read_limits
-from cpudist.topology.topology import Topology
 
 _ROOT = Files()
 _LARGEST = 64 << 20  # bytes; real descriptions have some kilobytes

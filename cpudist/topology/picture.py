@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from cpudist.text import number_of, size
+from cpudist.topology import Core, NumaNode, Topology
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine
 from cpudist.topology.plan import Plan, RankPlan
-from cpudist.topology.topology import Core, NumaNode, Topology
 
 _IDLE, _FORBIDDEN = ".", "x"
 

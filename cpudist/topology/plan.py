@@ -20,9 +20,9 @@ from typing import Literal
 
 from cpudist.errors import UserError
 from cpudist.text import number_of
+from cpudist.topology import Core
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine
-from cpudist.topology.topology import Core
 
 Part = Literal["socket", "numa", "l3"]
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 
 from cpudist.errors import UserError
+from cpudist.topology import Cpu, NumaNode, Topology, assemble
 from cpudist.topology.cpulist import parse_list, parse_mask
 from cpudist.topology.files import Files
-from cpudist.topology.topology import Cpu, NumaNode, Topology, assemble
 
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"

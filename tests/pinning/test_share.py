@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from cpudist import launchers
-from cpudist.pinning import apply
+from cpudist.pinning import decide
 from cpudist.pinning.options import data_workers, threads_of_user
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.pinning.share import Starter, own_share
+from cpudist.topology import Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
 from cpudist.topology.plan import PlanOptions
-from cpudist.topology.topology import Cpu, assemble
 
 CPUS = sorted(os.sched_getaffinity(0))
 NODE = frozenset(range(128))  # 64 cores with two hardware threads, on two NUMA nodes
@@ -81,9 +81,9 @@ def test_the_one_thread_that_torchrun_sets_is_overruled(chosen: int | None, monk
     variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(apply, "this_machine", machine)
-    monkeypatch.setattr(apply, "starter_of", lambda variable: Starter(NODE, {}))
-    pinning = apply.decide(launchers.detect(), ["train.py"], chosen)
+    monkeypatch.setattr("cpudist.pinning.this_machine", machine)
+    monkeypatch.setattr("cpudist.pinning.starter_of", lambda variable: Starter(NODE, {}))
+    pinning = decide(launchers.detect(), ["train.py"], chosen)
     assert pinning is not None
     assert pinning.plan.omp_threads == (chosen or 31)
 

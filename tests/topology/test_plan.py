@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from layouts import FOLDER, LAYOUTS
 
 from cpudist.errors import UserError
+from cpudist.topology import Core, Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine, machine_from
 from cpudist.topology.plan import Plan, PlanOptions, make_plan
-from cpudist.topology.topology import Core, Cpu, assemble
 
 
 def machine(

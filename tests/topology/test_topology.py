@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from layouts import FOLDER, LAYOUTS, Shape, unpack
 
 from cpudist.errors import UserError
-from cpudist.topology import hwloc, lscpu, sysfs
+from cpudist.topology import Topology, hwloc, lscpu, sysfs
 from cpudist.topology.cpulist import format_list, format_mask, parse_list, parse_mask
 from cpudist.topology.files import Files
 from cpudist.topology.machine import Machine, machine_from, this_machine
-from cpudist.topology.topology import Topology
 
 COPIES = [name for name in LAYOUTS if name.endswith(".tar.xz")]
 
