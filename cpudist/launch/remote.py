@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import shlex
+import re
 import socket
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Coroutine, Sequence
@@ -67,7 +67,15 @@ def is_here(name: str) -> bool:
 
 def command_on(host: Host, words: Sequence[str]) -> list[str]:
     """Return the command line that runs `words` on a host."""
-    return list(words) if is_here(host.name) else [*_SSH, host.name, shlex.join(words)]
+    return list(words) if is_here(host.name) else [*_SSH, host.name, " ".join(map(quoted, words))]
+
+
+def quoted(word: str) -> str:
+    """Return a word without line breaks as any login shell reads it.
+
+    Not by `shlex.quote`: within single quotes fish reads backslashes and csh exclamation marks.
+    """
+    return "'" + re.sub(r"(['\\!])", r"'\\\1'", word) + "'"
 
 
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]) -> list[T]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import resource
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -65,4 +68,16 @@ def test_connections_are_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     command = remote.command_on(Host("n1"), ["program"])
     for option in ("ControlPath=none", "ForwardAgent=no", "ClearAllForwardings=yes", "RemoteCommand=none"):
         assert command[command.index(option) - 1] == "-o"
-    assert command[-2:] == ["n1", "program"]
+    assert command[-2:] == ["n1", "'program'"]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "csh"])
+def test_every_login_shell_reads_what_was_meant(shell: str) -> None:
+    """A path of an environment may hold any of these; sshd gives the command line to the user's login shell."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    words = ["", "it's", "a b", "back\\slash", "at the end\\", "a!b", '"$HOME"', "~", "*", "{a,b}", "=ls", "$(id)", "é"]
+    line = " ".join(map(remote.quoted, [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words]))
+    done = subprocess.run([shell, "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"{words!a}\n", done.stderr
