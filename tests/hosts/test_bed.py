@@ -22,17 +22,17 @@ CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeo
 
 def answers(bed: Bed, from_host: str, to_host: str) -> bool:
     """Whether one host gets an answer from the other's sshd."""
-    return bed.run(from_host, [sys.executable, "-c", CONNECT, to_host], timeout=20).returncode == 0
+    return bed.run(from_host, [sys.executable, "-c", CONNECT, to_host], timeout=120).returncode == 0
 
 
 def test_hosts_are_apart(bed: Bed) -> None:
     """Over ssh by name; with host names, shared memory, interfaces and processes of their own."""
     see = "hostname; touch /dev/shm/mine; ls /dev/shm; ls /sys/class/net; ls -d /proc/[0-9]* | wc -l"
     for here, there in (("h0", "h1"), ("h1", "h0")):
-        name, memory, *interfaces, processes = bed.run(here, ["ssh", there, see], timeout=30).stdout.split()
+        name, memory, *interfaces, processes = bed.run(here, ["ssh", there, see], timeout=120).stdout.split()
         assert (name, memory, interfaces) == (there, "mine", ["eth0", "lo"])
         assert int(processes) < 12
-        assert bed.run(here, ["ls", "/dev/shm"], timeout=10).stdout == ("" if here == "h0" else "mine\n")
+        assert bed.run(here, ["ls", "/dev/shm"], timeout=60).stdout == ("" if here == "h0" else "mine\n")
 
 
 def test_two_beds_at_once_do_not_see_each_other(bed: Bed, own_bed: Bed) -> None:
@@ -60,7 +60,7 @@ def test_a_limit_holds(bed: Bed) -> None:
     """1 MiB at 8 Mbit/s takes a second, less what may go in a burst; never less, so this cannot fail by chance."""
     bed.limit("8mbit")
     start = time.monotonic()
-    done = bed.run("h0", ["sh", "-c", "ssh h1 head -c 1048576 /dev/zero >/dev/null"], timeout=60)
+    done = bed.run("h0", ["sh", "-c", "ssh h1 head -c 1048576 /dev/zero >/dev/null"], timeout=120)
     assert time.monotonic() - start > 0.7
     assert done.returncode == 0
     bed.limit(None)
@@ -69,7 +69,7 @@ def test_a_limit_holds(bed: Bed) -> None:
 def test_a_process_that_a_job_leaves_fails_the_test_and_is_killed(bed: Bed) -> None:
     leave = "setsid sleep 300 </dev/null >/dev/null 2>&1 &"
     with pytest.raises(AssertionError, match=r"left processes behind.*h1.*sleep 300"):
-        bed.run("h0", ["ssh", "h1", leave], timeout=20)
+        bed.run("h0", ["ssh", "h1", leave], timeout=120)
     assert bed.processes("h1") == {}
 
 
@@ -117,8 +117,8 @@ def test_nothing_outlives_whoever_made_the_bed(tmp_path: Path, end: signal.Signa
                 members.append(psutil.Process(int(pid)))
         assert len(members) > 8, "a switch, two hosts with unshare, a first process and sshd, and a job"
         holder.send_signal(end)
-        holder.wait(20)
-        _, alive = psutil.wait_procs(members, timeout=20)
+        holder.wait(120)
+        _, alive = psutil.wait_procs(members, timeout=120)
         assert not alive
     finally:
         holder.kill()

@@ -29,6 +29,6 @@ def test_ranks_start_where_the_file_says(bed: Bed, tmp_path: Path, mpi: str, tex
         fields |= {f"{name}_ipv4": ipv4, f"{name}_ipv6": ipv6}
     path = tmp_path / "hostfile"
     path.write_text(write(spread(parse(text.format(**fields)), ranks=5), named(mpi)))
-    result = bed.run("h0", [*mpirun(mpi), named(mpi).hostfile_option, str(path), "-n", "5", *WHERE], timeout=30)
+    result = bed.run("h0", [*mpirun(mpi), named(mpi).hostfile_option, str(path), "-n", "5", *WHERE], timeout=120)
     assert result.returncode == 0, result.output
     assert sorted(result.stdout.splitlines()) == ["0 h0", "1 h0", "2 h1", "3 h1", "4 h1"], result.output
