@@ -1,4 +1,4 @@
-# The image of `cpudist render`: docker build --tag cpudist:0.1.0 .
+# The image of `cpudist render`: docker build --tag cpudist:0.2.0 .
 # For PyTorchJob, TrainJob, and MPIJob with Intel MPI, MPICH or Open MPI. Its user is not root.
 # BASE with a digest (debian:bookworm-slim@sha256:...) makes the same image again and again.
 ARG BASE=debian:bookworm-slim

@@ -25,6 +25,7 @@ from control_group import control_group
 
 from cpudist.backends.ccl.build import cache_folder
 from cpudist.launchers.mpis import MPIS
+from cpudist.waiting import poll
 
 # What is compiled here serves the other host too, whose ranks may have another home.
 CACHE = {"CPUDIST_CACHE": str(cache_folder())}
@@ -104,6 +105,18 @@ def lose_ssh(job: Job) -> None:
         if process.name() == "ssh":
             process.kill()
     time.sleep(3)
+    job.order("end")
+
+
+def lose_agent(job: Job) -> None:
+    """End the connection between `cpudist launch` and its agent on h1, which is made again; mpirun's stays."""
+    first = job.find("h1", "cpudist.launch.node_agent")
+    for process in job.find("h0", "cpudist.launch.node_agent"):
+        if process.name() == "ssh":
+            process.kill()
+    # The next agent is there, and the first one has left to it, before the job may end.
+    assert poll(lambda: not any(process.is_running() for process in first), job.timeout)
+    assert job.find("h1", "cpudist.launch.node_agent")
     job.order("end")
 
 
@@ -231,6 +244,7 @@ FAULTS: dict[str, Fault] = {
     "h1 loses its power": Fault(lambda job: job.bed.kill("h1")),
     "h1 frozen": Fault(freeze),
     "ssh to h1 lost": Fault(lose_ssh, ends_well=None),
+    "launch's ssh to h1 lost": Fault(lose_agent, ends_well=True, says="connecting again", launch_only=True),
     "store killed": Fault(lambda job: job.find("h0", "cpudist.store.serve")[0].kill()),
     "Ctrl-C": Fault(signal_launcher(signal.SIGINT)),
     "SIGTERM": Fault(signal_launcher(signal.SIGTERM)),

@@ -23,6 +23,12 @@ LOST = "^cpudist: rank 3 on h1 ended without an error message"
         ("rank 3 stuck in Python", "openmpi", False, r"^cpudist: .*rank 3 \(h1\) never reached all_reduce #"),
         ("link of h1 down", "intel", False, "^cpudist: .*on h1 cannot be reached any more"),
         ("h1 loses its power", "openmpi", True, "^cpudist: .*on h1 cannot be reached any more"),
+        (
+            "launch's ssh to h1 lost",
+            "intel",
+            True,
+            "^cpudist: warning: the ssh connection to h1 was lost; connecting again$",
+        ),
         ("strangers flood the store", "mpich", False, "^finished$"),
     ],
 )

@@ -17,6 +17,7 @@ from cpudist.pinning.share import Starter, own_share
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine, machine_from
 from cpudist.topology.plan import PlanOptions
+from cpudist.version import __version__
 
 Documents = Callable[..., list[dict[str, Any]]]
 KINDS = ("pytorchjob", "mpijob", "trainjob")
@@ -103,7 +104,7 @@ def test_the_example_of_a_patch(documents: Documents, kind: str) -> None:
         assert {"runAsUser": 2000, "fsGroup": 2000, "runAsNonRoot": True}.items() <= pod["securityContext"].items()
         (container,) = pod["containers"]
         assert container["imagePullPolicy"] == "Always"
-        assert (container["image"], container["workingDir"]) == ("cpudist:0.1.0", "/data")
+        assert (container["image"], container["workingDir"]) == (f"cpudist:{__version__}", "/data")
         variables = env(found[-1]["spec"]["trainer"] if kind == "trainjob" else container)
         assert variables.items() >= {"HF_TOKEN": "token of hugging-face", "CPUDIST_TOKEN": "token of cpudist"}.items()
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cpudist.version import __version__
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
@@ -36,6 +38,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_site_has_every_page() -> None:
     plan = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"- {page.name}\n" not in plan] == []
+
+
+def test_the_image_has_the_version() -> None:
+    """`cpudist render` names the image of its own version; these are the places where people copy its name from."""
+    for name in ("Dockerfile", "docs/kubernetes.md", "docs/slurm.md", "examples/reader.yaml"):
+        assert set(re.findall(r"\bcpudist:(\d[\d.]*\d)", (ROOT / name).read_text())) == {__version__}, name
 
 
 def test_the_reference_names_every_environment_variable() -> None:
