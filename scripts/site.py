@@ -86,8 +86,9 @@ def _help(title: str, module: str, words: list[str]) -> str:
 
 def _python() -> Iterator[str]:
     yield "# Python\n\nEverything is a name of the package `cpudist`.\n"
-    for name, home in sorted(cpudist._HOMES.items(), key=lambda entry: (entry[0][0].isupper(), entry[0])):
-        yield f"\n::: {home}.{name}\n"
+    homes = {name: module for module, names in cpudist._NAMES.items() for name in names}
+    for name in sorted(homes, key=lambda name: (name[0].isupper(), name)):
+        yield f"\n::: {homes[name]}.{name}\n"
     yield "\n::: cpudist.errors.UserError\n\n::: cpudist.errors.StartupTimeout\n"
     yield "\n## Backends of other packages\n\nAn entry point of the group `cpudist.backends` names such a class.\n"
     yield "\n::: cpudist.backends.base.Backend\n    options:\n      heading_level: 3\n"

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
 check_machine
-make_environment docs "${NEWEST[@]}"
+make_environment ccl,plot,dev "${NEWEST[@]}"
 export NO_MKDOCS_2_WARNING=1
 if [ "${1:-}" = serve ]; then exec mkdocs serve; fi
 timeout 300 mkdocs build --strict --site-dir build/site
