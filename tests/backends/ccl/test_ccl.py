@@ -109,6 +109,7 @@ def test_init_process_group_without_cpudist(leave: str, transport: str) -> None:
     plain_torch(leave, **only(transport))
 
 
+@pytest.mark.job
 @pytest.mark.versions
 @pytest.mark.skipif(not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on")
 def test_init_process_group_where_torch_looks_ccl_up() -> None:
