@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from cpudist.backends.compression import AUTO, NONE
 from cpudist.backends.options import Option, with_defaults
 from cpudist.errors import UserError
 
@@ -150,17 +149,6 @@ class Backend(ABC):
 
     def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
         """Prepare a model, on its device, that Trainer wraps itself."""
-
-    def check_compression(self, scheme: str) -> None:
-        """Check that gradients can cross the network in `scheme`, of which `compression.check_scheme` approves.
-
-        Raises:
-            UserError: they cannot; the message names the remedy.
-        """
-        if scheme not in (AUTO, NONE) and scheme.partition(":")[0] not in self.compressions:
-            known = " or ".join(sorted(self.compressions))
-            remedy = f"use {known}" if known else "leave it out"
-            raise UserError(f"the backend {self.name} cannot compress gradients by --compress {scheme}; {remedy}")
 
     def compress(self, model: torch.nn.Module, scheme: str) -> None:  # noqa: B027 - only backends with `compressions`
         """Let the gradients of a model that is wrapped cross the network in `scheme`. All ranks of the model call it.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    from cpudist.backends.base import Backend
 
 NONE = "none"
 AUTO: Literal["auto"] = "auto"
@@ -25,6 +28,18 @@ def check_scheme(text: str) -> str:
     if name not in SCHEMES or not good_rank:
         raise UserError(f"--compress {text} is not known; give {', '.join(SCHEMES)} or powersgd:RANK, a number from 1")
     return text
+
+
+def check_backend(backend: Backend, scheme: str) -> None:
+    """Check that gradients can cross the network in `scheme`, which `check_scheme` has returned.
+
+    Raises:
+        UserError: they cannot on this backend; the message names the remedy.
+    """
+    if scheme not in (AUTO, NONE) and scheme.partition(":")[0] not in backend.compressions:
+        known = " or ".join(sorted(backend.compressions))
+        remedy = f"use {known}" if known else "leave it out"
+        raise UserError(f"the backend {backend.name} cannot compress gradients by --compress {scheme}; {remedy}")
 
 
 def check_sync_every(value: str | int) -> int | Literal["auto"]:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from cpudist.backends import embedding_rows
-from cpudist.backends.compression import AUTO, NONE, OUTER, check_outer, check_scheme, check_sync_every
+from cpudist.backends.compression import AUTO, NONE, OUTER, check_backend, check_outer, check_scheme, check_sync_every
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -48,7 +48,7 @@ class Communication:
         Raises:
             UserError: the scheme is not known, or the backend does not have it.
         """
-        self._backend.check_compression(check_scheme(scheme))
+        check_backend(self._backend, check_scheme(scheme))
         self.compression = scheme
 
     def making_ddp(self, model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -71,7 +71,7 @@ class Communication:
             UserError: as `set_compression`, or the model's gradients cannot be compressed, or ranks differ.
         """
         scheme = (self.compression or NONE) if scheme is None else check_scheme(scheme)
-        self._backend.check_compression(scheme)
+        check_backend(self._backend, scheme)
         self._record.compression = scheme
         if self.world.node_count > 1:
             self._backend.compress(model, scheme)

@@ -8,7 +8,6 @@ of a torchrun job, and on both sides of a link that is down.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from cpudist.console import say
 from cpudist.errors import StartupTimeout
 from cpudist.job import reports
 from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
+from cpudist.job.published import Published
 from cpudist.job.rank_status import RankStatus
 from cpudist.losses import Loss
 from cpudist.store import Address, Connection, StoreLost
@@ -30,7 +30,6 @@ CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failu
 REPORTED = "failure/reported"  # the exit status, set once the report is on screen
 _RECORDED = "failure/recorded"  # rank 0 has written the run record
 _LOST = "lost"  # lines of the server: which rank's connection broke, and how
-_STATUS = "status/{rank}"  # the rank's `RankStatus`
 _STALLED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call
 _FINISHED = "finished"  # counter of the ranks that have finished
 _ALL_FINISHED = "finished/all"
@@ -41,8 +40,6 @@ _LEFT = "left/{rank}"  # that rank no longer watches the others
 _STORE_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 1.0
 HEARTBEATS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
-_MISSED_HEARTBEATS = 4  # of a rank that does not answer
-_MOST_NAMES = 3  # of ranks in one message
 _FOLLOW_SECONDS = 1.0  # the failed rank ends first: launchers report the first that ends
 _RANK_0_TIMEOUTS = 10  # for rank 0 to finish after another rank: it alone may still save or upload a model
 GRACE_SECONDS = 3.0  # for another rank to print or write before this rank ends the job
@@ -90,6 +87,7 @@ class Watch:
         self._ending = threading.Lock()
         self._warned = False
         self._heartbeat = max(_HEARTBEAT_SECONDS, world.size / HEARTBEATS_PER_SECOND)
+        self._published = Published(hosts, self._heartbeat)
         self._stop = threading.Event()
         self._at_end = False
         self._rank_0_finished = False
@@ -110,7 +108,7 @@ class Watch:
     def who_is_missing(self) -> list[str]:
         """Return sentences that name the ranks that keep others waiting; for the rank that reports a failure."""
         try:
-            return reports.explain(self._statuses(self._store), self._hosts)
+            return self._published.explain(self._store)
         except StoreLost:
             return []
 
@@ -118,7 +116,7 @@ class Watch:
         """Return the same sentences, for any thread."""
         try:
             with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
-                return reports.explain(self._statuses(connection), self._hosts)
+                return self._published.explain(connection)
         except (StoreLost, StartupTimeout):
             return []
 
@@ -154,7 +152,7 @@ class Watch:
             if self.world.rank == 0:
                 self._store.set({_RANK_0_FINISHED: b"1"})
                 if not self._store.wait_all([_ALL_FINISHED], self.timeout):
-                    raise RanksMissing("; ".join(self._unfinished(self.timeout)))
+                    raise RanksMissing("; ".join(self._published.unfinished(self._store, self.timeout)))
                 self.stop()
                 self._store.set({_MAY_LEAVE: b"1"})
                 self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
@@ -185,7 +183,7 @@ class Watch:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
             if self._store.wait_all([_MAY_LEAVE], self.timeout):
                 return
-            waiting = "; ".join(self._unfinished(number * self.timeout))
+            waiting = "; ".join(self._published.unfinished(self._store, number * self.timeout))
             if number == _RANK_0_TIMEOUTS:
                 raise RanksMissing(f"{waiting or 'rank 0 does not end the job'}; give more time with --timeout")
             if self.world.rank == 1:
@@ -231,7 +229,7 @@ class Watch:
     def _publish_status(self) -> None:
         """Publish the status and, once this rank has waited for a third of the timeout, ask who is missing."""
         status = self._own_status(at_end=self._at_end)
-        self._watched.set({_STATUS.format(rank=self.world.rank): status.to_json().encode()})
+        self._published.publish(self._watched, self.world.rank, status)
         (loss,) = reports.explain_losses([Loss("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         self._watched.report_on_disconnect(_LOST, str(self.world.rank), CLAIMS, f"{loss}; the job is over")
         for call in status.under_way[:1]:
@@ -244,7 +242,7 @@ class Watch:
             return
         self._reported.add(key)
         if self._watched.add(key, 1) == 1:
-            for sentence in reports.explain(self._statuses(self._watched), self._hosts):
+            for sentence in self._published.explain(self._watched):
                 say(f"waiting for {call.seconds:.0f} s of {self.timeout:g}: {sentence}")
 
     def _end_with_the_others(self) -> NoReturn:
@@ -258,7 +256,7 @@ class Watch:
                 claim = self._watched.add(CLAIMS, 1)
             if claim == 1 or (not self._watched.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
                 for sentence in reports.explain_losses(
-                    _losses(self._watched), self._last_statuses(self._watched), self._hosts
+                    _losses(self._watched), self._published.last(self._watched), self._hosts
                 ):
                     say(f"{sentence}; ending the job")
                 self._watched.set({REPORTED: b"1"})
@@ -269,28 +267,6 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - this rank must end in any case
             say(f"{name_of(self.world)} ends with the others, and cannot report why: {error!r}")
             abort(1)
-
-    # What the other ranks have published
-
-    def _last_statuses(self, store: Connection, seconds: float = math.inf) -> dict[int, RankStatus]:
-        """Return the last status of each rank that has published one within `seconds`."""
-        keys = [_STATUS.format(rank=rank) for rank in range(self.world.size)]
-        found = [rank for rank, age in enumerate(store.ages(keys)) if age is not None and age < seconds]
-        values = store.get([keys[rank] for rank in found]) or []
-        return {rank: RankStatus.from_json(text.decode()) for rank, text in zip(found, values, strict=True)}
-
-    def _statuses(self, store: Connection) -> dict[int, RankStatus | None]:
-        """Return every rank's status; None for a rank that has missed heartbeats."""
-        seen = self._last_statuses(store, _MISSED_HEARTBEATS * self._heartbeat)
-        return {rank: seen.get(rank) for rank in range(self.world.size)}
-
-    def _unfinished(self, seconds: float) -> list[str]:
-        seen = self._last_statuses(self._store)
-        late = [rank for rank in range(self.world.size) if rank not in seen or not seen[rank].at_end]
-        places = [
-            f"rank {rank} ({self._hosts[rank]}), {reports.last_seen(seen[rank])}" for rank in late if rank in seen
-        ]
-        return [f"after {seconds:g} s at the end still waiting for {place}" for place in places[:_MOST_NAMES]]
 
     def _end(self, store: Connection, status: int, *, first: bool) -> NoReturn:
         self._ending.acquire()  # never released: the main thread and the watch thread may both come here

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import cpudist
 from cpudist import backends, job
 from cpudist.backends import measured
-from cpudist.backends.compression import check_scheme
+from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.errors import UserError
 
 
@@ -41,7 +41,7 @@ def test_what_is_no_scheme(text: str) -> None:
 )
 def test_a_backend_that_has_no_such_scheme(backend: str, scheme: str, remedy: str) -> None:
     with pytest.raises(UserError, match=f"{backend} cannot compress gradients by --compress {scheme}; {remedy}"):
-        backends.get(backend)().check_compression(scheme)
+        check_backend(backends.get(backend)(), scheme)
 
 
 def test_on_one_host_nothing_is_compressed(gloo: None, capsys: pytest.CaptureFixture[str]) -> None:

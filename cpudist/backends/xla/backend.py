@@ -65,11 +65,7 @@ class XlaBackend(Backend):
     def configure(self, **values: Any) -> None:
         super().configure(**values)
         for option in self.options:
-            if (
-                option.name in ("sharding", "show_sharding")
-                and self.configured[option.name]
-                and not self.configured["mesh"]
-            ):
+            if option.name.endswith("sharding") and self.configured[option.name] and not self.configured["mesh"]:
                 raise UserError(f"{option.flag} is for a mesh; give --mesh data=-1 or the like")
 
     @property
@@ -130,23 +126,22 @@ class XlaBackend(Backend):
         bound_new_groups(timeout)
         limit = timedelta(seconds=timeout)
         try:
-            program = self._program or self._start_program(world, store, timeout)
-            name = program.group_name()
+            self._program = self._program or self._make_program(world, store, timeout)
+            name = self._program.group_name()
             dist.init_process_group(name, store=store, rank=world.rank, world_size=world.size, timeout=limit)
         except BaseException:
             self.stop()
             raise
         if first and world.rank == 0:
-            program.announce()
+            self._program.announce()
 
-    def _start_program(self, world: World, store: Store, timeout: float) -> Program:
+    def _make_program(self, world: World, store: Store, timeout: float) -> Program:
         self._world_size = world.size
         devices.check_one_program(os.environ, world.size, meshed=self.configured["mesh"] is not None)
         devices.set_variables(self._choice, self.configured["mesh"], self._changes)
         from cpudist.backends.xla.program import Program
 
-        self._program = Program(self._choice, self.configured, world, store, timeout, self._changes)
-        return self._program
+        return Program(self._choice, self.configured, world, store, timeout, self._changes)
 
     def variables(self) -> Mapping[str, str]:
         return {"USE_TORCH_XLA": "1"}  # accelerate and transformers look for it first then
@@ -236,8 +231,7 @@ class XlaBackend(Backend):
         from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
         spec = None if self._sharding is None else self._sharding.spec_of_parts()
-        loaded: Iterable[Any] = MpDeviceLoader(loader, self.device(), input_sharding=spec)
-        return loaded
+        return MpDeviceLoader(loader, self.device(), input_sharding=spec)  # type: ignore[no-any-return]
 
     def end_step(self) -> None:
         self._sync(wait=False)
