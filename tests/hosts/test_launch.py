@@ -184,19 +184,6 @@ def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path
     assert {name: host for name, host in seen(tmp_path).items() if name.startswith("1-")} == {"1-0": "h0", "1-1": "h0"}
 
 
-def test_a_host_that_fails_twice_is_left_out(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every rank on h1 is killed; the third attempt runs on the two others."""
-    hosts = hostfile(tmp_path, "h0:1\nh1:1\nh2:1\n")
-    words = ["--hostfile", hosts, "--max-restarts", "3", "--min-nodes", "2"]
-    command = launch(*words, "--", "--backend", "gloo", str(SCRIPT), str(tmp_path), "kill", "h1")
-    with Bed(tmp_path_factory.mktemp("bed"), hosts=3) as bed:
-        result = bed.run("h0", command, timeout=400, env=CACHE)
-    assert result.returncode == 0, result.output
-    assert f"cpudist: warning: going on without {hosts}, line 2: h1, which failed twice in a row\n" in result.stderr
-    assert "cpudist: starting again (2 of 3) with 2 ranks on h0, h2\n" in result.stderr, result.output
-    assert {name: host for name, host in seen(tmp_path).items() if name.startswith("2-")} == {"2-0": "h0", "2-1": "h2"}
-
-
 def test_doctor_checks_the_hosts_of_a_file(bed: Bed, tmp_path: Path) -> None:
     hosts = hostfile(tmp_path, "h0:2\nnosuchhost:2\nh1:2\n")
     result = bed.run("h0", [str(BIN / "cpudist"), "doctor", "--hostfile", hosts, "--json"], timeout=60, env=CACHE)

@@ -1,6 +1,6 @@
 """Run by each rank: says who it is once all ranks have met, and does what its arguments say.
 
-    greets.py FOLDER [WHAT WHO]      WHAT: raise, kill, hang, once (killed in the first attempt only); WHO: rank or host
+    greets.py FOLDER [WHAT RANK]      WHAT: raise, kill, hang, once (killed in the first attempt only)
 
 Each rank leaves a file in FOLDER for each attempt, with its host.
 """
@@ -25,7 +25,7 @@ dist.all_reduce(total)
 (folder / f"{attempt}-{rank}").write_text(socket.gethostname())
 print(f"rank {rank} of {int(total)} on {socket.gethostname()}", flush=True)
 dist.barrier()  # no rank fails before all have left their file
-if who in (str(rank), socket.gethostname()):
+if rank == int(who):
     if what == "raise":
         raise ValueError("no such thing")
     if what == "kill" or (what == "once" and attempt == "0"):
