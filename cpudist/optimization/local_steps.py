@@ -129,6 +129,8 @@ class LocalSteps:
             dist.broadcast(same, 0)
             if same.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(same)
+        # The model may be compiled. `disable` imports torch._dynamo, which takes a second: not for every job, then.
+        self._outside_graph = torch.compiler.disable(self.synchronize)  # type: ignore[no-untyped-call]
         self._handles: list[Any] = [
             module.register_forward_pre_hook(self._before_forward),
             module.register_load_state_dict_post_hook(self._after_loading),
@@ -158,7 +160,6 @@ class LocalSteps:
         self._settled = False
         self.rounds.after_step()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model calls it before an evaluation
     @torch.no_grad()
     def synchronize(self) -> None:
         """Give all ranks the same parameters and buffers; every rank calls it after the same step."""
@@ -224,7 +225,7 @@ class LocalSteps:
 
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if not module.training and _attached.get(module) is self:  # copies of the module have the hook, too
-            self.synchronize()
+            self._outside_graph()
 
     def _after_loading(self, module: torch.nn.Module, keys: Any) -> None:
         self.rounds.restart()

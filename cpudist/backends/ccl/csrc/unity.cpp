@@ -17,6 +17,7 @@
 #include "oneccl/communicator.cpp"
 #include "oneccl/transport.cpp"
 #include "process_group.cpp"
+#include "process_group_collectives.cpp"
 #include "rendezvous.cpp"
 #include "schedule.cpp"
 #include "schedules.cpp"

@@ -1,7 +1,8 @@
 #include "collectives.hpp"
 
 #include <algorithm>
-#include <cstring>
+
+#include "shares.hpp"
 
 #if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"
@@ -16,33 +17,7 @@ namespace {
 constexpr size_t kOneStepReads = size_t{48} << 10;
 constexpr int kOneStepRanks = 2;
 
-// How much of [offset, offset + most) lies within a message of `whole`.
-size_t part(size_t whole, size_t offset, size_t most) { return whole > offset ? std::min(whole - offset, most) : 0; }
-
-void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
-  if (sent != expected) throw TransportError(alltoall_mismatch(from, sent, to, expected));
-}
-
-size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
-
 }  // namespace
-
-// A slot that holds a part for each other rank.
-//
-//   | for rank 0 | for rank 1 | ... |   the slot's owner has no part
-struct Shares {
-  Shares(const Board& board) : ranks(board.ranks()) {
-    const auto others = static_cast<size_t>(std::max(ranks - 1, 1));
-    bytes = board.slot_bytes() / others / kLineBytes * kLineBytes;
-  }
-
-  std::byte* of(std::byte* slot, int owner, int receiver) const {
-    return slot + static_cast<size_t>(receiver - (receiver > owner ? 1 : 0)) * bytes;
-  }
-
-  int ranks;
-  size_t bytes;
-};
 
 // How a piece of an allreduce is divided: rank r reduces its elements [begin(r), begin(r) + count(r)).
 struct Division {
@@ -59,11 +34,6 @@ struct Division {
 };
 
 namespace {
-
-// memcpy's arguments must not be null, even to copy nothing, and the two may be the same memory.
-void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
 
 // Reduces what lies at place(r) for each rank r, in the order of ranks. `also` receives the same where it is not null.
 template <typename Place>
@@ -251,98 +221,6 @@ Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std
         combine(board, combination, output + begin, nullptr, part(own, piece * most, most),
                 [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
       });
-}
-
-// What a rank writes to each other rank in the first step of an alltoall, before the data.
-struct AlltoallCounts {
-  uint64_t sent;
-  uint64_t expected;
-};
-
-// What a rank publishes to all others in that step.
-struct AlltoallSummary {
-  uint64_t longest;  // of its messages to other ranks
-  uint64_t balance;  // hashes of what it sends, less those of what it expects: of all ranks together 0 if they agree
-};
-
-static uint64_t hash_of(int from, int to, uint64_t bytes) {
-  uint64_t hash = bytes * 0x9e3779b97f4a7c15 + (static_cast<uint64_t>(from) << 32 | static_cast<uint64_t>(to));
-  hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
-  hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
-  return hash ^ hash >> 31;
-}
-
-// Never holds: for a rank that waits until another one reports a failure to all.
-class FailureOfAnother final : public Condition {
- public:
-  bool holds() override { return false; }
-};
-
-// A rank knows only its own counts, so the ranks tell each other in the first step. Two ranks that disagree report a
-// failure to all, and no other rank completes the call. All ranks go on until the longest message of all has been sent.
-Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
-                   std::vector<std::byte*> outputs, std::vector<size_t> output_bytes) {
-  const int self = board.rank();
-  const Shares shares(board);
-  AlltoallSummary summary{0, 0};
-  for (int rank = 0; rank < board.ranks(); ++rank) {
-    if (rank != self) summary.longest = std::max<uint64_t>(summary.longest, input_bytes[rank]);
-    summary.balance += hash_of(self, rank, input_bytes[rank]) - hash_of(rank, self, output_bytes[rank]);
-  }
-  const AlltoallSummary own = summary;
-  // The counts come first in the first step, and before a part's data there.
-  constexpr size_t head = sizeof(AlltoallCounts);
-  const auto begin = [&](size_t piece) { return piece == 0 ? 0 : piece * shares.bytes - head; };
-  const auto length = [&](size_t piece, size_t whole) {
-    return part(whole, begin(piece), begin(piece + 1) - begin(piece));
-  };
-  const auto place = [&](size_t piece, uint64_t step, int from, int to) {
-    return shares.of(board.slot(from, step), from, to) + (piece == 0 ? head : 0);
-  };
-  const auto write = [&](size_t piece) {
-    for (int rank = 0; rank < board.ranks(); ++rank) {
-      if (rank == self) continue;
-      copy_bytes(place(piece, board.step(), self, rank), inputs[rank] + begin(piece), length(piece, input_bytes[rank]));
-    }
-  };
-
-  co_await board.entered();
-  std::memcpy(board.place(self, board.step(), sizeof own), &own, sizeof own);
-  for (int rank = 0; rank < board.ranks(); ++rank) {
-    const AlltoallCounts counts{input_bytes[rank], output_bytes[rank]};
-    if (rank != self) std::memcpy(shares.of(board.slot(self, board.step()), self, rank), &counts, head);
-  }
-  write(0);
-  uint64_t written = board.publish();
-  check_counts(self, input_bytes[self], self, output_bytes[self]);
-  copy_bytes(outputs[self], inputs[self], input_bytes[self]);
-  for (int rank = 0; rank < board.ranks(); ++rank) {
-    if (rank == self) continue;
-    co_await board.published_by(rank, rank + 1, written);
-    AlltoallCounts theirs;
-    std::memcpy(&theirs, shares.of(board.slot(rank, written), rank, self), sizeof theirs);
-    check_counts(rank, theirs.sent, self, output_bytes[rank]);
-    check_counts(self, input_bytes[rank], rank, theirs.expected);
-    AlltoallSummary of_rank;
-    std::memcpy(&of_rank, board.place(rank, written, sizeof of_rank), sizeof of_rank);
-    summary.longest = std::max(summary.longest, of_rank.longest);
-    summary.balance += of_rank.balance;
-  }
-  if (summary.balance != 0) co_await FailureOfAnother();
-  const size_t pieces = std::max<size_t>(pieces_of(summary.longest + head, shares.bytes), 1);
-  for (size_t piece = 0; piece < pieces; ++piece) {
-    const uint64_t step = written;
-    if (piece + 1 < pieces) {
-      co_await board.entered();
-      write(piece + 1);
-      written = board.publish();
-    }
-    if (piece > 0) co_await board.published_by_all(step);
-    for (int rank = 0; rank < board.ranks(); ++rank) {
-      if (rank == self) continue;
-      copy_bytes(outputs[rank] + begin(piece), place(piece, step, rank, self), length(piece, output_bytes[rank]));
-    }
-  }
 }
 
 }  // namespace cpudist::shared_memory

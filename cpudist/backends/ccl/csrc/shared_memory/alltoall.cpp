@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <cstring>
+
+#include "collectives.hpp"
+#include "shares.hpp"
+
+#if !defined(__clang__)  // GCC 12 takes the lambdas in a coroutine's frame for members of a class that others see
+#pragma GCC diagnostic ignored "-Wsubobject-linkage"
+#endif
+
+namespace cpudist::shared_memory {
+
+namespace {
+
+// What a rank writes to each other rank in the first step of an alltoall, before the data.
+struct AlltoallCounts {
+  uint64_t sent;
+  uint64_t expected;
+};
+
+// What a rank publishes to all others in that step.
+struct AlltoallSummary {
+  uint64_t longest;  // of its messages to other ranks
+  uint64_t balance;  // hashes of what it sends, less those of what it expects: of all ranks together 0 if they agree
+};
+
+uint64_t hash_of(int from, int to, uint64_t bytes) {
+  uint64_t hash = bytes * 0x9e3779b97f4a7c15 + (static_cast<uint64_t>(from) << 32 | static_cast<uint64_t>(to));
+  hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9;
+  hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
+  return hash ^ hash >> 31;
+}
+
+// Never holds: for a rank that waits until another one reports a failure to all.
+class FailureOfAnother final : public Condition {
+ public:
+  bool holds() override { return false; }
+};
+
+void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
+  if (sent != expected) throw TransportError(alltoall_mismatch(from, sent, to, expected));
+}
+
+}  // namespace
+
+// A rank knows only its own counts, so the ranks tell each other in the first step. Two ranks that disagree report a
+// failure to all, and no other rank completes the call. All ranks go on until the longest message of all has been sent.
+Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
+                   std::vector<std::byte*> outputs, std::vector<size_t> output_bytes) {
+  const int self = board.rank();
+  const Shares shares(board);
+  AlltoallSummary summary{0, 0};
+  for (int rank = 0; rank < board.ranks(); ++rank) {
+    if (rank != self) summary.longest = std::max<uint64_t>(summary.longest, input_bytes[rank]);
+    summary.balance += hash_of(self, rank, input_bytes[rank]) - hash_of(rank, self, output_bytes[rank]);
+  }
+  const AlltoallSummary own = summary;
+  // The counts come first in the first step, and before a part's data there.
+  constexpr size_t head = sizeof(AlltoallCounts);
+  const auto begin = [&](size_t piece) { return piece == 0 ? 0 : piece * shares.bytes - head; };
+  const auto length = [&](size_t piece, size_t whole) {
+    return part(whole, begin(piece), begin(piece + 1) - begin(piece));
+  };
+  const auto place = [&](size_t piece, uint64_t step, int from, int to) {
+    return shares.of(board.slot(from, step), from, to) + (piece == 0 ? head : 0);
+  };
+  const auto write = [&](size_t piece) {
+    for (int rank = 0; rank < board.ranks(); ++rank) {
+      if (rank == self) continue;
+      copy_bytes(place(piece, board.step(), self, rank), inputs[rank] + begin(piece), length(piece, input_bytes[rank]));
+    }
+  };
+
+  co_await board.entered();
+  std::memcpy(board.place(self, board.step(), sizeof own), &own, sizeof own);
+  for (int rank = 0; rank < board.ranks(); ++rank) {
+    const AlltoallCounts counts{input_bytes[rank], output_bytes[rank]};
+    if (rank != self) std::memcpy(shares.of(board.slot(self, board.step()), self, rank), &counts, head);
+  }
+  write(0);
+  uint64_t written = board.publish();
+  check_counts(self, input_bytes[self], self, output_bytes[self]);
+  copy_bytes(outputs[self], inputs[self], input_bytes[self]);
+  for (int rank = 0; rank < board.ranks(); ++rank) {
+    if (rank == self) continue;
+    co_await board.published_by(rank, rank + 1, written);
+    AlltoallCounts theirs;
+    std::memcpy(&theirs, shares.of(board.slot(rank, written), rank, self), sizeof theirs);
+    check_counts(rank, theirs.sent, self, output_bytes[rank]);
+    check_counts(self, input_bytes[rank], rank, theirs.expected);
+    AlltoallSummary of_rank;
+    std::memcpy(&of_rank, board.place(rank, written, sizeof of_rank), sizeof of_rank);
+    summary.longest = std::max(summary.longest, of_rank.longest);
+    summary.balance += of_rank.balance;
+  }
+  if (summary.balance != 0) co_await FailureOfAnother();
+  const size_t pieces = std::max<size_t>(pieces_of(summary.longest + head, shares.bytes), 1);
+  for (size_t piece = 0; piece < pieces; ++piece) {
+    const uint64_t step = written;
+    if (piece + 1 < pieces) {
+      co_await board.entered();
+      write(piece + 1);
+      written = board.publish();
+    }
+    if (piece > 0) co_await board.published_by_all(step);
+    for (int rank = 0; rank < board.ranks(); ++rank) {
+      if (rank == self) continue;
+      copy_bytes(outputs[rank] + begin(piece), place(piece, step, rank, self), length(piece, output_bytes[rank]));
+    }
+  }
+}
+
+}  // namespace cpudist::shared_memory

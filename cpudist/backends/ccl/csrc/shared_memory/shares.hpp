@@ -1,0 +1,41 @@
+// How ranks divide their slots and the messages that go through them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "board.hpp"
+
+namespace cpudist::shared_memory {
+
+// How much of [offset, offset + most) lies within a message of `whole`.
+inline size_t part(size_t whole, size_t offset, size_t most) {
+  return whole > offset ? std::min(whole - offset, most) : 0;
+}
+
+inline size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
+
+// memcpy's arguments must not be null, even to copy nothing, and the two may be the same memory.
+inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// A slot that holds a part for each other rank.
+//
+//   | for rank 0 | for rank 1 | ... |   the slot's owner has no part
+struct Shares {
+  Shares(const Board& board) : ranks(board.ranks()) {
+    const auto others = static_cast<size_t>(std::max(ranks - 1, 1));
+    bytes = board.slot_bytes() / others / kLineBytes * kLineBytes;
+  }
+
+  std::byte* of(std::byte* slot, int owner, int receiver) const {
+    return slot + static_cast<size_t>(receiver - (receiver > owner ? 1 : 0)) * bytes;
+  }
+
+  int ranks;
+  size_t bytes;
+};
+
+}  // namespace cpudist::shared_memory
