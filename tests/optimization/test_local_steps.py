@@ -124,6 +124,18 @@ def test_plain_averaging_of_one_host_changes_nothing(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("two_hosts")
+def test_a_compiled_model_synchronizes_before_an_evaluation() -> None:
+    model, optimizer = made()
+    compiled = torch.compile(model, backend="aot_eager")
+    for first in (0, 1):
+        train(compiled, optimizer, first, first + 1)
+        assert rounds_of(model).apart
+        compiled.eval()(torch.ones(2, 4))
+        assert not rounds_of(model).apart
+        compiled.train()
+
+
+@pytest.mark.usefixtures("two_hosts")
 def test_evaluation_and_saving_synchronize_and_a_checkpoint_goes_on_exactly(tmp_path: Path) -> None:
     model, optimizer = made()
     rounds = rounds_of(model)
