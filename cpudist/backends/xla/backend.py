@@ -151,9 +151,7 @@ class XlaBackend(Backend):
             return
         self._prepared.add(model)
         if self._program is not None:
-            for part in (self._program.graphs, self._program.sharding):
-                if part is not None:
-                    self._changes.then(part.watch(model).remove)
+            self._program.watch(model)
 
     def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
         if self._world_size == 1:
@@ -233,18 +231,15 @@ class XlaBackend(Backend):
         spec = None if self._sharding is None else self._sharding.spec_of_parts()
         return MpDeviceLoader(loader, self.device(), input_sharding=spec)  # type: ignore[no-any-return]
 
-    def end_step(self) -> None:
-        self._sync(wait=False)
-
-    def synchronize(self) -> None:
-        self._sync(wait=True)
-
-    def _sync(self, *, wait: bool) -> None:
+    def end_step(self, *, wait: bool = False) -> None:
         import torch_xla
 
         torch_xla.sync(wait=wait)
         if self._program is not None:
             self._program.graphs.end_step()
+
+    def synchronize(self) -> None:
+        self.end_step(wait=True)
 
     def random_state(self) -> int:
         from torch_xla.core import xla_model
@@ -274,9 +269,9 @@ class XlaBackend(Backend):
             self._host._bound(group.host, seconds)
 
     def transport(self) -> str | None:
-        if self._program is None:
-            return None
-        return self._host.transport() if self._host is not None and self._through_host else "pjrt"
+        if self._host is not None and self._through_host:
+            return self._host.transport()
+        return None if self._program is None else "pjrt"
 
     def calls(self) -> Calls | None:
         return None if self._host is None else self._host.calls()

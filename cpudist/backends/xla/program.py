@@ -14,6 +14,7 @@ from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store
 
     from cpudist.backends.ccl.backend import CclBackend
@@ -53,6 +54,7 @@ class Program:
         changes: Changes,
     ) -> None:
         self._choice = choice
+        self._changes = changes
         self.host: CclBackend | GlooBackend | None = None
         self.sharding: Sharding | None = None
         if options["mesh"] is not None:
@@ -82,6 +84,12 @@ class Program:
         from cpudist.backends.xla.group import name_with
 
         return name_with(self.host.name, through_host=self.through_host)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Place the model on the mesh, if there is one, and see what is compiled for it, until the job ends."""
+        for part in (self.graphs, self.sharding):
+            if part is not None:
+                self._changes.then(part.watch(model).remove)
 
     def announce(self) -> None:
         """Tell the user which devices compute."""
