@@ -41,7 +41,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     Attributes:
         definitions: functions and classes of `__main__`, by their names there.
-        files: the files in which functions were defined; those of cells do not exist.
+        files: the files in which its functions were defined; those of cells do not exist.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -58,9 +58,14 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             name: str = obj.__name__
             if vars(sys.modules[MAIN]).get(name) is obj:
                 self.definitions[name] = obj
-            if isinstance(obj, types.FunctionType):
-                self.files.add(obj.__code__.co_filename)
+        if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 drops the file's name, which tracebacks need
+            self.files.add(obj.co_filename)
+            return _code_of_file, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
         return super().reducer_override(obj)
+
+
+def _code_of_file(file: str, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
+    return make(*parts).replace(co_filename=file)
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> None:
