@@ -162,7 +162,8 @@ def main() -> None:
     place = launchers.detect(os.environ).placement()
     group.node_identity = lambda: f"host {place.rank}"
     world = cpudist.init("ccl")
-    job.require().world = replace(world, node_rank=world.rank, node_count=world.size, local_rank=0, local_size=1)
+    hosts = replace(world, node_rank=world.rank, node_count=world.size, local_rank=0, local_size=1)
+    job.require().world = job.require().communication.world = hosts
     if world.rank == 0:
         options.folder.mkdir(parents=True, exist_ok=True)
         read_tokens(options.folder)
