@@ -13,11 +13,13 @@ class Averaging(Protocol):
     """Averages a vector of float32 or more over all ranks, again and again.
 
     Attributes:
-        residual: what the averages so far have lost on this rank, which the next one adds; None: nothing. The sum over
-            all ranks is what counts, so all of them may go on with their mean.
+        residual: what the averages have lost, the same on all ranks after `settle`; the next adds it. None: nothing.
     """
 
     residual: torch.Tensor | None
+
+    def settle(self) -> None:
+        """Agree on `residual`; every rank calls it after the same average."""
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
         """Begin to average a vector in place; return what waits for the result. All ranks call it in the same order."""

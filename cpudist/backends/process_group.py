@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.backends import error_feedback
 from cpudist.backends.averaging import Averaging
 from cpudist.backends.base import Backend
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
@@ -84,6 +85,7 @@ class ProcessGroupBackend(Backend):
             if scheme in (AUTO, NONE):
                 return
             raise UserError(f"--compress {scheme} is for gradients that DDP reduces; leave it out for this model")
+        error_feedback.detach(model.module)
         group = model.process_group
         schemes: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(schemes, scheme, group=group)
@@ -104,7 +106,7 @@ class ProcessGroupBackend(Backend):
         self._powersgd = PowerSGDState(
             group, matrix_approximation_rank=rank, start_powerSGD_iter=_FIRST_STEP_OF_POWERSGD
         )
-        model.register_comm_hook(self._powersgd, powerSGD_hook)
+        error_feedback.ErrorFeedback(model, powerSGD_hook, self._powersgd, self._powersgd.error_dict)
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         if self._powersgd is None:
@@ -143,6 +145,7 @@ class ProcessGroupBackend(Backend):
         group.set_timeout(timedelta(seconds=seconds))
 
     def stop(self) -> None:
+        error_feedback.detach_all()
         if dist.is_initialized():
             dist.destroy_process_group()
         bound_new_groups(None)
@@ -158,6 +161,9 @@ class _ExactAveraging:
     """Averages vectors as they are."""
 
     residual: Any = property(lambda self: None, lambda self, value: None)  # loses nothing
+
+    def settle(self) -> None:
+        """Do nothing."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(group_desc="exchange of hosts")

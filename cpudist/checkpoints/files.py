@@ -159,8 +159,8 @@ def read(
     wanted: list[tuple[str, ...]] = [("values",), *((name,) for name in others)]
     wanted += [("optimizer",)] if optimizer is not None else []
     wanted += [("random", str(ranks.rank))] if with_random else []
-    local = None if model is None else local_steps.of(state.unwrapped(model))
-    wanted += [("outer",)] if local is not None else []
+    kept = None if model is None else local_steps.kept(state.unwrapped(model))
+    wanted += [("hosts",)] if kept is not None else []
     tree = _placeholders(metadata, wanted)
     if missing := [name for name in (*others, *(["optimizer"] if optimizer is not None else [])) if name not in tree]:
         raise UserError(f"{folder} has no {state.few(missing)}")
@@ -174,9 +174,9 @@ def read(
         state.load_optimizer(model, optimizer, tree["optimizer"])
     for name, value in others.items():
         value.load_state_dict(tree[name][0])
-    if local is not None and "outer" in tree:
-        local.load_state_dict(
-            {key: value[0] if isinstance(value, tuple) else value for key, value in tree["outer"].items()}
+    if kept is not None and "hosts" in tree:
+        kept.load_state_dict(
+            {key: value[0] if isinstance(value, tuple) else value for key, value in tree["hosts"].items()}
         )
     if with_random and "random" in tree:
         state.load_random(tree["random"][str(ranks.rank)][0])

@@ -2,7 +2,7 @@
 
     model      NAME: tensor            without DDP's "module."
     optimizer  state, NAME, KEY: tensor or object;  param_groups
-    outer      of local steps: "momentum", a tensor, and "every"
+    hosts      what `local_steps.kept` keeps of the communication between hosts, by names
     random     RANK: the states of random generators
     values     NAME: a plain value
     NAME       the state of anything else that was given: a module as "model" is, otherwise one object
@@ -27,7 +27,7 @@ from cpudist.errors import UserError
 from cpudist.job import current
 from cpudist.optimization import local_steps, master_weights
 
-RESERVED = ("outer", "random", "values")
+RESERVED = ("hosts", "random", "values")
 
 
 def collect(
@@ -53,10 +53,10 @@ def collect(
         job.backend.synchronize()
     tree: dict[str, Any] = {"random": {str(rank): (_random_states(),)}, "values": {}}
     if model is not None:
-        if (local := local_steps.of(unwrapped(model))) is not None:
-            local.settle()
-            state = local.state_dict().items()
-            tree["outer"] = {key: value if isinstance(value, torch.Tensor) else (value,) for key, value in state}
+        if (kept := local_steps.kept(unwrapped(model))) is not None:
+            kept.settle()
+            state = kept.state_dict().items()
+            tree["hosts"] = {key: value if isinstance(value, torch.Tensor) else (value,) for key, value in state}
         tree["model"] = of_module(model)
         if optimizer is not None:
             tree["optimizer"] = _of_optimizer(model, optimizer)

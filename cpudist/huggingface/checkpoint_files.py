@@ -10,7 +10,7 @@ from typing import Any
 from cpudist.checkpoints.folders import numbered
 
 WORLD = "world.json"  # beside Trainer's files: the batch geometry, the names of the run and the number of the training
-OUTER = "outer.pt"  # what `local_steps` keeps between two meetings of hosts, in a checkpoint of theirs
+HOSTS = "hosts.pt"  # what `local_steps.kept` keeps of the communication between hosts
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
 _SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 leaves it while it saves on SIGTERM
 

@@ -45,8 +45,8 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
     @functools.wraps(original)
     def save(self: Any, model: Any, trial: Any) -> None:
         background.wait()
-        if (local := local_steps.of(self.model)) is not None:
-            local.settle()
+        if (kept := local_steps.kept(self.model)) is not None:
+            kept.settle()
         run_dir, name = Path(self._get_output_dir(trial=trial)), f"{folders.PREFIX}{self.state.global_step}"
         publisher, publishes = publisher_of(run_dir.absolute()), self.args.should_save
         written = publisher.begin(name, Ranks(), publishes)
@@ -58,8 +58,8 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
                 original(self, model, trial)
             _name_the_best(self, run_dir, written)
             if publishes:
-                if local is not None:
-                    torch.save(local.state_dict(), written / checkpoint_files.OUTER)
+                if kept is not None:
+                    torch.save(kept.state_dict(), written / checkpoint_files.HOSTS)
                 made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
                 (written / checkpoint_files.WORLD).write_text(json.dumps(made) + "\n", encoding="utf-8")
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
@@ -84,14 +84,14 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
 
 
 def load_optimizer(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `Trainer._load_optimizer_and_scheduler`: local steps go on, too."""
+    """Replace `Trainer._load_optimizer_and_scheduler`: what crosses the network goes on, too."""
 
     @functools.wraps(original)
     def load(self: Any, checkpoint: Any) -> None:
         original(self, checkpoint)
-        local = local_steps.of(self.model)
-        if local is not None and checkpoint and (path := Path(checkpoint) / checkpoint_files.OUTER).is_file():
-            local.load_state_dict(torch.load(path, weights_only=True))
+        kept = local_steps.kept(self.model)
+        if kept is not None and checkpoint and (path := Path(checkpoint) / checkpoint_files.HOSTS).is_file():
+            kept.load_state_dict(torch.load(path, weights_only=True))
 
     return load
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from cpudist.backends import error_feedback
 from cpudist.backends.compression import AUTO, NONE, check_scheme
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -59,6 +60,11 @@ def begin(every: str | int | None = None, outer: str | None = None, compress: st
 def of(model: torch.nn.Module) -> LocalSteps | None:
     """Return the local steps of a model, as it was before it was wrapped; None where it makes none."""
     return _attached.get(model)
+
+
+def kept(model: torch.nn.Module) -> LocalSteps | error_feedback.ErrorFeedback | None:
+    """Return what a checkpoint of an unwrapped model holds besides: of its communication between hosts."""
+    return _attached.get(model) or error_feedback.of(model)
 
 
 class LocalSteps:
@@ -176,8 +182,7 @@ class LocalSteps:
         for name in sorted({name for state in states for name in state}):
             values = [state[name] for state in states if isinstance(state.get(name), torch.Tensor)]
             self._average_all([value for value in values if value.is_floating_point() and value.dim() > 0])
-        if self._averaging.residual is not None:
-            self._average_all([self._averaging.residual])
+        self._averaging.settle()
         self._settled = True
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,8 +196,8 @@ class LocalSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; all ranks have loaded the model and its optimizer."""
         self.rounds.restart()
-        self.rounds.every = self.rounds.every or state["every"]
-        self.rounds.outer.momentum = None if self.rounds.outer.plain else state["momentum"]
+        self.rounds.every = self.rounds.every or state.get("every")
+        self.rounds.outer.momentum = None if self.rounds.outer.plain else state.get("momentum")
         self._averaging.residual = state.get("residual")
 
     @torch.no_grad()

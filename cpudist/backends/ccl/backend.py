@@ -12,6 +12,7 @@ from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
 from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
+from cpudist.backends.error_feedback import ErrorFeedback
 from cpudist.backends.process_group import Members, ProcessGroupBackend, groups
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -61,10 +62,14 @@ class CclBackend(ProcessGroupBackend):
         return {**options, "bucket_cap_mb": 100}
 
     def _register_hook(self, model: DistributedDataParallel, group: Any, scheme: str) -> None:
-        if scheme in ("bf16", "int8"):
-            model.register_comm_hook(CompressedGradients(group, scheme), average)
-        else:
+        if scheme not in ("bf16", "int8"):
             super()._register_hook(model, group, scheme)
+            return
+        gradients = CompressedGradients(group, scheme)
+        if scheme == "int8":
+            ErrorFeedback(model, average, gradients, gradients.residuals, gradients.keep_own)
+        else:
+            model.register_comm_hook(gradients, average)
 
     def averaging(self, scheme: str) -> Averaging:
         if scheme not in ("bf16", "int8"):

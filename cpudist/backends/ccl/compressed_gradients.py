@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from cpudist.backends.ccl import extension
 from cpudist.backends.ccl.group import WireOptions
+from cpudist.backends.error_feedback import settle
 
-# DDP makes its buckets anew after its first step; a residual belongs to one bucket's parameters.
-_FIRST_STEP_WITH_RESIDUALS = 2
+# DDP makes its buckets anew after its first step; a residual of int8 belongs to one bucket's parameters.
+_EXACT_STEPS = 2
 
 
 class CompressedGradients:
@@ -27,6 +28,9 @@ class CompressedGradients:
     Args:
         group: the process group of DDP.
         wire: "bf16" or "int8".
+
+    Attributes:
+        residuals: what int8 has lost on this rank, by the number of the bucket.
     """
 
     def __init__(self, group: dist.ProcessGroup, wire: str) -> None:
@@ -38,28 +42,42 @@ class CompressedGradients:
             use_local_synchronization=len(ranks) < dist.get_world_size(),
             group_desc="compressed gradients",
         )
+        self._exact = group
         self._feeds_back = wire == "int8"
         self._step = 0
-        self._residuals: dict[int, torch.Tensor] = {}
+        self.residuals: dict[int, torch.Tensor] = {}
+        self._settled: dict[int, torch.Tensor] = {}
 
     def start(self, bucket: dist.GradBucket) -> tuple[Any, torch.Tensor]:
         """Start averaging a bucket; return the work, and the tensor that will hold the result."""
         step = self._step
         self._step += bucket.is_last()
-        if not self._feeds_back or step < _FIRST_STEP_WITH_RESIDUALS:
+        if not self._feeds_back or step < _EXACT_STEPS:
             tensor = bucket.buffer()
-            return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=self.group, async_op=True), tensor
+            group = self._exact if self._feeds_back else self.group
+            return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group, async_op=True), tensor
         tensor = bucket.buffer().float()  # the buffer itself if it is of float32
         return self._start(tensor, bucket.index()), tensor
 
     @property
     def residual(self) -> torch.Tensor | None:
-        """What `begin` has lost so far on this rank."""
-        return self._residuals.get(0)
+        """What the averages of `begin` have lost, after `settle` or as it was set."""
+        return self._settled.get(0)
 
     @residual.setter
     def residual(self, residual: torch.Tensor | None) -> None:
-        self._residuals = {0: residual} if self._feeds_back and residual is not None else {}
+        self._settled = {0: residual} if self._feeds_back and residual is not None else {}
+        self.residuals = {number: settled.clone() for number, settled in self._settled.items()}
+        for own in self.residuals.values():
+            self.keep_own(own)
+
+    def settle(self) -> None:
+        """Agree on `residual`; every rank calls it after the same average."""
+        self._settled = settle(self.residuals, dist.group.WORLD, self.keep_own)
+
+    def keep_own(self, residual: torch.Tensor) -> None:
+        """Zero what other ranks of this host keep of a residual."""
+        extension.load().keep_own(self._backend(), residual)
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
         """Begin to average a vector of float32 over the ranks, always the same one; return what waits for the result.
@@ -74,12 +92,14 @@ class CompressedGradients:
         return wait
 
     def _start(self, tensor: torch.Tensor, number: int) -> Any:
-        residual = self._residuals.get(number)
+        residual = self.residuals.get(number)
         if residual is None or residual.numel() != tensor.numel():
-            residual = self._residuals[number] = torch.zeros_like(tensor)
-        backend = self.group._get_backend(tensor.device)
-        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-        return extension.load().allreduce_with_residual(backend, tensor, residual)
+            residual = self.residuals[number] = torch.zeros_like(tensor)
+        return extension.load().allreduce_with_residual(self._backend(), tensor, residual)
+
+    def _backend(self) -> Any:
+        backend = self.group._get_backend(torch.device("cpu"))
+        return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -18,6 +18,36 @@ Placement::Placement(const std::vector<int>& nodes, int rank)
   even = std::all_of(sizes.begin(), sizes.end(), [&](const auto& entry) { return entry.second == local_size; });
 }
 
+namespace {
+
+constexpr size_t kPieceBytes = size_t{2} << 20;
+
+// Divides `count` elements into pieces, and each piece among the ranks of a machine.
+struct Shares {
+  struct Share {
+    size_t first;
+    size_t count;
+  };
+
+  size_t count;
+  size_t most;  // elements of a piece
+  size_t local_size;
+
+  Shares(size_t count, DataType type, size_t local_size)
+      : count(count), most(std::max<size_t>(kPieceBytes / size_of(type), 1)), local_size(local_size) {}
+
+  size_t pieces() const { return (count + most - 1) / most; }
+
+  Share of(size_t piece, size_t local_rank) const {
+    const size_t begin = piece * most;
+    const size_t length = std::min(most, count - begin);
+    const size_t from = length * local_rank / local_size;
+    return {begin + from, length * (local_rank + 1) / local_size - from};
+  }
+};
+
+}  // namespace
+
 // Works piece by piece, so that one piece crosses the network while another is reduced.
 //
 // Each transport must see the same order of calls on all its ranks, although pieces become ready at different times on
@@ -31,11 +61,10 @@ class Hierarchy::Allreduce final : public Request {
         input_(static_cast<const char*>(input)),
         output_(static_cast<char*>(output)),
         residual_(residual),
-        count_(count),
+        shares_(count, type, hierarchy.local_size_),
         type_(type),
         reduction_(reduction),
-        most_(std::max<size_t>(kPieceBytes / size_of(type), 1)),
-        pieces_((count + most_ - 1) / most_) {
+        pieces_(shares_.pieces()) {
     if (!pieces_.empty()) hierarchy_.order_.push_back(this);
   }
 
@@ -49,7 +78,6 @@ class Hierarchy::Allreduce final : public Request {
   }
 
  private:
-  static constexpr size_t kPieceBytes = size_t{2} << 20;
   static constexpr size_t kAhead = 8;
 
   enum class Stage : uint8_t { kReduceScatter, kAwaitsTurn, kAcross, kReduced, kAllgather, kDone };
@@ -98,11 +126,8 @@ class Hierarchy::Allreduce final : public Request {
   };
 
   Share share(size_t piece, size_t local_rank) const {
-    const size_t begin = piece * most_;
-    const size_t length = std::min(most_, count_ - begin);
-    const size_t from = length * local_rank / hierarchy_.local_size_;
-    const size_t to = length * (local_rank + 1) / hierarchy_.local_size_;
-    return {(begin + from) * size_of(type_), to - from};
+    const auto elements = shares_.of(piece, local_rank);
+    return {elements.first * size_of(type_), elements.count};
   }
 
   Share own_share(size_t piece) const { return share(piece, static_cast<size_t>(hierarchy_.local_rank_)); }
@@ -148,10 +173,9 @@ class Hierarchy::Allreduce final : public Request {
   const char* input_;
   char* output_;
   float* residual_;  // may be null
-  const size_t count_;
+  const Shares shares_;
   const DataType type_;
   const Reduction reduction_;
-  const size_t most_;  // elements of a piece
   std::vector<Piece> pieces_;
   size_t first_ = 0;     // the pieces before this one are done
   size_t reduced_ = 0;   // pieces whose reduce_scatter has been called
@@ -177,6 +201,16 @@ RequestPtr Hierarchy::allreduce(const void* input, void* output, size_t count, D
 RequestPtr Hierarchy::allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) {
   hierarchy_traffic.count(count * sizeof(float));
   return std::make_unique<Allreduce>(*this, data, data, residual, count, DataType::kFloat32, reduction);
+}
+
+void Hierarchy::keep_own(float* residual, size_t count) const {
+  const Shares shares(count, DataType::kFloat32, local_size_);
+  for (size_t piece = 0; piece < shares.pieces(); ++piece) {
+    for (size_t other = 0; other < local_size_; ++other) {
+      const auto part = shares.of(piece, other);
+      if (other != static_cast<size_t>(local_rank_)) std::fill_n(residual + part.first, part.count, 0.0F);
+    }
+  }
 }
 
 }  // namespace cpudist

@@ -30,6 +30,7 @@ class Hierarchy final : public CountedTransport {
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override;
   RequestPtr allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) override;
+  void keep_own(float* residual, size_t count) const override;
 
  private:
   class Allreduce;

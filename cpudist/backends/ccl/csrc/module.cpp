@@ -47,6 +47,12 @@ c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, 
                                                        cpudist::GroupState{name, !group.on_one_node()});
 }
 
+cpudist::ProcessGroupCcl& our_group(const c10::intrusive_ptr<c10d::Backend>& group) {
+  auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
+  cpudist::check_type(ours, "not a process group of cpudist's ccl backend");
+  return *ours;
+}
+
 // Sets the timeout of a ccl group, or of torch's wrapper around one (TORCH_DISTRIBUTED_DEBUG=DETAIL). Before torch 2.9
 // the base class has no setTimeout, and wrappers are refused.
 template <typename Backend>
@@ -54,18 +60,19 @@ void set_timeout(const c10::intrusive_ptr<Backend>& group, double seconds) {
   if constexpr (requires { group->setTimeout(milliseconds(seconds)); }) {
     group->setTimeout(milliseconds(seconds));
   } else {
-    auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
-    cpudist::check_type(ours, "not a process group of cpudist's ccl backend");
-    ours->setTimeout(milliseconds(seconds));
+    our_group(group).setTimeout(milliseconds(seconds));
   }
 }
 
 // Averages a tensor over a ccl group, which keeps in `residual` what its wire loses; returns the work.
 c10::intrusive_ptr<c10d::Work> allreduce_with_residual(const c10::intrusive_ptr<c10d::Backend>& group,
                                                        const at::Tensor& tensor, const at::Tensor& residual) {
-  auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
-  cpudist::check_type(ours, "not a process group of cpudist's ccl backend");
-  return ours->allreduce_with_residual(tensor, residual, c10d::ReduceOp::AVG);
+  return our_group(group).allreduce_with_residual(tensor, residual, c10d::ReduceOp::AVG);
+}
+
+// Zeroes the values of a contiguous residual of float32 that other ranks keep.
+void keep_own(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& residual) {
+  our_group(group).keep_own(residual.mutable_data_ptr<float>(), static_cast<size_t>(residual.numel()));
 }
 
 // Returns the bytes of the allreduces that crossed the network in another format, and their bytes in that format.
@@ -126,6 +133,7 @@ PYBIND11_MODULE(cpudist_ccl, module) {
              py::arg("round_bytes") = size_t{1} << 30, Unlocked());
   module.def("allreduce_with_residual", &allreduce_with_residual, py::arg("group"), py::arg("tensor"),
              py::arg("residual"), Unlocked());
+  module.def("keep_own", &keep_own, py::arg("group"), py::arg("residual"));
   module.def("converted", &converted);
   module.def("set_timeout", &set_timeout<c10d::Backend>, py::arg("group"), py::arg("seconds"));
   module.def(

@@ -1,0 +1,121 @@
+"""What compression has lost of each parameter's gradient (error feedback), for checkpoints.
+
+Schemes keep it by DDP's buckets, which are others after a restart. A checkpoint holds it by parameter. The first step
+after a restart, whose average is exact in all schemes, adds it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+_of: WeakKeyDictionary[torch.nn.Module, ErrorFeedback] = WeakKeyDictionary()
+
+
+def of(model: torch.nn.Module) -> ErrorFeedback | None:
+    """Return the error feedback of a model, as it was before it was wrapped; None where nothing is lost."""
+    return _of.get(model)
+
+
+def detach(model: torch.nn.Module) -> None:
+    """Forget the error feedback of a model that is wrapped anew."""
+    _of.pop(model, None)
+
+
+def detach_all() -> None:
+    """Forget all error feedback when a job ends."""
+    _of.clear()
+
+
+def keep_all(error: torch.Tensor) -> None:
+    """Do nothing: each rank keeps all values of its error."""
+
+
+def settle(
+    errors: Mapping[int, torch.Tensor], group: Any, keep_own: Callable[[torch.Tensor], None] = keep_all
+) -> dict[int, torch.Tensor]:
+    """Return what the averages over a group have lost; all its ranks call this, and go on with the same errors.
+
+    Args:
+        errors: what the averages have lost on this rank, by numbers that are the same on all ranks.
+        group: the process group.
+        keep_own: zeroes what other ranks keep of an error.
+    """
+    owners = torch.ones(1)
+    keep_own(owners)
+    dist.all_reduce(owners, group=group)
+    settled = {}
+    for number, error in sorted(errors.items()):
+        dist.all_reduce(error, group=group)
+        error /= float(owners)
+        settled[number] = error.clone()
+        keep_own(error)
+    return settled
+
+
+class ErrorFeedback:
+    """The errors of one model's gradients.
+
+    Args:
+        model: the model in DDP, which gets `hook`.
+        hook: the communication hook of a scheme; it averages exactly in its first step.
+        state: the state of the hook.
+        errors: what the scheme has lost on this rank, by the number of the bucket.
+        keep_own: as for `settle`.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        hook: Callable[..., Any],
+        state: Any,
+        errors: Mapping[int, torch.Tensor],
+        keep_own: Callable[[torch.Tensor], None] = keep_all,
+    ) -> None:
+        self._names = {parameter: name for name, parameter in model.module.named_parameters()}
+        self._group: Any = model.process_group
+        self._errors, self._keep_own = errors, keep_own
+        self._settled: dict[int, torch.Tensor] = {}
+        self._buckets: dict[int, list[torch.Tensor]] = {}
+        self._owed: dict[str, torch.Tensor] = {}  # what the next step adds
+
+        @functools.wraps(hook)  # DDP reads the types of its arguments, and the run record its name
+        def adding(state: Any, bucket: Any) -> Any:
+            self._buckets[bucket.index()] = bucket.parameters()
+            if self._owed:
+                self._add(bucket)
+            return hook(state, bucket)
+
+        model.register_comm_hook(state, adding)
+        _of[model.module] = self
+
+    def settle(self) -> None:
+        """Agree on what has been lost, for `state_dict`; every rank calls it after the same step."""
+        self._settled = settle(self._errors, self._group, self._keep_own)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return what has been lost of the average gradients, by the names of their parameters, after `settle`."""
+        state = dict(self._owed)
+        for number, error in self._settled.items():
+            parameters = self._buckets[number]
+            parts = torch.split(error, [parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                state[self._names[parameter]] = part.view(parameter.shape)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next step add what a checkpoint's steps have lost, instead of what this job's have."""
+        for error in self._errors.values():
+            error.zero_()
+        self._owed = {name: state[name] for name in self._names.values() if name in state}
+
+    def _add(self, bucket: Any) -> None:
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if (owed := self._owed.pop(self._names[parameter], None)) is not None:
+                gradient.add_(owed)
