@@ -25,8 +25,9 @@ build_wheel() {
         PATH=$PWD/$environment/bin:$PATH PYTHONPATH=$folder timeout 900 \
             python -c "import pathlib; from cpudist.backends.ccl import build; build.prebuild(pathlib.Path('$folder/$PREBUILT'))"
     done
-    # oneCCL is linked statically, so its licence comes along.
+    # oneCCL is linked statically, so its licence comes along, with those of what it contains.
     cp "${environments[0]}"/lib/python*/site-packages/oneccl_devel-*.dist-info/LICENSE.txt "$folder/LICENSE.oneCCL.txt"
+    cp "${environments[0]}/share/doc/ccl/licensing/third-party-programs.txt" "$folder/LICENSE.oneCCL-third-party.txt"
     timeout 600 "$tools/bin/pip" wheel --quiet --no-deps -w "$folder/dist" "$folder"
     timeout 60 "$tools/bin/wheel" tags --remove --platform-tag "linux_$(uname -m)" "$folder"/dist/*.whl >/dev/null
 }
@@ -34,6 +35,17 @@ build_wheel() {
 # The oldest manylinux that has the symbols of the modules. torch and oneCCL's package bring the other libraries.
 platform_of() {
     timeout 120 "$tools/bin/auditwheel" show "$1" | tr -d '\n' | sed -n 's/.*constrains the platform tag to "\([^"]*\)".*/\1/p'
+}
+
+# Links to all programs of the system but the compilers: a PATH on which there is none.
+programs_without_compilers() {
+    local compiler
+    mkdir "$1"
+    ln -s /usr/bin/* "$1"
+    rm -f "$1"/*g++* "$1"/*gcc* "$1"/*clang* "$1/cc" "$1/c++"
+    for compiler in g++ gcc cc c++ clang; do
+        if PATH=$1 command -v "$compiler" >/dev/null; then die "there is still $compiler on the PATH of the test"; fi
+    done
 }
 
 try_wheel() {
@@ -44,7 +56,8 @@ try_wheel() {
     printf 'import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\nprint(dist.get_backend(), x)\n' \
         >"$folder/script.py"
     mkdir "$folder/home"
-    (cd "$folder" && env -i HOME="$folder/home" CXX=there-is-none PATH="$folder/venv/bin:/usr/bin:/bin" \
+    programs_without_compilers "$folder/bin"
+    (cd "$folder" && env -i HOME="$folder/home" PATH="$folder/venv/bin:$folder/bin" \
         timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py)
     [ ! -e "$folder/home/.cache/cpudist" ] || die "the backend was compiled again"
 }
