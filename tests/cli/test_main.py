@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
-import shlex
 import subprocess
 import sys
 import time
@@ -13,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.cli import launch
 from cpudist.cli.main import main
-from cpudist.cli.parser import Parser, with_dashes
+from cpudist.cli.parser import with_dashes
 from cpudist.version import __version__
 
 _LAUNCHER_PREFIXES = ("PMI_", "MPI_", "OMPI_", "SLURM_", "PMIX_")
@@ -27,25 +24,6 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_NAMES:
             monkeypatch.delenv(name)
-
-
-_ROOT = Path(__file__).parents[2]
-_PAGES = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
-_LAUNCH = re.compile(r"cpudist (launch [^`\n#]* -- [^`\n#]*)")
-
-
-@pytest.mark.parametrize(
-    "command", sorted({command for page in _PAGES for command in _LAUNCH.findall(page.read_text(encoding="utf-8"))})
-)
-def test_documented_launch_commands_have_options_that_exist(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("hosts", "hostfile"):
-        Path(name).write_text("node0:2\nnode1:2\n")
-    parser = Parser()
-    launch.add_options(parser.add_subparsers().add_parser("launch"))
-    assert parser.parse_args(shlex.split(command)).arguments
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], []])

@@ -1,0 +1,116 @@
+"""Commands that pages and `--help` show: the real parsers take each of them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpudist.cli import main, train
+from cpudist.errors import UserError
+from cpudist.training.recipes import RECIPES, script
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools/README.md", *(ROOT / "docs").glob("*.md")]
+EPILOGS = [train._EPILOG, main._EPILOG, *(command.EPILOG or "" for command in main.COMMANDS.values())]
+COMMAND = re.compile(r"\b(cpudist-train(?= +[^ :])|cpudist (?=(?:" + "|".join(main.COMMANDS) + r")\b)).*")
+# Values in the place of a page's words for them.
+VALUES = {"FILE": "hosts", "FOLDER": "out", "N": "1", "SECONDS": "1", "RECIPE": "clm", "B": "ccl", "T": "60"}
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of blocks without a language, and the texts of inline code."""
+    block = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    for text in (page.read_text() for page in PAGES):
+        for language, lines in block.findall(text):
+            if not language:
+                yield from lines.replace("\\\n", " ").splitlines()
+        yield from re.findall(r"`([^`\n]+)`", block.sub("", text))
+    for epilog in EPILOGS:
+        yield from (line for line in epilog.replace("\\\n", " ").splitlines() if line.startswith("    "))
+
+
+def _commands() -> set[tuple[str, ...]]:
+    found = set()
+    for line in _lines():
+        shown = COMMAND.search(re.sub(r"\s{2,}cpudist\.|\s#\s.*| > .*|[\[\]]", "", line))
+        if shown and not line.startswith("cpudist:"):
+            words = [VALUES.get(word, word) for word in shlex.split(shown[0].replace("`", " "))]
+            found.add(tuple(word for word in words if word != "…"))
+    return found
+
+
+COMMANDS = _commands()
+
+
+def _parse(words: list[str]) -> None:
+    """Parse the words as the command does that they begin with.
+
+    Raises:
+        UserError: it does not take them.
+    """
+    if words[0] == "cpudist":
+        without_target = words[1] in ("launch", "render") and "--" not in words
+        options = main._parser().parse_args(words[1:] + (["--", "train.py"] if without_target else []))
+        target = getattr(options, "arguments", None)
+        if target:
+            _parse(["cpudist-train", *target[target[:1] == ["--"] :]])
+        return
+    options = train._parser().parse_args(words[1:])
+    if options.target in RECIPES and "--output_dir" in options.args:  # otherwise it is not the whole command
+        importlib.import_module(f"cpudist.training.recipes.{options.target}").main(options.args)
+
+
+@pytest.fixture(autouse=True)
+def _parsed_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def start(recipe: str, about: str | None, words: list[str], *classes: Any) -> None:
+        # transformers knows --use_ipex in a job only, and takes --bf16 on this machine only with --use_cpu.
+        words = [word.replace("--use_ipex", "--use_cpu") for word in words]
+        raise _Parsed(script.parse(recipe, about, words, *classes))
+
+    monkeypatch.setattr(script, "start", start)
+    monkeypatch.chdir(tmp_path)
+    for name in ("hosts", "hostfile"):
+        Path(name).write_text("node0:2\nnode1:2\n")
+
+
+class _Parsed(Exception):
+    """The recipe's options are right."""
+
+
+def test_all_kinds_of_commands_are_found() -> None:
+    assert len(COMMANDS) > 60
+    assert {words[1] for words in COMMANDS if words[0] == "cpudist"} == set(main.COMMANDS)
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS), ids=" ".join)
+def test_the_parser_takes_it(words: tuple[str, ...]) -> None:
+    assert _refusal(list(words)) is None
+
+
+def test_a_wrong_option_is_found() -> None:
+    assert "--no-such" in str(_refusal(["cpudist", "launch", "--nproc", "2", "--", "--no-such", "train.py"]))
+    assert "--steps" in str(_refusal(["cpudist-train", "clm", "--output_dir", "out", "--steps", "3"]))
+
+
+def _refusal(words: list[str]) -> UserError | None:
+    """Return the parser's error, but not for prose that names `cpudist bench`, or an option without its value."""
+    try:
+        _parse(words)
+    except _Parsed:
+        pass
+    except SystemExit as end:  # --help
+        return UserError(str(end)) if end.code else None
+    except UserError as error:
+        named_alone = len(words) == 2 or words[-1].startswith("--")
+        return (
+            None
+            if named_alone and re.search("required: {|invalid choice: .--|expected one argument", str(error))
+            else error
+        )
+    return None
