@@ -17,13 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from pictures import PICTURES
 
 import cpudist
 
 _ROOT = Path(__file__).resolve().parents[1]
+_CODE_WORD = re.compile(r"(?<=[>\s])(-[^\s<]{1,30}|[^\s<]{1,30}-[^\s<]{1,30})(?=[<\s])")
+_PICTURE = re.compile(r"<!-- picture: (\w+) -->")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "tools/README.md")
 _COMMANDS = ("launch", "plan", "doctor", "stacks", "build", "bench", "render")
+_ERRORS = ("UserError", "StartupTimeout", "ArgumentTypeError", "RanksMissing", "StoreLost", "RuntimeError")
+_CPP_ERROR = re.compile(
+    r"\b(?:value_error|check_value|check_type|type_error|backend_error|TransportError|runtime_error)\((.*?)\);",
+    re.DOTALL,
+)
+# Pages that name everything, or are of interest to few: searches find the guides before them.
+_FOUND_LATE = ("reference/python.md", "reference/messages.md", "xla.md", "kubernetes.md", *_PROJECT)
 _PRINT_HELP = "import sys; from cpudist.cli.{0} import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -35,6 +45,9 @@ def on_files(files: Files, config: Any) -> Files:
     pages["reference/messages.md"] = "".join(_messages())
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
+    for page in (_ROOT / "docs").glob("*.md"):
+        for name in _PICTURE.findall(page.read_text()):
+            files.append(File.generated(config, f"assets/{name}.svg", content=PICTURES[name][0](page.read_text())))
     texts = {**pages, **{f"docs/{page.name}": page.read_text() for page in (_ROOT / "docs").glob("*.md")}}
     linked = {
         _target(path.replace("index.md", "README.md"), link) for path, text in texts.items() for link in _links(text)
@@ -46,7 +59,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links that are right in the repository be right in the site."""
+    """Let links that are right in the repository be right in the site, and wrap the lines of blocks of ``text``."""
     site = page.file.src_uri
     source = "README.md" if site == "index.md" else site if site in _PROJECT else f"docs/{site}"
 
@@ -54,7 +67,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = posixpath.relpath(_page(_target(source, found[2])), posixpath.dirname(site) or ".")
         return f"{found[1]}{target}{found[3] or ''}{found[4]}"
 
+    if site in _FOUND_LATE:
+        page.meta["search"] = {"boost": 0.3}
+    markdown = _PICTURE.sub(lambda found: f"![{PICTURES[found[1]][1]}](assets/{found[1]}.svg)", markdown)
+    markdown = re.sub(r"^```text$", "```{.text .wrapped}", markdown, flags=re.MULTILINE)
     return markdown if site.startswith("reference/") else _LINK.sub(moved, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep options and names of commands in one piece: browsers break lines behind each hyphen."""
+
+    def kept(code: re.Match[str]) -> str:
+        return _CODE_WORD.sub(r'<span class="word">\1</span>', code[0])
+
+    return re.sub(r"<code>[^<>\n]*</code>", kept, html)
 
 
 def _links(text: str) -> Iterator[str]:
@@ -95,21 +121,40 @@ def _python() -> Iterator[str]:
 
 
 def _messages() -> Iterator[str]:
-    yield "# Messages\n\nEvery one-line error, by the part of cpudist that raises it. `…` is a name or a number.\n"
-    for folder in sorted({path.parent for path in (_ROOT / "cpudist").rglob("*.py")}):
-        said = sorted({text for path in folder.glob("*.py") for text in _raised(path)})
+    yield (
+        "# Messages\n\nEvery line that cpudist says, by the part that says it. `…` is a name or a number. What a"
+        " message does not say itself stands under [when a job hangs or fails](../troubleshooting.md#messages).\n"
+    )
+    readers = {".py": _of_python, ".cpp": _of_cpp, ".hpp": _of_cpp}
+    for folder in sorted({path.parent for path in (_ROOT / "cpudist").rglob("*.*") if path.suffix in readers}):
+        files = [path for path in folder.iterdir() if path.suffix in readers]
+        said = {pair for path in files for pair in readers[path.suffix](path)}
         if said:
-            yield f"\n## {folder.relative_to(_ROOT)}\n\n"
-            yield "".join(f"- ``{text} ``\n" for text in said)
+            yield f"\n## {folder.relative_to(_ROOT)}\n"
+        for kind in ("Errors", "Warnings and news"):
+            texts = sorted(text for its_kind, text in said if its_kind == kind)
+            if texts:
+                yield f"\n**{kind}**\n\n" + "".join(f"- ``{text} ``\n" for text in texts)
 
 
-def _raised(path: Path) -> Iterator[str]:
-    """Yield the texts of the user's errors that a module makes."""
+def _of_python(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield kind and text of the errors and lines that a module makes."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "StartupTimeout") and node.args:
-            text = _text(node.args[0])
-            if text.strip("… "):
-                yield text
+        if isinstance(node, ast.Call) and node.args:
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            text = " ".join(_text(node.args[0]).split())
+            if (name in _ERRORS or name == "say") and re.search(r"\w{3}", text):
+                yield "Errors" if name in _ERRORS else "Warnings and news", text
+
+
+def _of_cpp(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield kind and text of the errors that a C++ file throws: its literals, and `…` between them."""
+    for statement in _CPP_ERROR.findall(path.read_text()):
+        arguments = re.sub(r'"\s+"', "", statement)  # one literal over several lines
+        text = re.sub(r'(?:^|")[^"]*(?:"|$)', "…", arguments.strip().removesuffix('"')).removeprefix("…")
+        text = text.removeprefix("ccl: ")
+        if re.search(r"\w{3}", text):
+            yield "Errors", f"ccl: {'…' if text[0] in ' :' else ''}{text}"
 
 
 def _text(node: ast.expr) -> str:
@@ -117,6 +162,8 @@ def _text(node: ast.expr) -> str:
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) for part in node.values)
+    if isinstance(node, ast.IfExp):
+        return _text(node.body) or _text(node.orelse)
     if isinstance(node, ast.BinOp):
         return _text(node.left) + _text(node.right)
     return "…"

@@ -52,6 +52,10 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "notebook_launcher" in (tmp_path / "site/reference/python/index.html").read_text()
+    messages = (tmp_path / "site/reference/messages/index.html").read_text()
+    for of_python, of_cpp in (("no backend can be used", "needs contiguous tensors"), ("warning: not using", "own")):
+        assert of_python in messages
+        assert of_cpp in messages
 
 
 def test_the_image_has_the_version() -> None:
