@@ -112,6 +112,28 @@ def test_one_that_is_being_deleted_is_none_any_more(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_what_killed_processes_have_left_only_what_made_room_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the names of folders that lie on disks, as earlier versions have left them, too."""
+    for name in ("replaced-1/checkpoint-5", "old-1/checkpoint-6", "0123abcd/checkpoint-7"):
+        _write(tmp_path / ".incomplete" / name)
+    restore(tmp_path)
+    assert list(numbered(tmp_path)) == [5], "6 was being deleted, and 7 being written"
+
+    def killed(folder: Path, ignore_errors: bool) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.shutil, "rmtree", killed)
+        with contextlib.suppress(_Killed):
+            delete(tmp_path / "checkpoint-5")
+    restore(tmp_path)
+    assert list(numbered(tmp_path)) == [], "it may have lost some of its files"
+    clear(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_not_there_cannot_be_deleted(tmp_path: Path) -> None:
     delete(tmp_path / "checkpoint-5", ignore_errors=True)
     delete(tmp_path / "missing" / "checkpoint-5", ignore_errors=True)

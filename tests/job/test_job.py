@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -93,6 +94,21 @@ def test_intels_names_can_be_imported_after_cpudist(name: str) -> None:
     program = f"import cpudist, {name}; import torch.distributed as dist; print('ccl' in dist.Backend.backend_list)"
     result = run([sys.executable, "-c", program], timeout=60)
     assert result.stdout == "True\n", result.output
+
+
+def test_an_interface_is_told_to_all_libraries_until_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variables that gloo, libfabric's providers, Open MPI and UCX read; one that the user has set stays."""
+    names = ["GLOO_SOCKET_IFNAME", *(f"FI_{provider}_IFACE" for provider in ("TCP", "SOCKETS", "UDP", "VERBS"))]
+    names += ["OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES"]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FI_UDP_IFACE", "mine")
+    cpudist.init("gloo", interface="lo")
+    try:
+        assert {name: os.environ[name] for name in names} == {**dict.fromkeys(names, "lo"), "FI_UDP_IFACE": "mine"}
+    finally:
+        cpudist.shutdown()
+    assert [name for name in names if name in os.environ] == ["FI_UDP_IFACE"]
 
 
 def test_a_job_that_did_not_come_up_leaves_room_for_the_next() -> None:

@@ -9,7 +9,8 @@ import sys
 import psutil
 import pytest
 
-from cpudist.topology.identity import addresses, free_port, node_identity
+from cpudist.errors import UserError
+from cpudist.topology.identity import addresses, free_port, interface_of, node_identity
 
 
 @pytest.mark.job
@@ -22,6 +23,15 @@ def test_processes_of_a_machine_agree_on_which_it_is() -> None:
 def test_addresses_are_this_machines_own() -> None:
     own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     assert set(addresses()) <= own | {"127.0.0.1"}
+
+
+def test_an_interface_has_its_own_addresses_and_a_missing_one_is_an_error() -> None:
+    loopback = addresses("lo")
+    assert loopback[0] == "127.0.0.1"
+    assert set(loopback) <= {"127.0.0.1", "::1"}
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(UserError, match=r"no network interface eth77 .* give --interface one of .*lo"):
+        addresses("eth77")
 
 
 def test_a_free_port_can_be_listened_on() -> None:
