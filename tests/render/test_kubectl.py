@@ -95,3 +95,5 @@ def test_kubectl_reads_what_we_wrote(server: str, text: Callable[..., str], tmp_
     assert done.returncode == 0, done.stderr
     read = json.loads("[" + done.stdout.replace("}\n{", "},{") + "]")
     assert read == [document for one in rendered for document in yaml.safe_load_all(one)]
+    # Both read YAML 1.1, where `on` is true unless it is quoted.
+    assert done.stdout.count('"value": "on"') == len(rendered), done.stdout
