@@ -2,7 +2,8 @@
 
 - `backend.py`: the backend, its options and its hooks. `devices.py`: what is installed, and which devices are used.
 - `joining.py`: how ranks meet. `group.py`, `transfers.py`: their process group, and tensors through the host.
-- `patches.py`: what a job changes in torch_xla and accelerate. `syncfree.py`: optimizers for float16.
+- `patches.py`, `compiling.py`: what a job changes in torch_xla, torch and accelerate. `syncfree.py`: optimizers for
+  float16.
 - `graphs.py`: what the runtime compiles, and why.
 - `mesh.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD). `checkpoint.py`: its checkpoints.
 

@@ -234,7 +234,7 @@ class XlaBackend(Backend):
     def end_step(self, *, wait: bool = False) -> None:
         import torch_xla
 
-        torch_xla.sync(wait=wait)
+        torch_xla.sync(wait=wait, reset_scope=False)  # the caller may be inside a program's `xp.StepTrace`
         if self._program is not None:
             self._program.graphs.end_step()
 
@@ -257,7 +257,8 @@ class XlaBackend(Backend):
 
     def set_timeout(self, seconds: float) -> None:
         if self._host is None:
-            super().set_timeout(seconds)
+            if self._world_size > 1:  # a process that is alone on a mesh waits for nobody
+                super().set_timeout(seconds)
             return
         import torch.distributed as dist
 

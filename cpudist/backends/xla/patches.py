@@ -20,11 +20,11 @@ import torch.distributed as dist
 import torch_xla
 import torch_xla.distributed.xla_multiprocessing as multiprocessing
 from torch.distributed import distributed_c10d
-from torch_xla import runtime
+from torch_xla import amp, runtime
 from torch_xla.core import xla_model
 
+from cpudist.backends.xla import compiling
 from cpudist.backends.xla.transfers import fetch, reduce_flat, track_ddp_models
-from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def make_one_world(world: World, changes: Changes) -> None:
         for name in _FUNCTIONAL:
             library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
     track_ddp_models(changes)
-    in_parts = _compile_in_parts(torch_xla.compile, is_main_process=world.rank == 0)
+    in_parts = compiling.in_parts(torch_xla.compile, is_main_process=world.rank == 0)
     replace(torch_xla, {"compile": in_parts}, changes)
+    replace(torch, {"compile": compiling.without_openxla(torch.compile)}, changes)
 
 
 def keep_new_group(changes: Changes) -> None:
@@ -127,6 +128,21 @@ def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
             original(auto)
 
     replace(runtime, {"use_spmd": use_spmd}, changes)
+
+
+def replace_autocast(changes: Changes) -> None:
+    """Let `torch_xla.amp.autocast` compute in bfloat16 on CPUs, as on TPUs; torch_xla's own (2.8) fails there."""
+    original = amp.autocast
+
+    def autocast(
+        device: Any, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True
+    ) -> torch.autocast:
+        device = torch_xla.device() if torch.device(device).index is None else device
+        if xla_model.xla_device_hw(device) in ("CPU", "SPMD"):
+            return torch.autocast("xla", dtype or torch.bfloat16, enabled, cache_enabled)
+        return original(device, enabled, dtype, cache_enabled)  # type: ignore[no-any-return]
+
+    replace(amp, {"autocast": autocast}, changes)
 
 
 def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> None:
@@ -205,7 +221,7 @@ def all_gather(
     """
     if groups:
         raise UserError("xm.all_gather: several CPU processes gather through the host, which does not do groups")
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [all_gather(one, dim, output=output and output[place]) for place, one in enumerate(value)]
     (own,) = fetch([value])
     everyones = [torch.empty_like(own) for _ in range(dist.get_world_size())]
@@ -254,17 +270,6 @@ def _check_devices_are_used(world: World, mesh: bool, processes: int | None) -> 
             f"ranks (mpirun -n {count}, torchrun --nproc-per-node={count}) with one device each, or write the script "
             "for --mesh"
         )
-
-
-def _compile_in_parts(original: Callable[..., Any], is_main_process: bool) -> Callable[..., Any]:
-    """Replace `torch_xla.compile`: ``full_graph=True`` has no effect: gradients leave the device within a step."""
-
-    def compile(f: Any = None, full_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
-        if full_graph and is_main_process and dist.get_world_size() > 1:
-            say("xla: full_graph=True is left out: gradients go through the host, so a step is two graphs")
-        return original(f, full_graph and dist.get_world_size() == 1, *args, **kwargs)
-
-    return compile
 
 
 def _constant(value: int) -> Callable[[], int]:

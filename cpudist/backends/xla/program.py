@@ -70,6 +70,7 @@ class Program:
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
+        patches.replace_autocast(changes)
         self.graphs = Graphs(warns=world.rank == 0)
 
     @property

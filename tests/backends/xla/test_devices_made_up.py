@@ -29,6 +29,7 @@ BOUND = 150.0
         (
             "hosts",
             [
+                "refused: the script calls mark_sharding for weight, which lies on the mesh by the table of ",
                 "labels: [0, 1, 2, 3]",
                 "fed in parts: True",
                 "refused: several hosts feed their own part of a batch: take",

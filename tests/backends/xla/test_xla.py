@@ -261,15 +261,19 @@ def test_a_recipe_has_the_same_perplexity_and_says_what_it_replaced(
 
 def test_bfloat16_is_autocast_and_a_mesh_of_one_device_is_told() -> None:
     program = (
-        "import torch, cpudist; world = cpudist.init('xla', mesh='data=-1');"
+        "import torch, cpudist; from torch_xla.amp import autocast;"
+        "world = cpudist.init('xla', mesh='data=-1');"
         "model = torch.nn.Linear(8, 8).to(world.device);"
         "optimizer = torch.optim.AdamW(model.parameters());"
         "model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16); model = cpudist.wrap(model);"
         "inputs = torch.rand(4, 8).to(world.device); outputs = model(inputs); outputs.sum().backward();"
         "cpudist.step(optimizer); exact = torch.nn.functional.linear(inputs, *model.parameters());"
-        "print(outputs.dtype, 0 < (outputs - exact).abs().max().item() < 0.05); cpudist.shutdown()"
+        "print(outputs.dtype, 0 < (outputs - exact).abs().max().item() < 0.05)\n"
+        "with autocast(world.device): print('the runtime\\'s:', (inputs @ inputs.T).dtype)\n"
+        "cpudist.shutdown(); print('afterwards:', autocast.__module__)"
     )
     result = _start(1, sys.executable, "-c", program)
-    assert "torch.float32 True" in result.stdout, result.output
+    assert "torch.float32 True\nthe runtime's: torch.bfloat16\n" in result.stdout, result.output
+    assert "afterwards: torch_xla.amp.autocast_mode" in result.stdout, result.output
     assert "optimize: native, bfloat16 autocast" in result.stderr, result.output
     assert "warning: --mesh data=-1 has one device; on the CPU CPU_NUM_DEVICES says" in result.stderr, result.output

@@ -172,6 +172,7 @@ refused = {
 }
 assert refused.keys() == LISTED["refused"][0]
 refused |= {
+    "openxla": lambda: torch.compile(torch.nn.Linear(4, 4), backend="openxla"),
     "groups": lambda: xla_model.all_gather(value, groups=[[0], [1]]),
     "functional all_reduce": lambda: functional.all_reduce(value, "sum", everyone),
     "functional broadcast": lambda: functional.broadcast(value, 0, everyone),

@@ -9,6 +9,7 @@ import contextlib
 import io
 
 import torch
+import torch_xla.debug.profiler as xp
 
 import cpudist
 from cpudist import job
@@ -20,10 +21,11 @@ def start():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(samples):
-        loss = model(torch.ones(samples, 8).to(world.device)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        cpudist.step(optimizer)
+        with xp.StepTrace("step"):
+            loss = model(torch.ones(samples, 8).to(world.device)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            cpudist.step(optimizer)
         return loss
 
     return world, model, step

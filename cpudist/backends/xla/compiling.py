@@ -1,0 +1,36 @@
+"""`torch_xla.compile` and `torch.compile` where gradients go through the host, so that a step is two graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from cpudist.console import say
+from cpudist.errors import UserError
+
+
+def in_parts(original: Callable[..., Any], is_main_process: bool) -> Callable[..., Any]:
+    """Replace `torch_xla.compile`: ``full_graph=True`` has no effect: gradients leave the device within a step."""
+
+    def compile(f: Any = None, full_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if full_graph and is_main_process and dist.get_world_size() > 1:
+            say("xla: full_graph=True is left out: gradients go through the host, so a step is two graphs")
+        return original(f, full_graph and dist.get_world_size() == 1, *args, **kwargs)
+
+    return compile
+
+
+def without_openxla(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace `torch.compile`: openxla (2.8) fails in the middle of a step when gradients leave the device."""
+
+    def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
+        if backend == "openxla" and dist.get_world_size() > 1:
+            raise UserError(
+                "torch.compile(backend='openxla') is not for several CPU processes, whose gradients go through the "
+                "host; leave it out, or start one process with --mesh"
+            )
+        return original(*args, backend=backend, **kwargs)
+
+    return compile
