@@ -70,7 +70,7 @@ class Guest(GlooBackend):
 
 @pytest.fixture
 def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package that brings a backend through the entry point, in a folder on PYTHONPATH; another one is broken."""
+    """Put a package that brings a backend by the entry point, and a broken one, in a folder on PYTHONPATH."""
     (tmp_path / "guest.py").write_text(_GUEST)
     (tmp_path / "script.py").write_text("import torch.distributed as dist; print('ran on', dist.get_backend())")
     info = tmp_path / "guest-1.dist-info"
@@ -124,7 +124,7 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 @pytest.mark.job
 @pytest.mark.parametrize("autoload", ["1", "0"])
 def test_torch_knows_ccl_without_an_import_of_cpudist(autoload: str) -> None:
-    """By either entry point alone: the one that torch calls at its import, the one it looks ccl up in (2.14)."""
+    """Each entry point suffices: the one that torch calls at its import, and the one that torch 2.14 reads."""
     program = "from torch.distributed import distributed_c10d as c10d; print(c10d.is_backend_available('ccl'))"
     environment = {**os.environ, AUTOLOAD: autoload}
     done = subprocess.run(
@@ -198,7 +198,7 @@ def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: 
 
 @pytest.mark.job
 def test_a_group_that_meets_in_a_file_needs_none_of_torchs_variables(tmp_path: Path) -> None:
-    """Nor is it harmed by one of them that happens to be set."""
+    """A group with a file as its store needs none of torch's variables, and ignores one that is set."""
     script = (
         f"import torch, torch.distributed as dist; dist.init_process_group('ccl', init_method='file://{tmp_path}/meet',"
         " rank=0, world_size=1); dist.all_reduce(torch.ones(3)); dist.destroy_process_group(); print('met')"

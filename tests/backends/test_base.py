@@ -1,4 +1,4 @@
-"""What a backend says of itself is what the rest goes by: here one that is not like ccl and gloo."""
+"""Other packages follow what a backend declares: tests with a backend that is unlike ccl and gloo."""
 
 from __future__ import annotations
 

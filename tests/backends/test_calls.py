@@ -1,4 +1,4 @@
-"""What a rank is doing in communication, asked for while it does it."""
+"""`Backend.calls` while a rank waits in a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpudist.backends.calls import Calls
 from cpudist.backends.process_group import Members
 
 CHECK = Path(__file__).parent / "checks" / "calls.py"
-_GLOO_RECORDS = (2, 9)  # torch from then on
+_GLOO_RECORDS = (2, 9)  # torch from this version on
 
 
 @pytest.mark.versions
@@ -33,7 +33,7 @@ def test_another_thread_sees_what_a_rank_waits_in(backend: str) -> None:
 def test_a_clock_that_is_set_makes_no_call_last_for_an_hour(
     step: float, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of gloo's, whose recorder goes by that clock."""
+    """gloo's flight recorder uses the wall clock, which may be set."""
     entry = {"process_group": ["0", "default"], "is_p2p": False, "retired": False, "output_dtypes": []}
     entry |= {"output_sizes": [], "profiling_name": "gloo:all_reduce", "collective_seq_id": 1}
     entry["time_created_ns"] = time.time_ns()

@@ -52,7 +52,7 @@ class _Killed(BaseException):
 def test_a_kill_while_one_takes_the_place_of_another_loses_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
-    """With an atomic exchange, and without, as on NFS: at each rename, before and after it."""
+    """Kill before and after each rename, with an atomic exchange and without one, as on NFS."""
     rename, state = Path.rename, Path("checkpoint-5") / "trainer_state.json"
     if not exchanges:
         monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
@@ -79,7 +79,7 @@ def test_a_kill_while_one_takes_the_place_of_another_loses_neither(
 
 
 def test_the_oldest_are_deleted_by_when_they_were_saved_and_by_their_steps(tmp_path: Path) -> None:
-    """Modification times say the opposite; an earlier run's have the highest steps; the best one stays."""
+    """Modification times are misleading, an earlier run has the highest steps, and the best checkpoint stays."""
 
     def left(keep: int, saved: list[int], best: int | None = None) -> list[int]:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)

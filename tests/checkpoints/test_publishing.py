@@ -47,7 +47,7 @@ def test_a_frozen_host_of_an_earlier_attempt_writes_into_no_later_checkpoint(tmp
 
 
 def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
-    """By `cpudist.save`, whose folders may lie anywhere."""
+    """Two jobs call `cpudist.save` with folders side by side."""
     jobs = [Publisher(tmp_path, alone=False) for _ in range(3)]
     written = [_begin(job, name, name) for job, name in zip(jobs, ("one", "two", "two"), strict=True)]
     for job, folder in reversed([*zip(jobs, written, strict=True)][::2]):

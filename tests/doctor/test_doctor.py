@@ -129,7 +129,7 @@ def test_whoever_has_decided_on_an_allocator_is_told_so() -> None:
 
 @pytest.mark.job
 def test_a_compiled_backend_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a job would take gloo, the doctor does not say ccl."""
+    """The doctor then reports gloo, as a job would take it."""
     broken = tmp_path / "cpudist_ccl.so"
     broken.write_bytes(b"no library")
     for module in (backend, libraries):
@@ -203,7 +203,7 @@ def test_the_whole_on_this_machine() -> None:
 
 @pytest.mark.job
 def test_a_job_that_would_fail_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host name is looked up for real, and leads nowhere."""
+    """The host name is really looked up, and has no address."""
     monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
     from cpudist.cli.main import main
 

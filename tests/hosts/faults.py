@@ -317,7 +317,7 @@ class Ending:
     output: str
 
     def is_right(self, fault: str, timeout: float) -> bool:
-        """Whether all was over in time, with nothing left, and the status tells what happened."""
+        """Whether the job ended in time, left nothing behind, and its status tells what happened."""
         over = self.status is not None and not self.left and self.seconds <= timeout + MARGIN_SECONDS
         ends_well, says = FAULTS[fault].ends_well, FAULTS[fault].says
         return over and ends_well in (None, self.status == 0) and says in self.output

@@ -1,4 +1,4 @@
-"""The bed itself: hosts are apart, break as machines do, and go with whoever made them, whatever happens to him."""
+"""The bed itself: hosts are separate, fail as machines do, and end with the process that made them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
 
 
 def test_what_spares_the_network_is_measured_on_it(bed: Bed, tmp_path: Path) -> None:
-    """Gradients compressed, and hosts that train apart in the background, beside a step without communication."""
+    """`bench hosts` compares compressed gradients and hosts that train apart with a step without communication."""
     kept = tmp_path / "hosts.json"
     words = ["bench", "hosts", "--quick", "--json", str(kept), "--only", "bf16", "--only", "sync-every 8"]
     command = [*mpirun_on(bed, "intel", 1), str(Path(sys.executable).with_name("cpudist")), *words]

@@ -56,7 +56,7 @@ def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, m
 
 
 def test_by_hand_with_a_line_that_intel_mpi_drops(bed: Bed, tmp_path: Path) -> None:
-    """All ranks run on the first host, with exit status 0; ours say so."""
+    """Intel MPI runs all ranks on the first host, with exit status 0; cpudist warns."""
     hosts = hostfile(tmp_path, "h0\nh1:abc\n")
     train = [str(BIN / "cpudist-train"), "--backend", "gloo", str(SCRIPT), str(tmp_path)]
     result = bed.run("h0", ["mpirun", "-f", hosts, "-n", "4", "-ppn", "2", *train], timeout=120, env=CACHE)
@@ -91,7 +91,7 @@ def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path:
 
 
 def test_waiting_for_hosts_has_an_end(bed: Bed, tmp_path: Path) -> None:
-    """One does not exist, the other one cannot resolve this host's name, which is `elsewhere` for a while."""
+    """One host does not exist; the other cannot resolve this host's name, which is temporarily `elsewhere`."""
     hosts = hostfile(tmp_path, "h0:2\nnosuchhost:2\nh1:2\n")
     renamed = ["sh", "-c", 'hostname elsewhere; "$@"; status=$?; hostname h0; exit $status', "sh"]
     command = launch("--hostfile", hosts, "--wait", "1", "--", str(SCRIPT), str(tmp_path))
@@ -150,7 +150,7 @@ sys.exit(process.wait())
     ],
 )
 def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int, status: int) -> None:
-    """Also SIGKILL, which nobody can handle: the node agents notice. That no process is left, `bed.run` looks."""
+    """After SIGKILL, which cannot be handled, the node agents clean up. `bed.run` checks that no process is left."""
     require(mpi)
     hosts = hostfile(tmp_path, "h0:1\nh1:1\n")
     command = launch(

@@ -1,4 +1,4 @@
-"""A host's link is lost, the ranks have ended: what their launchers would leave on both sides is gone as well."""
+"""After a host's link is lost, nothing is left of the ranks and their launchers on either side."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_rank_that_fails_on_one_node_is_shown_on_both(bed: Bed) -> None:
 
 @pytest.mark.long
 def test_one_launch_after_the_other_on_two_nodes(bed: Bed) -> None:
-    """Each starts at once when the one before has ended here, whatever the other node is still at."""
+    """Each launch starts as soon as the one before has ended on this node, whatever the other node still does."""
     cases = ["function", "arguments", "nodes", "restart", "interrupt", "restart", "number"]
     first, second = ([sys.executable, str(LAUNCHES), str(node), *cases] for node in (0, 1))
     result = bed.run("h0", on_both(first, second), timeout=200, env=VARIABLES)

@@ -137,7 +137,7 @@ def test_a_job_that_cannot_start_ends_in_one_line(tmp_path: Path) -> None:
 
 
 def test_accelerate_on_cpus_without_a_hostfile_is_refused_in_one_line(tmp_path: Path) -> None:
-    """It would start one process, without a word. Here a file asks for ccl; a command line comes to the same."""
+    """accelerate would silently start one process. Here a file asks for ccl; a command line has the same effect."""
     (tmp_path / "flags.json").write_text(json.dumps({"output_dir": str(tmp_path), "ddp_backend": "ccl"}))
     words = [str(SCRIPTS / "plain.py"), str(tmp_path), "starts"]
     result = run([str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", *words], timeout=BOUND)

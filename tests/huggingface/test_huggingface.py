@@ -92,7 +92,7 @@ def test_saves_resumes_and_loads_the_best(tmp_path: Path, flags: list[str]) -> N
 
 @pytest.mark.versions
 def test_ipex_and_bf16_train_and_what_is_saved_is_what_was_trained(tmp_path: Path) -> None:
-    """Prepacked weights would be corrupted without an error by accelerate's move to cpu:0; then this does not learn."""
+    """accelerate's move to cpu:0 would corrupt prepacked weights without an error, and the model would not learn."""
     words = ["--use_ipex", "--bf16", "--per_device_train_batch_size", "10", "--learning_rate", "5e-3"]
     trained = _train(2, tmp_path / "trained", *words, "--max_steps", "150", "--save_strategy", "no")
     assert trained["losses"][-1] < 0.02, "learnt by heart"

@@ -63,7 +63,7 @@ def _by_step(everyones: list[list[list[int]]], accumulation: int) -> list[Counte
 
 @given(cases)
 def test_each_step_has_the_samples_of_accelerates(case: Case) -> None:
-    """All of them, those repeated at the end of an epoch too; unless a rank would have none, then one for each."""
+    """All samples, also those repeated at the end of an epoch; a rank without any gets one."""
     assume(case.geometry().samples_per_step >= case.ranks)
     before = [list(BatchSamplerShard(case.order(), case.began, rank)) for rank in range(case.began)]
     expected = _by_step(before, case.accumulation)

@@ -125,7 +125,7 @@ def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
 @pytest.mark.job
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, backend: str) -> None:
-    """Without a launcher that would end them: plain processes, as in pods."""
+    """No launcher would end them: they are plain processes, as in pods."""
     published = "b'script.py' in require().store.get('status/1')"
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
     script = _script(tmp_path, f"from cpudist.job import require; poll(lambda: {published}, 30); {kill}", _SLEEP)
@@ -178,7 +178,7 @@ def test_a_plain_script_fails_like_this_too(tmp_path: Path) -> None:
 
 @pytest.mark.job
 def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) -> None:
-    """Also where the working folder goes while the job runs, which their watches could need."""
+    """Also where the working folder is removed while the job runs."""
     what = "import tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); time.sleep(3)"
     script = _script(tmp_path, f"{what}; raise ValueError('the reason')", _SLEEP)
     result = run(_plain_processes(train("--backend", "gloo", Path(script).name)), timeout=BOUND, cwd=tmp_path)

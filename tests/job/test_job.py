@@ -80,7 +80,7 @@ def test_a_script_that_contradicts_the_job_ends_in_one_line() -> None:
 @pytest.mark.versions
 @pytest.mark.job
 def test_intels_scripts_run_under_plain_mpirun_too() -> None:
-    """`import torch` is enough, and so is `import cpudist`; nobody has made a group before."""
+    """`import torch` or `import cpudist` is enough; no group has been made before."""
     launch = mpirun(2, "-env", "RANK", "0", "-env", "WORLD_SIZE", "2", sys.executable)
     result = run([*launch, str(CHECKS / "joins.py"), "ccl", "intel"], timeout=100)
     assert result.returncode == 0, result.output

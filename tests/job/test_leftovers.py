@@ -31,7 +31,7 @@ def test_on_the_host_where_the_command_was_typed() -> None:
 
 @pytest.mark.parametrize("daemons", [("hydra_pmi_proxy", "hydra_bstrap_proxy"), ("orted",), ("prted",)])
 def test_on_another_host(daemons: tuple[str, ...]) -> None:
-    """The sshd of this connection too, which would wait for its client."""
+    """The sshd of this connection is left too: it would wait for its client."""
     assert left(*daemons, "sshd", "sshd", beside={"another rank": daemons[0]}) == ["another rank", *daemons, "sshd"]
 
 
@@ -95,7 +95,7 @@ def test_a_new_process_with_an_old_id_is_left_alone() -> None:
 
 @pytest.mark.job
 def test_it_waits_for_those_that_end_by_themselves() -> None:
-    """And says nothing, and returns as soon as they have: long before its bound."""
+    """It prints nothing, and returns as soon as they have ended."""
     with subprocess.Popen(["sleep", "1"]) as victim:
         target = f"{victim.pid}:{start(victim)}"
         ending = subprocess.Popen(["/bin/sh", "-c", abort._SCRIPT, "sh", "600", target], stderr=subprocess.PIPE)

@@ -98,7 +98,7 @@ def test_nobody_is_missing() -> None:
 
 
 def test_the_cause_in_another_group_comes_first() -> None:
-    """Ranks 0 and 1 wait for 2, which waits in a group of its own with 3, which waits for nothing."""
+    """Ranks 0 and 1 wait for rank 2; it waits in another group for rank 3, which waits for nothing."""
     pair = Call("broadcast", "pipeline", (2, 3), sequence=7, bytes=1024)
     assert of(waits(0, REDUCE), waits(1, REDUCE), waits(2, pair, line="model.py:5"), computes(3)) == [
         "rank 3 (h1) never reached all_reduce #812 (16 MB, train.py:88); it was last in train.py:71",

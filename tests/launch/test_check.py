@@ -47,7 +47,7 @@ def test_one_machine_under_two_names() -> None:
     ],
 )
 def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of another version of cpudist."""
+    """Another version of cpudist may answer so."""
     monkeypatch.setattr(module, "_PROGRAM", f"print({says!r})".replace("{", "{{").replace("}", "}}"))
     (trouble,) = ask_all([Host("localhost", 1, "f, line 1")], module._ask)
     assert str(trouble) == (

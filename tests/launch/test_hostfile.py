@@ -192,7 +192,7 @@ def test_what_is_written_is_read_back(hosts: list[Host], mpi: type[MpiLauncher])
 @given(st.text(st.sampled_from("h01.:-[]%#=slots \t\n\r\u0663\0"), max_size=40))
 @example("h0\x0bh1")
 def test_no_text_is_taken_for_what_it_is_not(text: str) -> None:
-    """Refused, or understood: then each host is a name or an address, once, and means the same again."""
+    """Any text is refused, or read as distinct names or addresses that are read alike when written again."""
     try:
         hosts = parse(text)
     except UserError:

@@ -63,7 +63,7 @@ def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[
 def test_a_wrong_hostfile(
     text: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Found without asking any host: these have no address."""
+    """Mistakes are found before any host is asked: these hosts have no address."""
     path = tmp_path / "hosts"
     path.write_text(text)
     assert main(["launch", "--hostfile", str(path), *words, "--", "train.py"]) == 2
@@ -78,7 +78,7 @@ def test_inside_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 
 def test_a_rank_for_each_part_of_each_host() -> None:
-    """Hosts may differ; what the file says bounds them."""
+    """Hosts may differ; the number of slots in the file is the upper bound."""
     hosts = parse("h0\nh1:8\nh2:1\n")
     facts = {
         host: Facts(host.name, "3", "0", "2", "", 0.0, 1 << 40, True, {"socket": sockets, "numa": 2 * sockets, "l3": 8})
@@ -194,7 +194,7 @@ def test_output_of_all_ranks_is_marked(tmp_path: Path) -> None:
 
 @pytest.mark.job
 def test_help_has_no_wall(capsys: pytest.CaptureFixture[str]) -> None:
-    """It needs no torch, so it is there at once."""
+    """--help is shown without importing torch."""
     ask = "import sys; from cpudist.cli.main import main\n"
     ask += "try: main(['launch', '--help'])\nfinally: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
@@ -204,7 +204,7 @@ def test_help_has_no_wall(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.job
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    """By the survivors, who see it go, or by us, where the launcher has ended them before they could."""
+    """The other ranks report it, or `cpudist launch` does where the launcher has killed them before."""
     script = tmp_path / "dies.py"
     script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(60)\n")
     done = jobs.run(

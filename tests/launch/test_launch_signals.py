@@ -1,4 +1,4 @@
-"""A signal to `cpudist launch` with `--checkpoint-on-signal`: a checkpoint, and that was it."""
+"""A signal to `cpudist launch` with `--checkpoint-on-signal`: all ranks save a checkpoint, and the job ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ sys.exit(launch.wait(float(bound)))
     ],
 )
 def test_a_checkpoint_and_no_restart(number: signal.Signals, taken_as: str, tmp_path: Path) -> None:
-    """The status is the signal's; that no process is left, `jobs.run` looks."""
+    """The exit status is the signal's; `jobs.run` checks that no process is left."""
     output, record = tmp_path / "out", tmp_path / "record.json"
     words = ["--output_dir", output, "--do_train", "--report_to", "none", "--no_cuda", "--disable_tqdm", "true"]
     words += ["--max_steps", "1000000", "--save_strategy", "steps", "--save_steps", "1000000", "--logging_steps", "1"]

@@ -74,7 +74,7 @@ def test_connections_are_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.job
 @pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "csh"])
 def test_every_login_shell_reads_what_was_meant(shell: str) -> None:
-    """A path of an environment may hold any of these; sshd gives the command line to the user's login shell."""
+    """sshd passes the command line to the user's login shell, and a path may contain any of these characters."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     words = ["", "it's", "a b", "back\\slash", "at the end\\", "a!b", '"$HOME"', "~", "*", "{a,b}", "=ls", "$(id)", "é"]

@@ -55,7 +55,7 @@ sys.exit(job.status or 3 * job.output_lost)
 
 
 def test_a_reader_may_take_its_time() -> None:
-    """`cpudist launch … | less`: all ranks have ended, and the launcher cannot before it has passed all on."""
+    """`cpudist launch … | less`: all ranks have ended, and the launcher waits until it can write their output."""
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISE, LAUNCHER], stdout=subprocess.PIPE, text=True
     ) as supervising:

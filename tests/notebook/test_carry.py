@@ -46,7 +46,7 @@ waits = around()
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A notebook as `__main__`; returns its variables."""
+    """Make a notebook `__main__`, and return its variables."""
     main = types.ModuleType("__main__")
     vars(main).update(__file__=__file__, world=World(0, 1, 0, 1, 0, 1, "single"))
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -88,7 +88,7 @@ def test_an_accelerator_of_the_notebooks_own_is_refused() -> None:
 
 
 def test_a_call_is_what_it_was(notebook: dict[str, Any]) -> None:
-    """Also a call that brings the definitions of another `__main__`."""
+    """A call works the same after unpickling, also with definitions of another `__main__`."""
     assert carried(notebook["makes"], (4,))() == 8
     assert "makes" in vars(sys.modules["__main__"])
     assert carried(functools.partial(Path, "a"), ("b",))() == Path("a/b")

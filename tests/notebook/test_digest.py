@@ -46,7 +46,7 @@ class Config:
 
 @pytest.mark.job
 def test_the_same_code_in_another_process(cells: Any) -> None:
-    """Whose texts hash otherwise, so that sets have another order."""
+    """Hashes of texts differ there, so sets have another order."""
     program = f"{CELLS}\nfrom cpudist.notebook.digest import digest\nprint(digest(train))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == digest(cells()["train"])

@@ -36,7 +36,7 @@ def ranks(command: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.job
 def test_every_communication_thread_runs_on_its_core() -> None:
-    """The first one, which is there before the job is, and one that a call made while the first was busy."""
+    """The first one, which starts before the job, and one that was started while the first was busy."""
     found = ranks(jobs.torchrun(2, SCRIPT))
     assert [len(rank["communication"]) for rank in found] == [2, 1]
     for rank in found:
@@ -91,7 +91,7 @@ def test_a_thread_computes_if_it_is_busy_in_steps_and_not_the_jobs_own() -> None
 
 @pytest.mark.job
 def test_processes_that_load_data_are_seen() -> None:
-    """Those that a script starts in its code, where no command line tells of them."""
+    """Also those that a script starts in its code: no command line names them."""
     batches = iter(DataLoader(range(8), num_workers=2))
     next(batches)
     roomy = Pinning(RankPlan(0, (0, 1, 2, 3), 4, numa_nodes=(0,)), bound=False)
@@ -105,7 +105,7 @@ def test_processes_that_load_data_are_seen() -> None:
 
 @pytest.mark.job
 def test_a_thread_that_was_placed_before_is_nobodys_mistake() -> None:
-    """As an MPI library places its thread for progress; one that leaves its cores later is."""
+    """An MPI library may pin its progress thread; a thread that leaves its cores later is reported."""
     program = """if True:
         import os, threading
         from cpudist.changes import Changes

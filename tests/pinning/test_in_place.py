@@ -34,7 +34,7 @@ def shares() -> tuple[RankPlan, ...]:
 
 
 def run(command: list[str], env: Mapping[str, str] | None = None) -> tuple[dict[str, Ranks], list[str]]:
-    """What each rank found of itself in each kind of job, in rank order; and the warnings."""
+    """Run a job; return what each rank observed of itself, in rank order, for each kind of job, and the warnings."""
     done = jobs.run(command, 180, {"PYTHONUNBUFFERED": "1", **(env or {})})
     assert done.returncode == 0, done.output
     lines = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
@@ -85,7 +85,7 @@ def test_pin_false_leaves_masks_and_threads_alone(under_torchrun: tuple[dict[str
 def test_warnings_are_about_threads_that_compute_in_steps_or_leave_their_cores(
     under_torchrun: tuple[dict[str, Ranks], list[str]],
 ) -> None:
-    """Not about threads that worked before the first step, nor about those that move messages."""
+    """Threads that worked before the first step, or move messages, cause no warning."""
     found, warnings = under_torchrun
     assert all(rank["looked"] for kind in ("plain", "more", "stray", "3") for rank in found[kind])
     too_many, strays, chosen = warnings
@@ -106,7 +106,7 @@ def test_threads_that_openmp_has_bound_stay(shares: tuple[RankPlan, ...]) -> Non
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_under_intel_mpi(turned: bool, shares: tuple[RankPlan, ...]) -> None:
-    """Left alone, ranks pin themselves; told by Intel MPI to be on the last CPUs first, they stay there."""
+    """Ranks pin themselves unless Intel MPI has pinned them, here the first one to the last CPUs."""
     expected = tuple(reversed(shares)) if turned else shares
     domains = "[" + ",".join(format_mask(share.mask) for share in expected) + "]"
     env = {"I_MPI_PIN_DOMAIN": domains} if turned else {"I_MPI_PIN": "off"}

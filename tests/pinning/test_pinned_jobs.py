@@ -36,7 +36,7 @@ def plan(ranks: int = 2) -> Plan:
 def probe(
     launcher: list[str], *options: str, env: Mapping[str, str] | None = None, warns: str = "", ranks: int = 2
 ) -> list[dict[str, Any]]:
-    """What each rank found of itself, in rank order, under `launcher`."""
+    """Return what each rank under `launcher` observed of itself, in rank order."""
     variables = {"PYTHONUNBUFFERED": "1", **(env or {})}
     done = jobs.run([*launcher, *jobs.train("--backend", "gloo", *options, PROBE, "one", "two words")], 120, variables)
     assert done.returncode == 0, done.output
@@ -85,7 +85,7 @@ def test_ranks_pin_themselves(name: str) -> None:
 
 @pytest.mark.parametrize("binding", ["none", "mask_cpu"])
 def test_srun(binding: str, slurm: dict[str, str]) -> None:
-    """Left alone, ranks pin themselves; bound by Slurm, here the first to the last CPUs, they stay where they are."""
+    """Ranks pin themselves unless Slurm has bound them, here the first one to the last CPUs."""
     expected = plan()
     if binding == "mask_cpu":
         expected = dataclasses.replace(expected, ranks=tuple(reversed(expected.ranks)))
@@ -157,7 +157,7 @@ def test_under_intel_mpi_with_standard_input_and_a_record(tmp_path: Path) -> Non
 
 
 def test_it_starts_again_once_and_never_twice(tmp_path: Path) -> None:
-    """Each start of the interpreter is written down; what the rank starts is not meant, and does not start again."""
+    """Each start of the interpreter is recorded; processes that the rank starts do not start again."""
     if wanted_allocator({}) is None:
         pytest.skip("tcmalloc (Debian: libtcmalloc-minimal4) is not installed")
     starts = tmp_path / "starts"

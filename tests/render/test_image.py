@@ -134,7 +134,7 @@ def test_sshd_needs_no_privileges(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_installed_image_compiles_and_trains(tmp_path: Path) -> None:
-    """In a fresh environment that shares this environment's packages from the registry."""
+    """It runs in a fresh environment that shares this environment's installed packages."""
     pytest.importorskip("setuptools", minversion="77")
     source, place = copied(tmp_path / "image") / "opt" / "source", tmp_path / "opt" / "cpudist"
     run(sys.executable, "-m", "venv", "--without-pip", place)

@@ -192,7 +192,7 @@ def test_a_pytorchjob_is_preempted_and_goes_on(
 def test_an_elastic_pytorchjob_loses_a_pod(
     bed: Bed, groups: list[ControlGroup], documents: Documents, tmp_path: Path, data: Path, lost: int
 ) -> None:
-    """A node loses its power, and what is left goes on from the last checkpoint.
+    """A node loses its power, and the other pods go on from the last checkpoint.
 
     Without worker 0, where the agents of torchrun meet, they end. Then Kubernetes starts their containers again, and a
     new worker 0.

@@ -92,7 +92,7 @@ def test_mistakes(refused: Callable[..., list[str]], words: list[str], start: st
 @pytest.mark.job
 @pytest.mark.long
 def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
-    """A job of a higher tier takes its node. Later its time is nearly over, when it may not be requeued any more.
+    """A job of a higher tier preempts it. Later its time limit is near, and it may not be requeued any more.
 
     Slurm, which is told no more of this machine, takes each of its CPUs for a socket.
     """

@@ -137,7 +137,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     ],
 )
 def test_where_nobody_is_left_the_store_says_who_was_lost_first(what: str, said: set[str]) -> None:
-    """Standard error ends with the store's process, and not before."""
+    """The store holds standard error open until its process ends."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED_TOGETHER, what], stderr=subprocess.PIPE, text=True, timeout=120, check=False
     )
@@ -227,7 +227,7 @@ def test_a_port_that_is_taken_is_one_line(server: StoreProcess) -> None:
 def test_a_server_that_does_not_start_is_an_error_and_not_our_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks for it may be a notebook's kernel, which nobody but its user ends."""
+    """The caller may be a notebook's kernel, which must not exit."""
     stuck = tmp_path / "python"
     stuck.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nexec sleep 1000\n')
     stuck.chmod(0o755)

@@ -168,10 +168,10 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
     ],
 )
 def test_intels_published_domains_with_their_workers(sockets: int, cores: int, domains: str, workers: str) -> None:
-    """They keep other cores for workers than we do, and more, but each rank has the same cores for all its work.
+    """Intel's domains and worker cores together are the cores that our plan gives each rank.
 
-    Left out, because they are wrong: the launcher's other example for the first machine, [0xffffff0,0xffffff0000000],
-    gives rank 1 the workers' cores and leaves its own last four idle.
+    They keep other cores for workers than we do, and more. The launcher's other example for the first machine,
+    [0xffffff0,0xffffff0000000], is wrong: rank 1 gets the workers' cores, and its own last four stay idle.
     """
     plan = make_plan(machine(sockets=sockets, cores=cores, threads=2), PlanOptions("socket"))
     affinity = [int(cpu) for cpu in workers.split(",") if cpu]

@@ -1,4 +1,4 @@
-"""The cache: whose libraries are loaded; and compiling for real, once, whoever comes at the same time."""
+"""The cache: only trusted libraries are loaded, and of processes that start at the same time one compiles."""
 
 from __future__ import annotations
 

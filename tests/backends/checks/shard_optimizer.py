@@ -65,7 +65,7 @@ def backward(model: torch.nn.Module, step: int) -> None:
 def train(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS, accumulated: int = 1, clip: float = 0
 ) -> Iterator[float]:
-    """Steps, of each of which it yields the norm of the gradients."""
+    """Train, and yield the norm of the gradients of each step."""
     for step in range(steps):
         for part in reversed(range(accumulated)):
             with model.no_sync() if part else nullcontext():
@@ -120,7 +120,7 @@ def check_optimizers() -> None:
 
 
 def check_gradients_are_zeroed() -> None:
-    """What has been accumulated under no_sync is dropped with the optimizer's gradients; all else adds up."""
+    """zero_grad drops what no_sync has accumulated; otherwise gradients add up."""
     pairs = both(adamw)
     for model, optimizer in pairs:
         list(train(model, optimizer, steps=2))
@@ -171,7 +171,7 @@ def check_checkpoints() -> None:
 
 
 def check_other_size() -> None:
-    """What three ranks have saved, two load."""
+    """Two ranks load what three have saved."""
     model, optimizer = both(adamw)[1]
     file = FOLDER / f"{BACKEND}.pt"
     if dist.get_world_size() == 3:

@@ -123,7 +123,7 @@ def test_doctor_says_what_would_be_computed_on(variables: dict[str, str], level:
 def test_options_of_xla_are_refused_elsewhere() -> None:
     with pytest.raises(UserError, match="the backend gloo takes no --show-sharding"):
         backends.get("gloo")().configure(show_sharding=True)
-    backends.make("gloo", {"mesh": None, "device": None})  # one program for all backends says None
+    backends.make("gloo", {"mesh": None, "device": None})  # a program for all backends passes None
     for name in ("sharding", "show_sharding"):
         with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is for a mesh"):
             backends.make("xla", {name: "x"})

@@ -1,4 +1,4 @@
-"""The recipes on xla: they come to what ccl comes to, and compile for a few shapes alone."""
+"""The recipes on xla: results are those of ccl, and programs are compiled for a few shapes only."""
 
 from __future__ import annotations
 

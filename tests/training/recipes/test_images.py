@@ -147,7 +147,7 @@ def test_a_convolutional_net_learns_the_digits(tmp_path: Path) -> None:
     assert result.stdout.count("***** eval metrics *****") == 1, "rank 0 alone prints"
     assert "Traceback" not in result.stderr
 
-    # What was saved does it without the recipe, with the image processor that lies beside the model.
+    # The saved model predicts without the recipe, with the image processor that is saved beside it.
     model = AutoModelForImageClassification.from_pretrained(output)
     processor = AutoImageProcessor.from_pretrained(output)
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_goes_on_from_checkpoints_and_returns_to_the_best(digits: str, tmp_path:
     words = ["--image_folder", digits, "--image_size", "8", "--grayscale", *_LEARN]
     words += ["--lr_scheduler_type", "constant", "--logging_steps", "1"]
     words += ["--save_strategy", "steps", "--save_steps", "10", "--eval_strategy", "steps", "--eval_steps", "10"]
-    # The best is here what nobody would want, the lowest accuracy, since that is certainly not the last model.
+    # "Best" means the lowest accuracy here, so that the best model is certainly not the last one.
     words += ["--load_best_model_at_end", "--metric_for_best_model", "accuracy", "--greater_is_better", "false"]
     words += ["--max_steps", "30"]
     whole = _images(2, tmp_path / "whole", *words)

@@ -129,7 +129,7 @@ def test_what_an_answer_may_be(arguments: TrainingArguments) -> None:
     longest = ends["d"] - starts["a"]
     assert answer({starts["a"]: 9}, {ends["d"]: 9}, max_tokens=longest, n_best=1) == ""
     assert answer({starts["a"]: 9}, {ends["d"]: 9}, max_tokens=longest + 1, n_best=1) == "aa bb cc dd"
-    assert answer({1: 9, starts["b"]: 8}, {1: 9, ends["b"]: 8}) == "bb"  # 1 is of the question
+    assert answer({1: 9, starts["b"]: 8}, {1: 9, ends["b"]: 8}) == "bb"  # token 1 belongs to the question
     assert answer({1: 9, starts["b"]: 8}, {1: 9, ends["b"]: 8}, n_best=1) == ""
     # [CLS] has 10, the span 8: no answer wins by more than 1.5, but not by more than 2.
     none = {0: 5, starts["d"]: 4}, {0: 5, ends["d"]: 4}

@@ -15,7 +15,7 @@ from cpudist.waiting import poll
 
 
 def waiting() -> None:
-    """Rank 0 gives up, from another thread, what it waits for; the others do not come before it has."""
+    """Rank 0 aborts, from another thread, the group in which it waits; the others call nothing before that."""
     world = cpudist.init("ccl", timeout=300)
     backend, store, group = job.require().backend, job.require().store, dist.group.WORLD
     dist.all_reduce(torch.ones(3))
@@ -42,7 +42,7 @@ def waiting() -> None:
 
 
 def idle() -> None:
-    """Nothing is under way: the groups go, without asking the peers, and others can be made."""
+    """Abort groups without calls under way: the peers take no part, and new groups can be made."""
     world = cpudist.init("ccl", timeout=30)
     group = dist.new_group()
     dist.all_reduce(torch.ones(3), group=group)

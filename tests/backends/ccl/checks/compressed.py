@@ -67,7 +67,7 @@ def check_sums_and_averages() -> None:
 
 
 def check_many_in_flight_among_other_calls() -> None:
-    """Also calls that are not converted: short ones, other types, other reductions."""
+    """Check calls in flight together, some of which are not converted: short ones, other types, other reductions."""
     torch.manual_seed(world.rank)
     tensors = [torch.randn(200_000 + i) for i in range(6)]
     others = [torch.full((20_000,), float(world.rank)).double() for _ in tensors]

@@ -31,13 +31,13 @@ def gather() -> None:
 
 
 def scatter() -> None:
-    """The same totals on every rank, and other shares on rank 0."""
+    """All ranks agree on the total, but rank 0 has other shares."""
     lengths = [2] + [1] * (size - 1) if rank != 0 else [1] * (size - 1) + [2]
     dist.reduce_scatter(torch.empty(lengths[rank]), [torch.ones(length) for length in lengths])
 
 
 def never() -> None:
-    """The others ask for their peer until the timeout."""
+    """A rank never comes; the others wait for it until the timeout."""
     if rank == 1:
         time.sleep(20)
         os._exit(0)
@@ -65,7 +65,7 @@ def wrapped() -> None:
 
 
 def killed() -> None:
-    """With a timeout that is longer than the test."""
+    """A rank is killed; the timeout is longer than the test."""
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.ones(3))

@@ -23,7 +23,7 @@ MB = 1 << 20
 
 
 def refuses(kind: type[Exception], call: Callable[[], object], words: str) -> None:
-    """`call` raises exactly this kind of error, in one line that says `words`, and communication goes on."""
+    """Check that `call` raises exactly this kind of error, in one line with `words`, and communication goes on."""
     with pytest.raises(kind) as caught:
         call()
     assert caught.type is kind, repr(caught.value)
@@ -60,7 +60,7 @@ def check_a_peer_needs_progress_while_this_rank_makes_a_group() -> None:
 
 
 def check_a_peer_needs_progress_while_this_rank_is_elsewhere() -> None:
-    """In the store here; it might be a file, or another library's barrier."""
+    """This rank waits in the store; it might be a file, or another library's barrier."""
     tensor = torch.full((16 * MB,), float(world.rank))
     work = dist.all_reduce(tensor, async_op=True)
     if world.rank == 0:
@@ -130,7 +130,7 @@ def check_overlapping_outputs_are_refused_before_anything_is_sent() -> None:
 
 
 def check_inputs_that_overlap_outputs() -> None:
-    """In place, or shifted: as if the input had been copied first."""
+    """Inputs in place of outputs, or shifted, give the results of a copied input."""
     size, rank = world.size, world.rank
     whole = torch.zeros(size * 4)
     own = whole[rank * 4 : rank * 4 + 4].fill_(rank)
@@ -182,7 +182,7 @@ def check_a_callback_waits_for_another_operation() -> None:
 
 
 def check_futures_like_those_of_ddp() -> None:
-    """Many under way while this rank computes; whichever thread completes one runs its callback."""
+    """Many calls under way while this rank computes; the thread that completes one runs its callback."""
 
     def mean(future: torch.futures.Future) -> torch.Tensor:
         return future.value()[0].div_(world.size)
@@ -233,7 +233,7 @@ def check_other_threads_run_while_one_asks() -> None:
 
 
 def check_many_threads_wait_at_once() -> None:
-    """Each on a group of its own; whose thread moves what is left to chance."""
+    """Each thread waits on a group of its own; which of them makes progress is left to chance."""
     groups = [dist.new_group() for _ in range(3)]
 
     def use(group: dist.ProcessGroup) -> None:

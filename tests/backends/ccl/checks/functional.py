@@ -57,7 +57,7 @@ def check_gradients(rank: int, size: int) -> None:
     equal(own.grad, 2 * size * own.detach())
 
     whole = of_rank(rank, rows=6 * size).requires_grad_()
-    # Squares, for torch 2.8 wants a gradient that is contiguous, and that of a sum alone is not.
+    # Squares: torch 2.8 needs a contiguous gradient, and the gradient of a sum alone is expanded.
     functional.reduce_scatter_tensor_autograd(whole, "sum", 0, dist.group.WORLD).square().sum().backward()
     equal(whole.grad, 2 * sum(of_rank(other, rows=6 * size) for other in range(size)))
 
@@ -71,7 +71,7 @@ def check_order(rank: int, size: int) -> None:
 
 
 def check_traced(rank: int, size: int) -> None:
-    """In a graph that torch.compile has captured as a whole."""
+    """Check the collectives in a graph that torch.compile has captured as a whole."""
 
     def step(data: torch.Tensor) -> torch.Tensor:
         return functional.all_reduce(data * 2, "sum", dist.group.WORLD) + 1

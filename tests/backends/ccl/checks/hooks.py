@@ -107,7 +107,7 @@ def check_waits_for_works_that_nobody_waits_for() -> None:
 
 
 def check_a_hook_holds_nobody_up() -> None:
-    """Not even one that waits for what this rank does later; and waiting for it lets Python's other threads run."""
+    """A hook may wait for what this rank does later, and other Python threads run while the rank waits for the hook."""
     later = threading.Event()
     told = Told(also=later.wait)
     for _ in range(10):
@@ -134,7 +134,7 @@ def check_a_hook_that_raises() -> None:
 
 
 def check_polling_threads_and_hooks() -> None:
-    """A thread that asks all the time takes the engine's lock and the GIL over and over, as hooks take the GIL."""
+    """A polling thread takes the engine's lock and the GIL over and over, and hooks take the GIL."""
     told = Told(also=lambda: sum(range(1000)))
     for _ in range(100):
         work = dist.all_reduce(torch.ones(1000), group=told.group, async_op=True)

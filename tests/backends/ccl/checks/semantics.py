@@ -112,7 +112,7 @@ def check_what_a_backend_answers() -> None:
 
 
 def check_messages_in_rounds() -> None:
-    """What oneCCL is given at once is 1 GB; here 1 KB."""
+    """Messages are sent in rounds of 1 GB at most; in this test of 1 KB."""
     module = extension.load()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "create_group", functools.partial(module.create_group, round_bytes=1024))
