@@ -130,13 +130,13 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTim
         quick: measure little, as a smoke test.
     """
     groups = both_groups()
-    model = Training(world.rank)
+    model = _Training(world.rank)
     say(workload.describe(model.model))
     return DdpTimes(tuple(_measure(model, dtype, groups, say, quick) for dtype in _DTYPES))
 
 
 def _measure(
-    model: Training,
+    model: _Training,
     dtype: torch.dtype,
     groups: dict[str, dist.ProcessGroup],
     say: Callable[[str], None],
@@ -155,7 +155,7 @@ def _measure(
     return StepTimes(name, timings[_ALONE, CHOICES[0]], by_backend)
 
 
-class Training:
+class _Training:
     """A model, its optimizer and this rank's batch. Each turn wraps the model in a DDP of its own."""
 
     def __init__(self, rank: int, shape: workload.Shape = workload.SMALL) -> None:

@@ -1,11 +1,10 @@
-"""Times of a training step across hosts under what spares a slow network, beside gloo and beside no communication.
+"""Times of a training step across hosts with the options for slow networks, beside gloo and beside no communication.
 
-Each contender trains a BERT of its own, 4 x 128 tokens per rank: in the DDP of `cpudist.wrap`, on gloo in torch's own.
-A turn of hosts that train apart is as long as one round of theirs, and begins and ends between two exchanges, so it has
-all the work of one.
+Each candidate trains a BERT of its own, 4 x 128 tokens per rank: in the DDP of `cpudist.wrap`, on gloo in torch's own.
+Where hosts train apart, a turn has as many steps as lie between two exchanges, and contains exactly one exchange.
 
-Hidden is the time by which a step is shorter than a step without communication and an average of as many values as the
-model has gradients, one after the other, as a share of that average.
+The column "hidden" is the share of communication that overlaps with computing: 1 if a step takes as long as one without
+communication, 0 if the time of an average of as many values as the model has gradients comes on top of that.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
 
 ALONE = "no communication"
 # By name: the group, and the scheme of gradients or the number of steps between two exchanges.
-CONTENDERS: dict[str, tuple[str, str | int]] = {
+CANDIDATES: dict[str, tuple[str, str | int]] = {
     ALONE: (CCL, "none"),
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
     **{f"sync-every {every}": (CCL, every) for every in (8, 32)},
     "gloo": (GLOO, "none"),
     "gloo, powersgd": (GLOO, "powersgd"),
 }
-_AVERAGED = ("none", "bf16", "int8", "gloo")  # the contenders whose average is timed by itself
+_AVERAGED = ("none", "bf16", "int8", "gloo")  # the candidates whose average is timed by itself
 _SHAPE: workload.Shape = (4, 128)
 _DTYPES = (torch.float32, torch.bfloat16)
 # In steps. DDP settles after its first one, `auto` chooses after the fifth, PowerSGD begins after the tenth.
@@ -51,7 +50,7 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=0, means=True)
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Times of a step, by its type and by contender, and of the average by itself."""
+    """Times of a step, by its type and by candidate, and of the average by itself."""
 
     steps: dict[str, dict[str, Timings]]
     averages: dict[str, dict[str, Timings]]
@@ -93,7 +92,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
         world: the job's ranks.
         say: is called with the progress, in words.
         quick: measure little, as a smoke test.
-        only: the contenders beside `ALONE`; empty for all.
+        only: the candidates beside `ALONE`; empty for all.
 
     Raises:
         UserError: all ranks are on one host.
@@ -107,12 +106,12 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
         name = precision.name(dtype)
         gc.collect()  # the models of the last type
         steps, averages = {}, {}
-        for contender in (ALONE, *(only or list(CONTENDERS)[1:])):
-            say(f"{name}, warming up: {contender}")
+        for candidate in (ALONE, *(only or list(CANDIDATES)[1:])):
+            say(f"{name}, warming up: {candidate}")
             tokens = workload.tokens(world.rank, shape)
-            steps[contender] = together(_contender(contender, groups, tokens, dtype), groups[GLOO])
-            if contender in _AVERAGED:
-                averages[contender] = together(_average_of(contender, groups), groups[GLOO])
+            steps[candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
+            if candidate in _AVERAGED:
+                averages[candidate] = together(_average_of(candidate, groups), groups[GLOO])
         candidates = {("step", key): one for key, one in steps.items()}
         candidates |= {("average", key): one for key, one in averages.items()}
         timings = take_turns(candidates, _QUICK if quick else _FULL, lambda text: say(f"{name}, {text}"))  # noqa: B023
@@ -135,9 +134,9 @@ def _average_of(name: str, groups: dict[str, dist.ProcessGroup]) -> Candidate:
     return timed(lambda: averaging.begin(values)())
 
 
-def _contender(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Tensor, dtype: torch.dtype) -> Candidate:
+def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Tensor, dtype: torch.dtype) -> Candidate:
     """Return a candidate that trains a model of its own, after its warm-up."""
-    backend, what = CONTENDERS[name]
+    backend, what = CANDIDATES[name]
     plain = workload.bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
     if isinstance(what, int):

@@ -54,7 +54,7 @@ examples:
     torchrun --nproc-per-node 2 --no-python cpudist bench collectives
   on the hosts of a file, two ranks on each:
     mpirun -f hostfile -n 4 -ppn 2 cpudist bench ddp
-  what spares this network, one rank per host; --only leaves out the others (CONTENDER as the table names it):
+  the options for slow networks, one rank per host; --only leaves out the others (CANDIDATE as the table names it):
     mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts
     mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts --only none --only int8 --only "sync-every 32"
   what is worth having on this CPU:
@@ -72,7 +72,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="CONTENDER", help="of hosts: compare these alone"
+        "--only", action="append", default=[], metavar="CANDIDATE", help="of hosts: compare these alone"
     )
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose figures mean little")
     parser.set_defaults(every_rank=True)
@@ -159,9 +159,9 @@ def _check_options(options: argparse.Namespace) -> None:
         from cpudist.bench import hosts  # late: it imports torch
 
         if options.subject != "hosts":
-            raise UserError("--only is for hosts: cpudist bench hosts --only CONTENDER")
-        if unknown := sorted({*options.only} - {*hosts.CONTENDERS}):
-            raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(hosts.CONTENDERS)}")
+            raise UserError("--only is for hosts: cpudist bench hosts --only CANDIDATE")
+        if unknown := sorted({*options.only} - {*hosts.CANDIDATES}):
+            raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(hosts.CANDIDATES)}")
     if options.busy and options.subject != "collectives":
         raise UserError("--busy is for collectives: cpudist bench collectives --busy")
 

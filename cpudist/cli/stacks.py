@@ -7,7 +7,7 @@ import os
 
 from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
-from cpudist.job.stacks import SIGNAL, ask_all
+from cpudist.job.stacks import SIGNAL, ask_ranks
 from cpudist.launchers import Launcher
 
 HELP = "show what every rank of a running job is doing"
@@ -24,8 +24,8 @@ def add_options(_parser: Parser) -> None:
 
 
 def run(_options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print what the ranks of this host do."""
-    answers = ask_all()
+    """Print what the ranks of this host do, or raise `UserError` if there are none."""
+    answers = ask_ranks()
     if not answers:
         raise UserError("no rank of yours runs on this host; run cpudist stacks where the job runs, as the same user")
     jobs = {(address.job, user): address.size for address, user, _ in answers}

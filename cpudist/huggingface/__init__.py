@@ -174,7 +174,7 @@ PATCHES = (
     Patch(
         "transformers.trainer:Trainer._load_optimizer_and_scheduler",
         "the outer steps of hosts that train apart go on from a checkpoint, too",
-        checkpoints.load_optimizer,
+        checkpoints.load_optimizer_and_scheduler,
         "self, checkpoint",
     ),
     Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),

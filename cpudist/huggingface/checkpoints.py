@@ -83,7 +83,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
     return save
 
 
-def load_optimizer(original: Callable[..., None], context: Context) -> Callable[..., None]:
+def load_optimizer_and_scheduler(original: Callable[..., None], context: Context) -> Callable[..., None]:
     """Replace `Trainer._load_optimizer_and_scheduler`: what crosses the network goes on, too."""
 
     @functools.wraps(original)

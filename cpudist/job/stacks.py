@@ -160,7 +160,7 @@ class StackServer:
         return f"{self._name}: {status}\n"
 
 
-def ask_all() -> list[tuple[StackAddress, int, str]]:
+def ask_ranks() -> list[tuple[StackAddress, int, str]]:
     """Return every rank on this machine that this user may ask: its address, its user and its status and stacks.
 
     They are sorted by job and rank. Any user may name a socket like a rank's, so only root asks other users' processes.

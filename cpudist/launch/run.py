@@ -18,7 +18,7 @@ from cpudist.launch.check import Checked, check, wait_for
 from cpudist.launch.hostfile import spread, write
 from cpudist.launch.restarts import Restarts
 from cpudist.launch.supervise import JobExit, supervise
-from cpudist.launchers.mpi import Host, Mpirun, Ranks
+from cpudist.launchers.mpi import Host, Mpirun, MpirunOptions
 from cpudist.launchers.mpis import find_mpirun
 from cpudist.topology.plan import Part
 
@@ -118,7 +118,7 @@ def show(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> s
     mpirun = find_mpirun(options.mpi, variables)
     placed = _spread(options, options.hosts or [_this_host()])
     file = None if options.hosts is None else "cpudist-hostfile"
-    command = mpirun.command(_ranks(options, placed, file, {**variables, **_own_variables(options)}))
+    command = mpirun.command(_mpirun_options(options, placed, file, {**variables, **_own_variables(options)}))
     lines = []
     if file is not None:
         lines.append(f"cat > {file} <<'END'\n{write(placed, mpirun.mpi)}END")
@@ -196,7 +196,7 @@ def _run_once(
     grace = options.grace if _CHECKPOINT in options.arguments else None
     with ExitStack() as stack:
         file = None if options.hosts is None else stack.enter_context(_hostfile(placed, mpirun))
-        command = mpirun.command(_ranks(options, placed, file, own))
+        command = mpirun.command(_mpirun_options(options, placed, file, own))
         return supervise(mpirun.mpi, command, own, placed, grace)
 
 
@@ -204,13 +204,15 @@ def _own_variables(options: LaunchOptions) -> dict[str, str]:
     return {OUTPUT: "all" if options.all_output else "rank0"}
 
 
-def _ranks(options: LaunchOptions, placed: Sequence[Host], file: str | None, variables: Mapping[str, str]) -> Ranks:
+def _mpirun_options(
+    options: LaunchOptions, placed: Sequence[Host], file: str | None, variables: Mapping[str, str]
+) -> MpirunOptions:
     program = Path(sys.executable).with_name("cpudist-train")
     if not program.exists():
         raise UserError(f"{program} is missing; install cpudist in this environment: pip install cpudist")
     interface = [] if options.interface is None else ["--interface", options.interface]
     words = [str(program), *interface, *options.arguments]
-    return Ranks(_count(placed), words, file, tuple(variables), options.interface, options.all_output)
+    return MpirunOptions(_count(placed), words, file, tuple(variables), options.interface, options.all_output)
 
 
 @contextmanager

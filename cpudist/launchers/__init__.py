@@ -14,7 +14,7 @@ from cpudist.launchers.base import Alone, AtAddress, InStore, Launcher, OverMpi,
 from cpudist.launchers.env import Env
 from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.notebook import Notebook
-from cpudist.launchers.pytorchjob import PyTorchJob
+from cpudist.launchers.pytorchjob import PyTorchJobPod
 from cpudist.launchers.single import Single
 from cpudist.launchers.slurm import Slurm
 from cpudist.launchers.torchrun import Torchrun
@@ -33,11 +33,11 @@ __all__ = [
 
 # Launchers run inside each other and variables are inherited, so the innermost one is asked first:
 # - torchrun runs inside all others: mpirun or srun may start one torchrun per node, a pod may run it.
-# - A pod of a PyTorchJob may run mpirun, which then numbers the ranks of that pod only; PyTorchJob combines both.
+# - A pod of a PyTorchJob may run mpirun, which then numbers the ranks of that pod only; PyTorchJobPod combines both.
 # - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step.
 # - A notebook's ranks have no variables of other launchers. A process that has both was started by one of the ranks.
 # - RANK and WORLD_SIZE that a script has set under mpirun or srun add nothing to what those know.
-LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJob, *MPIS, Slurm, Notebook, Env, Single)
+LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJobPod, *MPIS, Slurm, Notebook, Env, Single)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Launcher:

@@ -185,7 +185,7 @@ class Launcher(ABC):
         return self._variables.get("CPUDIST_TOKEN", "")
 
     def integer(self, name: str) -> int:
-        """Return the number that the launcher must have set a variable to.
+        """Return the number in a variable that the launcher must have set.
 
         Raises:
             UserError: the variable is not set, or not to a whole number.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from cpudist.launchers.mpi import Host, Ranks
+from cpudist.launchers.mpi import Host, MpirunOptions
 from cpudist.launchers.mpich import Mpich
 from cpudist.topology.cpulist import format_mask
 from cpudist.topology.plan import Plan
@@ -41,10 +41,10 @@ class IntelMpi(Mpich):
         return "Intel(R) MPI Library" in version
 
     @classmethod
-    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+    def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
         # Without the script, which runs the first mpiexec.hydra on PATH; that may be MPICH's.
         behind = program.with_name("mpiexec.hydra")
-        return super().command(behind if behind.exists() else program, version, ranks)
+        return super().command(behind if behind.exists() else program, version, options)
 
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
@@ -64,8 +64,8 @@ class IntelMpi(Mpich):
         return {"I_MPI_PIN_DOMAIN": "[" + ",".join(format_mask(rank.mask) for rank in plan.ranks) + "]"}
 
     @classmethod
-    def _pinning_off(cls, ranks: Ranks) -> list[str]:
-        by_user = any(name.startswith("I_MPI_PIN") for name in ranks.variables)
+    def _pinning_off(cls, options: MpirunOptions) -> list[str]:
+        by_user = any(name.startswith("I_MPI_PIN") for name in options.variables)
         return [] if by_user else ["-genv", "I_MPI_PIN", "off"]
 
     def _check_launcher(self) -> None:

@@ -31,8 +31,8 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The ranks that a command line starts.
+class MpirunOptions:
+    """What an mpirun is to start, and how.
 
     Attributes:
         count: the number of ranks.
@@ -88,13 +88,13 @@ class MpiLauncher(Launcher):
 
     @classmethod
     @abstractmethod
-    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+    def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
         """Return the command line that starts the ranks. It names variables and never holds their values.
 
         Args:
             program: its mpirun.
             version: what that answers to `--version`.
-            ranks: what to start.
+            options: what to start, and how.
         """
 
     @classmethod
@@ -133,6 +133,6 @@ class Mpirun:
     program: Path
     version: str = ""
 
-    def command(self, ranks: Ranks) -> list[str]:
+    def command(self, options: MpirunOptions) -> list[str]:
         """Return the command line that starts the ranks."""
-        return self.mpi.command(self.program, self.version, ranks)
+        return self.mpi.command(self.program, self.version, options)

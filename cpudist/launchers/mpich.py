@@ -13,7 +13,7 @@ from typing import ClassVar
 from cpudist import processes
 from cpudist.errors import UserError
 from cpudist.launchers.base import OverMpi
-from cpudist.launchers.mpi import Host, MpiLauncher, Ranks
+from cpudist.launchers.mpi import Host, MpiLauncher, MpirunOptions
 from cpudist.topology.plan import Plan
 
 _OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per node"}
@@ -69,16 +69,16 @@ class Mpich(MpiLauncher):
         return "HYDRA build details" in version
 
     @classmethod
-    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+    def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
         # Inside an allocation of Slurm, Hydra would start its proxies with srun, on the allocation's hosts.
-        words = [str(program), "-launcher", "ssh" if ranks.hostfile else "fork", *cls._pinning_off(ranks)]
-        if ranks.hostfile:
-            words += [cls.hostfile_option, ranks.hostfile]
-        if ranks.interface:
-            words += ["-iface", ranks.interface]
-        if ranks.all_output:
+        words = [str(program), "-launcher", "ssh" if options.hostfile else "fork", *cls._pinning_off(options)]
+        if options.hostfile:
+            words += [cls.hostfile_option, options.hostfile]
+        if options.interface:
+            words += ["-iface", options.interface]
+        if options.all_output:
             words += ["-prepend-rank"]
-        return [*words, "-n", str(ranks.count), *ranks.program]
+        return [*words, "-n", str(options.count), *options.program]
 
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
@@ -92,10 +92,10 @@ class Mpich(MpiLauncher):
         return [*count, "-bind-to", "user:" + ",".join("+".join(map(str, rank.mask)) for rank in plan.ranks)]
 
     @classmethod
-    def _pinning_off(cls, ranks: Ranks) -> list[str]:
+    def _pinning_off(cls, options: MpirunOptions) -> list[str]:
         words = ["-bind-to", "none"]
         # Up to 4.0, without -ppn and slots, Hydra counts one slot per host (see the class).
-        return words if ranks.hostfile else [*words, "-ppn", str(ranks.count)]
+        return words if options.hostfile else [*words, "-ppn", str(options.count)]
 
     def _check_launcher(self) -> None:
         # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. With MPICH's, MPI_Init aborts.

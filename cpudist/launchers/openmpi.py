@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from cpudist import processes
 from cpudist.launchers.base import OverMpi
-from cpudist.launchers.mpi import Host, MpiLauncher, Ranks
+from cpudist.launchers.mpi import Host, MpiLauncher, MpirunOptions
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.plan import Plan
 
@@ -63,22 +63,23 @@ class OpenMpi(MpiLauncher):
         return any(name in version for name in ("OpenRTE", "Open MPI", "PRRTE"))
 
     @classmethod
-    def command(cls, program: Path, version: str, ranks: Ranks) -> list[str]:
+    def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
         is_prrte = _major(version) >= 5
         words = [str(program), "--bind-to", "none"]
         if os.geteuid() == 0:
             words += ["--allow-run-as-root"]
         # Without a file it counts this host's cores, and refuses more ranks than those.
-        words += [cls.hostfile_option, ranks.hostfile] if ranks.hostfile else ["--host", f"localhost:{ranks.count}"]
-        if ranks.interface:
+        local = ["--host", f"localhost:{options.count}"]
+        words += [cls.hostfile_option, options.hostfile] if options.hostfile else local
+        if options.interface:
             words += ["--prtemca", "prte_if_include"] if is_prrte else ["--mca", "oob_tcp_if_include"]
-            words += [ranks.interface, "--mca", "btl_tcp_if_include", ranks.interface]
-        if ranks.all_output:
+            words += [options.interface, "--mca", "btl_tcp_if_include", options.interface]
+        if options.all_output:
             words += ["--output", "tag"] if is_prrte else ["--tag-output"]
-        for name in sorted(ranks.variables):
+        for name in sorted(options.variables):
             if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES):
                 words += ["-x", name]
-        return [*words, "-n", str(ranks.count), *ranks.program]
+        return [*words, "-n", str(options.count), *options.program]
 
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:

@@ -10,7 +10,7 @@ from cpudist.launchers.env import Env
 from cpudist.launchers.mpis import MPIS
 
 
-class PyTorchJob(Env):
+class PyTorchJobPod(Env):
     """The operator sets RANK to the pod's index, but WORLD_SIZE to the number of pods times nprocPerNode.
 
     With several processes in a pod, mpirun inside the pod numbers them. torchrun in a pod sets RANK anew, so its ranks

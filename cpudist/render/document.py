@@ -24,7 +24,7 @@ class Noted:
     why: str
 
 
-class Script(str):
+class LiteralBlock(str):
     """A text of several lines, written as a literal block."""
 
 
@@ -55,7 +55,7 @@ def _node(value: Any, column: int) -> Any:
         return mapping
     if isinstance(value, list):
         return CommentedSeq([_node(item, column + _STEP) for item in value])
-    if isinstance(value, Script):
+    if isinstance(value, LiteralBlock):
         return LiteralScalarString(value)
     plain = not isinstance(value, str) or (_PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT)
     return value if plain else DoubleQuotedScalarString(value)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cpudist.launchers.mpis import MPI_BY_OPTION, MPIS
 from cpudist.render import document, values
-from cpudist.render.document import Noted, Script
+from cpudist.render.document import LiteralBlock, Noted
 from cpudist.render.job import option
 from cpudist.render.pods import PodJob
 
@@ -69,7 +69,7 @@ class MpiJob(PodJob):
 
     def _worker(self) -> dict[str, Any]:
         # Without variables: ranks get the launcher's.
-        return self.template({"name": "worker", "command": ["sh", "-c"], "args": [Script(_WORKER)]})
+        return self.template({"name": "worker", "command": ["sh", "-c"], "args": [LiteralBlock(_WORKER)]})
 
 
 def _replica(replicas: int, template: dict[str, Any]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class PodJob(RenderedJob):
 
     @property
     def train(self) -> list[str]:
-        """Arguments of cpudist-train, so written that Kubernetes leaves them as they are."""
+        """Arguments of cpudist-train, escaped for Kubernetes."""
         return [_literal(word) for word in super().train]
 
     def variables(self, run: str) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ class PodJob(RenderedJob):
 
 
 def _literal(text: str) -> str:
-    """Return `text` so written that it stays as it is where `$(NAME)` and `$$` are replaced."""
+    """Escape `text` for fields in which Kubernetes replaces `$(NAME)` and `$$`."""
     return text.replace("$", "$$")
 
 

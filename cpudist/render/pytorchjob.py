@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpudist.render import document, values
-from cpudist.render.document import Noted, Script
+from cpudist.render.document import LiteralBlock, Noted
 from cpudist.render.job import option
 from cpudist.render.pods import PodJob
 
@@ -76,7 +76,7 @@ class PyTorchJob(PodJob):
 
     def _worker(self) -> dict[str, Any]:
         port = {"name": "pytorchjob-port", "containerPort": _PORT}
-        template = self.torchrun_template("pytorch", "metadata.uid", ["sh", "-c", Script(_WAIT)], ports=[port])
+        template = self.torchrun_template("pytorch", "metadata.uid", ["sh", "-c", LiteralBlock(_WAIT)], ports=[port])
         # An elastic job outlives a pod: the operator fails a job with a failed pod unless pods may be restarted.
         restart = "OnFailure" if self.elastic else "Never"
         return {"replicas": self.replicas, "restartPolicy": restart, "template": template}

@@ -166,8 +166,8 @@ def test_choices_are_compared_with_plain_float32() -> None:
     assert found == [[2.0, 4.0], [4.0, 8.0]]
 
 
-def test_contenders_across_hosts_are_compared_with_no_communication() -> None:
-    """A turn of hosts that train apart has more calls than others'. Half of what bf16 exchanges is hidden."""
+def test_candidates_across_hosts_are_compared_with_no_communication() -> None:
+    """A turn of hosts that train apart has more calls than other turns. Half of bf16's exchange is hidden."""
     apart = Timings(((1.0,) * 7 + (9.0,), (2.0,) * 8), means=True)
     alone, step, average = (Timings(((one, one), (one, one)), means=True) for one in (1.0, 1.25, 0.5))
     times = HostTimes({"float32": {ALONE: alone, "sync-every 8": apart, "bf16": step}}, {"float32": {"bf16": average}})

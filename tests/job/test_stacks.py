@@ -1,4 +1,4 @@
-"""`cpudist stacks` on a real job that hangs, and the signal; what it leaves, and whom it does not answer."""
+"""`cpudist stacks` and the signal on a job that hangs; nothing is left, and other users get no answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
 
-from cpudist.job.stacks import SIGNAL, StackAddress, StackServer, ask_all
+from cpudist.job.stacks import SIGNAL, StackAddress, StackServer, ask_ranks
 from cpudist.waiting import poll
 
 SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
@@ -116,7 +116,7 @@ def rank_that(does: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def asked(pid: int) -> list[str]:
-    return [text for _, _, text in ask_all() if f"process {pid})" in text]
+    return [text for _, _, text in ask_ranks() if f"process {pid})" in text]
 
 
 @pytest.mark.job
@@ -201,7 +201,7 @@ def test_a_job_starts_also_where_its_name_is_taken() -> None:
 
 @pytest.mark.job
 def test_a_forked_child_lets_go_once(tmp_path: Path) -> None:
-    """What it opens afterwards may have the same numbers."""
+    """Files that the child opens afterwards may have the same descriptors, and stay open."""
     done = run([sys.executable, "-c", FORKED, str(tmp_path / "file")], 60)
     assert done.returncode == 0, done.output
 

@@ -12,7 +12,7 @@ import pytest
 
 from cpudist.errors import UserError
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi import MpiLauncher, Ranks
+from cpudist.launchers.mpi import MpiLauncher, MpirunOptions
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.mpis import MPIS, find_mpirun
 from cpudist.launchers.openmpi import OpenMpi
@@ -28,7 +28,7 @@ def _not_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(mpi: type[MpiLauncher], version: str = "", **options: Any) -> str:
-    ranks = Ranks(3, TRAIN, variables=NAMES, **options)
+    ranks = MpirunOptions(3, TRAIN, variables=NAMES, **options)
     return " ".join(mpi.command(Path("/mpi/bin/mpirun"), version, ranks))
 
 
@@ -61,7 +61,7 @@ def test_command_lines_on_this_host() -> None:
 
 
 def test_pinning_that_the_user_has_chosen_stays() -> None:
-    ranks = Ranks(3, TRAIN, variables=("I_MPI_PIN_DOMAIN",))
+    ranks = MpirunOptions(3, TRAIN, variables=("I_MPI_PIN_DOMAIN",))
     assert "I_MPI_PIN" not in IntelMpi.command(Path("mpirun"), "", ranks)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from cpudist.render.document import Noted, Script, write
+from cpudist.render.document import LiteralBlock, Noted, write
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")) | st.sampled_from("\n\t"), max_size=30)
 WORDS = st.sampled_from(
@@ -27,7 +27,9 @@ def test_texts_come_out_as_they_went_in(arguments: list[str], value: str) -> Non
 
 
 def test_a_comment_stands_above_its_value_and_a_script_as_it_is() -> None:
-    text = write([{"spec": {"a": Noted({"b": Noted(1, "inner " * 30)}, "outer"), "run": Script("x=1\nexec y\n")}}], "h")
+    text = write(
+        [{"spec": {"a": Noted({"b": Noted(1, "inner " * 30)}, "outer"), "run": LiteralBlock("x=1\nexec y\n")}}], "h"
+    )
     inner = " ".join(["inner"] * 17)
     assert text.splitlines()[:5] == ["# h", "spec:", "  # outer", "  a:", f"    # {inner}"]
     assert text.endswith("  run: |\n    x=1\n    exec y\n")

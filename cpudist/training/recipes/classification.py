@@ -141,7 +141,7 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_IN_ERRORS]) + more
 
 
-def load_model(auto_class: Any, name: str, arguments: TrainingArguments, names: Sequence[str]) -> PreTrainedModel:
+def load_classifier(auto_class: Any, name: str, arguments: TrainingArguments, names: Sequence[str]) -> PreTrainedModel:
     """Load a pretrained model; it gets a new head unless it has one for as many classes as `names`."""
     options = {"ignore_mismatched_sizes": True, "problem_type": "single_label_classification"}
     return models.load_model(auto_class, name, arguments, **options, **label_config(names))
@@ -193,7 +193,7 @@ def select_examples(samples: Dataset) -> Dataset:
 
 
 def report_predictions(trainer: Trainer, samples: Dataset, described: Sequence[str], names: Sequence[str]) -> None:
-    """Print the predictions for a few prepared samples, each `described` by a line; call it on rank 0 alone."""
+    """Print the predictions for a few prepared samples, `described` in a line each; call it on rank 0 alone."""
     rows = [samples[index] for index in range(len(samples))]
     lines = []
     for text, row, guess in zip(described, rows, _predict(trainer, rows), strict=True):

@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
     length = models.max_length(options.data.max_seq_length, tokenizer, config)
     tokens = [tokenize(part, tokenizer, columns, length, arguments, padded=part is evaluation) for part in used]
 
-    model = classification.load_model(AutoModelForSequenceClassification, name, arguments, names)
+    model = classification.load_classifier(AutoModelForSequenceClassification, name, arguments, names)
     if model.config.pad_token_id is None:  # the model finds the end of a text by the padding after it
         model.config.pad_token_id = tokenizer.pad_token_id
     trainer = classification.make_trainer(

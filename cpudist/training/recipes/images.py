@@ -214,7 +214,7 @@ def _shape(config: PretrainedConfig | None, options: DataArguments) -> Shape:
 def _model(model: ModelArguments, shape: Shape, names: list[str], arguments: TrainingArguments) -> PreTrainedModel:
     name = model.model_name_or_path
     if name is not None:
-        pretrained = classification.load_model(AutoModelForImageClassification, name, arguments, names)
+        pretrained = classification.load_classifier(AutoModelForImageClassification, name, arguments, names)
         _check_size(pretrained, shape)
         return pretrained
     patch = model.patch_size or max(2, shape.size // 8)

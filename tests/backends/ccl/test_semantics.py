@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 import sys
 
 import pytest
 from checks_run import JOBS, only, run
+
+from cpudist.topology.identity import free_port
 
 pytestmark = pytest.mark.job
 
@@ -69,9 +70,3 @@ def test_a_killed_peer_is_noticed_without_a_job() -> None:
     found = re.findall(r"rank \d after ([\d.]+) s: .*rank 1 has ended or has left the group", result.stdout)
     assert len(found) == 2, result.output
     assert all(float(seconds) < 5 for seconds in found), result.output
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
