@@ -122,8 +122,8 @@ def wrap(
             your own training loops; it takes no `options`.
         compress: in which scheme gradients cross the network between hosts: "auto", "none", "bf16", "int8", "powersgd"
             or "powersgd:RANK" (docs/slow-networks.md). None: the one of ``cpudist-train --compress``.
-        sync_every: let hosts train apart, and meet every so many steps of the optimizer, or as often as "auto" finds
-            right. None: the one of ``cpudist-train --sync-every``.
+        sync_every: let hosts train apart, and exchange every so many steps of the optimizer, or as often as "auto"
+            finds right. None: the one of ``cpudist-train --sync-every``.
         outer: the step that they make then: "nesterov" or "none". None: the one of ``cpudist-train --outer``.
         options: the backend's own; those of `DistributedDataParallel` for ccl and gloo.
 
@@ -131,8 +131,8 @@ def wrap(
         The wrapped model.
 
     Raises:
-        UserError: there is no running job, the backend takes no such options, or backend or model allow no
-            `shard_optimizer` or no such `compress` or `sync_every`, or ranks differ in them.
+        UserError: there is no running job, the backend takes no such options, or the backend or the model does
+            not allow `shard_optimizer`, this `compress` or this `sync_every`, or ranks differ in them.
     """
     job = require()
     if shard_optimizer:

@@ -78,7 +78,7 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
                 api.init("ccl")
             except UserError as error:
                 job.fail(error, rank=launcher.rank)
-            # The same object, not only the same number: nobody has set it, and the job has its own default.
+            # The very object of the default: the user has not set the number, so the job's own default holds.
             if self.ddp_timeout is default:
                 self.ddp_timeout = timeout.default
             cls.__post_init__(self)  # now the job's
@@ -92,9 +92,9 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
 
 
 def _tell_of_one_process(module: ModuleType) -> None:
-    """Tell the one process that accelerate starts on CPUs without a hostfile for how many it stands.
+    """Tell a script how many processes accelerate was asked for: on CPUs without a hostfile it starts only one.
 
-    That process ends with one line where its arguments ask for ccl; accelerate's own traceback would follow.
+    The script then ends with one line if its arguments ask for ccl, and the traceback of accelerate is left out.
     """
     original = module.simple_launcher
 

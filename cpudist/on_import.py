@@ -23,7 +23,7 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
     """
     if name in sys.modules:
         spec = sys.modules[name].__spec__
-        if getattr(spec, "_initializing", False):  # one of its own imports has led here
+        if getattr(spec, "_initializing", False):  # called from within the import of the module itself
             return _at_end_of_import(spec, action)
         action(sys.modules[name])
         return lambda: None
@@ -33,7 +33,7 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
 
 
 def _at_end_of_import(spec: Any, action: Action) -> Callable[[], None]:
-    """As `after_import`, when the import system marks `spec`, whose module is being executed, as initialised."""
+    """Call `action` when the import system marks `spec`, whose module is being executed, as initialised."""
 
     class Announcing(ModuleSpec):
         def __setattr__(self, name: str, value: Any) -> None:

@@ -1,8 +1,8 @@
 """Backends: the ways in which the ranks of a job compute together, behind one interface (`base.py`).
 
-`register`, `get`, `available` and `choose` are all that the rest of cpudist and its users need. What differs between
-oneCCL, gloo and others stays inside each backend's own file or folder. A package adds a backend, with options of its
-own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see `Backend`.
+What differs between oneCCL, gloo and others stays inside each backend's own file or folder. A package adds a backend,
+with options of its own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see
+`Backend`.
 
 It must not know jobs, optimization, transformers, recipes or command lines.
 """
@@ -20,7 +20,7 @@ from cpudist.backends.options import Option
 from cpudist.console import say
 from cpudist.errors import UserError
 
-__all__ = ["AUTO", "Backend", "Option", "available", "choose", "get", "make", "names", "plugins", "register"]
+__all__ = ["AUTO", "Backend", "Option", "choose", "get", "make", "names", "plugins", "register"]
 
 # What "auto" means: the first of these that every rank can use.
 AUTO = ("ccl", "gloo")
@@ -89,11 +89,6 @@ def plugins() -> dict[str, type[Backend]]:
         except UserError:  # shown when the user asks for this backend
             continue
     return found
-
-
-def available() -> list[str]:
-    """Return the names of the backends that this process could use now. Compiles the ccl backend if necessary."""
-    return [name for name in names() if make(name).unavailable() is None]
 
 
 def choose(

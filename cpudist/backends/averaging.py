@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 class Averaging(Protocol):
-    """Averages a vector of float32 or more over all ranks, again and again.
+    """Averages a vector over all ranks, again and again.
 
     Attributes:
-        residual: what the averages have lost, the same on all ranks after `settle`; the next adds it. None: nothing.
+        residual: what compression has lost so far, shaped as the vector, which the next average adds: the same on all
+            ranks after `settle`; None: nothing.
     """
 
     residual: torch.Tensor | None
@@ -22,4 +23,11 @@ class Averaging(Protocol):
         """Agree on `residual`; every rank calls it after the same average."""
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
-        """Begin to average a vector in place; return what waits for the result. All ranks call it in the same order."""
+        """Begin to average a vector in place; all ranks call it in the same order.
+
+        Args:
+            vector: shape (n,), of float32 or float64.
+
+        Returns:
+            A function that waits for the result.
+        """

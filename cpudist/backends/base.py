@@ -47,7 +47,7 @@ class Backend(ABC):
         optimizations: what `cpudist.optimize` may do to a model that lives on its devices. Without "fused", Trainer's
             fused optimizers are replaced by their plain form.
         compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
-        steps_locally: whether hosts can train apart and meet every so many steps; then it has `averaging`.
+        steps_locally: whether hosts can train apart and exchange every so many steps; then it has `averaging`.
         fixed_shapes: whether batches of a new shape are slow, so that padding to few lengths pays.
         hidden_warnings: texts of transformers' warnings that do not apply on this backend.
     """
@@ -153,10 +153,10 @@ class Backend(ABC):
     def compress(self, model: torch.nn.Module, scheme: str) -> None:  # noqa: B027 - only backends with `compressions`
         """Let the gradients of a model that is wrapped cross the network in `scheme`. All ranks of the model call it.
 
-        With "auto", which is chosen later, ranks only make sure of each other.
+        With "auto", ranks only check that all of them ask for it; the scheme is chosen later.
 
         Raises:
-            UserError: the model's gradients cannot, or ranks differ in the scheme.
+            UserError: the model's gradients cannot be compressed, or ranks differ in the scheme.
         """
 
     def compressed_bytes(self) -> tuple[int, int] | None:
@@ -220,7 +220,7 @@ class Backend(ABC):
             scaler.update()
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the mean of `tensor` over all ranks, on the CPU and in float64; all ranks call it."""
+        """Return the mean of `tensor`, of any shape, over all ranks, on the CPU and in float64; all ranks call it."""
         import torch
         import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Names of what spares a slow network: gradients in fewer bits, and fewer meetings (docs/slow-networks.md)."""
+"""Options for slow networks: gradients in fewer bits, and fewer exchanges between hosts (docs/slow-networks.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_backend(backend: Backend, scheme: str) -> None:
 
 
 def check_sync_every(value: str | int) -> int | Literal["auto"]:
-    """Return after how many steps hosts meet, a number from 1 on, or "auto".
+    """Return after how many steps hosts exchange, a number from 1 on, or "auto".
 
     Raises:
         UserError: `value` is neither.
@@ -57,7 +57,7 @@ def check_sync_every(value: str | int) -> int | Literal["auto"]:
 
 
 def check_outer(name: str) -> str:
-    """Return the name of the step that hosts make when they meet.
+    """Return the name of the step that hosts make after an exchange.
 
     Raises:
         UserError: there is no such step.

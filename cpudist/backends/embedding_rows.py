@@ -85,8 +85,8 @@ def _is_plain(module: torch.nn.Embedding) -> bool:
 class _Rows:
     """The rows of one model in DDP, from its forward pass to the end of its backward pass.
 
-    The exchange is one of all ranks in each backward pass in which DDP averages, whether or not a rank has rows. It is
-    started by whatever comes first in that pass: a gradient of the model's outputs, of a weight, or of a lookup.
+    All ranks make one exchange in each backward pass in which DDP averages, also ranks without rows. The first gradient
+    of that pass starts it, be it of the model's outputs, of a weight, or of a lookup.
     """
 
     def __init__(self, model: DistributedDataParallel, tied: dict[Weight, list[torch.nn.Embedding]]) -> None:
@@ -96,7 +96,7 @@ class _Rows:
         self._looks_up = False  # in a forward pass after which DDP averages
         self._due = False  # DDP averages in the next backward pass
         self._under_way = False  # in a backward pass in which DDP averages
-        self._with_dense: set[Weight] = set()  # whose dense part is there
+        self._with_dense: set[Weight] = set()  # whose dense part is complete
         self._rows: dict[Weight, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         model.register_forward_pre_hook(self._before_forward)
         model.register_forward_hook(self._after_forward, always_call=True)
@@ -168,13 +168,13 @@ class _Rows:
         self._begin()
 
     def _complete(self) -> None:
-        """Give DDP zeros for weights whose dense part this rank has not: it waits for all gradients."""
+        """Give DDP zeros for weights without a dense part on this rank: DDP waits for all gradients."""
         model = self._model()
         if model is not None and not model.find_unused_parameters:
             for weight in self._rows:
                 if weight not in self._with_dense:
                     torch.autograd.backward([weight], [torch.zeros_like(weight)])
-        _at_end_of_backward(self._exchange)  # DDP has put its own end between the two
+        _at_end_of_backward(self._exchange)  # comes after the callback that DDP queues
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -221,7 +221,7 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Any, output: Any, *lookup: Any) -> Any:
         ctx.mark_dirty(output)  # so that the result is no view, which models may not change
-        ctx.lookup = lookup  # not save_for_backward: a checkpoint counts what its second forward pass saves
+        ctx.lookup = lookup  # not save_for_backward: activation checkpointing counts saved tensors
         return output
 
     @staticmethod

@@ -92,9 +92,12 @@ def _calls(ahead: float) -> Calls:
 
 
 def _call(entry: dict[str, Any], group: Members, ahead: float) -> Call:
-    """An entry of the flight recorder, as torch's tools/flight_recorder describes them.
+    """Convert an entry of the flight recorder, as torch's tools/flight_recorder describes them.
 
-    Its time is by a clock that was `ahead` of the monotonic one then, so many seconds.
+    Args:
+        entry: the entry.
+        group: the group of the call.
+        ahead: by how many seconds the entry's clock was ahead of the monotonic one.
     """
     # "Float" and "BFloat16", which torch also knows as torch.float and torch.bfloat16.
     dtypes = [getattr(torch, name.lower(), None) for name in entry["output_dtypes"]]

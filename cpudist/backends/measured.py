@@ -1,4 +1,4 @@
-"""What `auto` takes by measuring the first steps: `--compress auto` none or bf16, `--sync-every auto` the steps."""
+"""Measure the first steps and choose for `auto`: none or bf16 for `--compress`, a number for `--sync-every`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 _WARM_UP = 2  # steps; DDP makes its buckets anew after the first one
 _MEASURED = 3
-_SAMPLE = 4 << 20  # values of float32 whose sum is timed; more take as much longer
-_SHARE = 0.1  # of a step, which communication may take before gradients are compressed
-_SHARE_OF_EXCHANGE = 0.05  # of the time, which the outer steps of hosts that train apart may take
+_SAMPLE = 4 << 20  # values of float32 whose sum is timed; the time for more is in proportion
+_SHARE = 0.1  # of a step; gradients are compressed if communication takes more
+_SHARE_OF_EXCHANGE = 0.05  # of the time, which exchanges and outer steps may take
 _LONGEST = 64  # steps between two exchanges
 
 
@@ -55,7 +55,7 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
 
 
 def steps_between(step: float, exchange: float, own: float) -> int:
-    """Return after how many steps hosts exchange so that half as many hide it, and its work takes 5 % of the time.
+    """Return K, so that K/2 steps hide the exchange after every K-th step, and its work takes 5 % of the time at most.
 
     Args:
         step: seconds of a local step.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CPU_ONLY = {"USE_TORCH_XLA": "0"}
 
 
-# The description of a group whose ranks may wait for long beside the training.
+# The description of groups for work in the background, whose ranks may wait for long.
 BACKGROUND = "cpudist background"
 
 # torch asks for at least 2, because DDP makes its buckets anew after the first step. The first steps change parameters
@@ -73,7 +73,11 @@ class ProcessGroupBackend(Backend):
         return dict.fromkeys(("accelerate.utils.imports", "transformers.utils.import_utils"), _prefer_cpu)
 
     def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
-        """Wrap in `DistributedDataParallel`, which takes `options`, or in `ShardedDataParallel`, which takes none."""
+        """Wrap in `DistributedDataParallel`, which takes `options`, or in `ShardedDataParallel`, which takes none.
+
+        Raises:
+            UserError: both `shard_optimizer` and `options` are given, or a parameter cannot be sharded.
+        """
         if not shard_optimizer:
             return DistributedDataParallel(model, **{**self.ddp_options(), **options})
         if options:
@@ -137,7 +141,7 @@ class ProcessGroupBackend(Backend):
         Raises:
             UserError: this torch cannot change it.
         """
-        if not hasattr(group, "set_timeout"):  # before torch 2.9 gloo takes a new limit and goes on with the old one
+        if not hasattr(group, "set_timeout"):  # before torch 2.9 gloo accepts a new timeout and keeps the old one
             raise UserError(
                 f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
                 f"give cpudist-train --timeout {seconds:g} where the script says ddp_timeout"
@@ -170,7 +174,7 @@ class _ExactAveraging:
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
         work: Any = dist.all_reduce(vector, group=self._group, async_op=True)
-        future = work.get_future()  # so that ccl moves it, and bounds it, before anybody waits
+        future = work.get_future()  # so that ccl makes progress by itself, with a timeout
 
         def wait() -> None:
             future.wait()

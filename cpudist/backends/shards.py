@@ -31,6 +31,9 @@ class Shard:
         local: this rank's rows as a plain tensor of shape (rows, ...), for optimizers to compute with; rows may be 0.
         memory: all rows as a flat tensor, the output of an all-gather.
         chunk: this rank's part of `memory`, its input.
+
+    Raises:
+        UserError: the parameter has no dimensions.
     """
 
     def __init__(self, whole: torch.nn.Parameter, mesh: DeviceMesh) -> None:
@@ -63,9 +66,13 @@ class Shard:
         self.chunk = self.memory[self._chunk]
 
     def give_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return output and input of a reduce-scatter: this rank's part of the flat gradient, and all of it.
+        """Return output and input of a reduce-scatter; `take_reduced` must be called after it.
 
-        `take_reduced` must be called after it.
+        Returns:
+            This rank's part of the flat gradient, shaped as `chunk`, and all of it, shaped as `memory`.
+
+        Raises:
+            UserError: the gradient is sparse.
         """
         gradient = self.whole.grad
         self.whole.grad = None
@@ -99,7 +106,7 @@ class Shard:
         return self._waits is not False
 
     def keep_for_later(self) -> None:
-        """After a backward pass under no_sync: give `own` a gradient that optimizers can set to None."""
+        """Give `own` a gradient that optimizers can set to None; called after a backward pass under no_sync."""
         if self.whole.grad is not None and not self.waits:
             self._waits = True
             if self.own.grad is None:
@@ -108,20 +115,20 @@ class Shard:
                 self.own.grad = self._waits
 
     def forget_if_zeroed(self) -> None:
-        """Before a forward pass: drop the accumulated gradient where `own.grad` has been set to None."""
+        """Drop the accumulated gradient where `own.grad` has been set to None; called before a forward pass."""
         if self.waits and self.own.grad is None:
             self.whole.grad = None
             self._waits = False
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this rank's rows of a tensor or DTensor in the parameter's shape, as a plain tensor."""
+        """Return this rank's rows of a tensor, or DTensor, of the parameter's shape; as a plain tensor like `local`."""
         if isinstance(tensor, self._make):
             rows: torch.Tensor = tensor.to_local()
             return rows
         return tensor[self._rows].clone()
 
     def whole_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the tensor in the parameter's shape whose rows these are; all ranks call it."""
+        """Return the tensor of the parameter's shape, given this rank's rows, shaped as `local`; all ranks call it."""
         whole = self._with_room(torch.zeros_like(self.whole, dtype=rows.dtype))
         whole[self._rows] = rows
         memory = self._flat(whole)
@@ -129,12 +136,12 @@ class Shard:
         return whole
 
     def _distributed(self, rows: torch.Tensor) -> DTensor:
-        """A DTensor like `own` with these rows; `DTensor.from_local` would be slow."""
+        """Make a DTensor like `own` of these rows; `DTensor.from_local` would be slow."""
         made: DTensor = self._make(rows, self._spec, requires_grad=False)
         return made
 
     def _with_room(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, of the parameter's strides, in memory that reaches to the end of the last chunk."""
+        """Return `tensor`, of the parameter's strides, in memory that reaches to the end of the last chunk."""
         if self._padded == tensor.numel():
             return tensor
         room = tensor.new_zeros(self._padded)

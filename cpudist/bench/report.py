@@ -77,8 +77,8 @@ def headline(environment: Mapping[str, Any], busy: bool = False, means: bool = F
 
     Args:
         environment: as `environment` returns it.
-        busy: whether other work ran meanwhile, so that rounds count by their means.
-        means: whether they do so without other work.
+        busy: whether other work ran meanwhile; a round then counts by its mean.
+        means: whether a round counts by its mean, also without other work.
     """
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
     transports = f"{', '.join(carriers)}; " if carriers else ""

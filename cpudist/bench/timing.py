@@ -117,7 +117,7 @@ def take_turns(
 
 
 def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
-    """Return a call that makes the next of `calls` at each time, with its arguments, and begins again after the last.
+    """Return a function that calls the next of `calls` each time, the first one again after the last.
 
     Each of them has buffers of its own. A buffer that is used again and again stays in the caches, which favours the
     candidate that copies the least.

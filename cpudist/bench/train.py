@@ -104,7 +104,9 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> TrainT
     parts = {_GIVEN: take_all({_PLAIN: None, **_each(_CHOICES, ipex=False, keep_memory=False)})}
     parts[_KEPT] = take_all(_each(_CHOICES if quick else {**_CHOICES, **_COMPILED}, ipex=False))
     if ipex.missing() is None:
-        parts[_INTEL] = take_all(_CHOICES if products.missing() else {**_CHOICES, _RECIPE: _RECIPE})  # it refuses there
+        parts[_INTEL] = take_all(
+            _CHOICES if products.missing() else {**_CHOICES, _RECIPE: _RECIPE}
+        )  # refuses such CPUs
     return TrainTimes(parts)
 
 

@@ -1,7 +1,7 @@
 """One checkpoint at a time, written by a thread of its own while the training goes on.
 
-Its ranks talk over a group of their own: collectives of two threads in one group would mix. The group is gloo's, whose
-waits need no polling, and has a limit of its own: a slow disk is no hanging collective.
+It has a process group of its own: collectives of two threads in one group would mix. The group is gloo's, which waits
+without polling, and has a timeout of a day: a slow disk must not look like a hanging collective.
 """
 
 from __future__ import annotations

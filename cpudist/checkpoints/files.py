@@ -87,7 +87,19 @@ def write(
     step: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a tree of `state.collect` to `target`; every rank calls it. Errors are those of `save`, and of `check`."""
+    """Write a tree of `state.collect`; every rank calls it.
+
+    Args:
+        tree: the training.
+        target: the folder of the checkpoint.
+        ranks: who writes it.
+        publisher: of the folder in which `target` lies.
+        step: the number of the training step, for the manifest; None: not known.
+        check: called on rank 0 before anything is written; may raise.
+
+    Raises:
+        UserError: as `save`, and as `check`.
+    """
 
     def check_all() -> None:
         if target.exists() and not (target / manifest.FILE).is_file() and (target.is_file() or any(target.iterdir())):
@@ -140,15 +152,16 @@ def read(
     *,
     with_random: bool = False,
 ) -> dict[str, Any]:
-    """Load a checkpoint that is not damaged; arguments and errors are those of `load`.
+    """Load a checkpoint that is not damaged, and return its plain values.
 
     Args:
         folder: the checkpoint.
         ranks: who loads it.
-        model: as for `load`.
-        optimizer: as for `load`.
-        more: as for `load`.
+        model, optimizer, more: as for `load`.
         with_random: whether this rank's random states are loaded, too.
+
+    Raises:
+        UserError: the checkpoint is one of another model.
     """
     state.check_names(model, optimizer, more)
     modules = {name: value for name, value in more.items() if isinstance(value, torch.nn.Module)}

@@ -58,7 +58,7 @@ def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path |
 
 
 def restore(folder: Path, name: str = "*") -> None:
-    """Bring checkpoints back that were moved aside for a new one by a process that was killed before it put that there.
+    """Bring back checkpoints that a process had moved aside for new ones when it was killed.
 
     Call it before a training: it would disturb one that is saving.
 

@@ -93,7 +93,7 @@ class Publisher:
 
     @contextmanager
     def refusing_full_disk(self, name: str) -> Iterator[None]:
-        """Raise `UserError` where a part of the checkpoint `name` cannot be written.
+        """Turn the errors of a block that writes a part of the checkpoint `name` into a `UserError`.
 
         Not for use around waits for other ranks: where a file system hangs, writing a probe to it hangs too.
         """

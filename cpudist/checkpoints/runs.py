@@ -38,7 +38,7 @@ def say_from_the_beginning(job: Job, folder: Path) -> None:
 def common(found: Mapping[int, Path], folder: Path, remedy: str) -> list[Path]:
     """Return the checkpoints that every rank sees, the newest first; every rank calls it.
 
-    Ranks may have been killed before all of them had theirs.
+    Where hosts share no disk, a kill may have left a checkpoint on some of them only.
 
     Args:
         found: the checkpoints that this rank sees, by their steps.

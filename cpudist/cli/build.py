@@ -38,7 +38,11 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Compile the backend, and print where it is."""
+    """Compile the backend and print where it is.
+
+    Raises:
+        UserError: it cannot be compiled, or --output is no folder.
+    """
     output: Path | None = options.output and options.output.expanduser().absolute()
     if output and output.exists() and not output.is_dir():
         raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")

@@ -107,7 +107,11 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
-    """Run the job, or print its command line; exit with the job's status."""
+    """Run the job, or print its command line; exit with the job's status.
+
+    Raises:
+        UserError: options or hosts are not as they must be.
+    """
     if launcher.name != "single":
         raise UserError(
             f"this process is a rank of {launcher.name} already, and cpudist launch starts the ranks itself; "

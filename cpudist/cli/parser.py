@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UserError` with the message of argparse."""
+        """Raise a `UserError` with argparse's message and where help is."""
         raise UserError(f"{message}; {self.prog} --help explains what it takes")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -46,7 +46,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the manifest or the script."""
+    """Print the manifest or the script, or raise `UserError` where options are wrong."""
     values = own_values(options)
     kind: type[RenderedJob] = values.pop("kind")
     problems = [] if values["arguments"] else [NO_TARGET]

@@ -26,7 +26,7 @@ class DeferredFiles:
         """Keep in memory what this process saves to paths while the block runs."""
         changes = Changes()
         changes.attribute(torch, "save", self._instead_of(torch.save))
-        # Packages that use safetensors by a name of their own, such as peft, write as they always do.
+        # Packages that import safetensors themselves, such as peft, still write at once.
         changes.attribute(sys.modules["transformers.modeling_utils"], "safe_save_file", self._keep_tensors)
         try:
             yield

@@ -135,7 +135,7 @@ def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> 
 
 
 def _leaves_out_others(trainer: Any, geometry: BatchGeometry, batch: int) -> bool:
-    """Return whether --dataloader_drop_last leaves out other samples where all ranks compute `batch` at once."""
+    """Return whether --dataloader_drop_last leaves out other samples, with `batch` samples on all ranks together."""
     data, batches = trainer.train_dataset, {geometry.samples_per_batch, batch}
     if hasattr(data, "__len__"):
         batches = {len(data) % batch for batch in batches}
@@ -159,7 +159,7 @@ def _why_not_unequal(trainer: Any, cls: Any, samples: int) -> str | None:
 
 @contextmanager
 def _loading_batch_size(cls: Any, batch_size: int) -> Iterator[None]:
-    """Have the states that are read say `batch_size`: transformers 4 takes it from there, not from the arguments."""
+    """Set the batch size in states that are read: transformers 4 takes it from there, not from the arguments."""
     load = vars(cls)["load_from_json"]
 
     def load_from_json(cls: Any, json_path: str) -> Any:
@@ -223,7 +223,7 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
 
 @contextmanager
 def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> Iterator[None]:
-    """Have accelerate use what `make_sampler` makes of a batch sampler, in the place of its own BatchSamplerShard."""
+    """Replace accelerate's BatchSamplerShard by what `make_sampler` makes of a batch sampler, in the block."""
     data_loader = sys.modules["accelerate.data_loader"]
     original: Any = vars(data_loader)["BatchSamplerShard"]
 

@@ -77,6 +77,7 @@ class SharedSampler(BatchSampler):
     drop_last = False
 
     def __init__(self, batch_sampler: Any, shares: Shares, rank: int) -> None:
+        # Without torch's __init__, as accelerate's BatchSamplerShard: the order stays in `batch_sampler.sampler`.
         self.batch_sampler, self._shares, self._rank = batch_sampler, shares, rank
         self.batch_size, self.num_processes = shares.batch_size, shares.ranks
         self.samples_per_step = shares.geometry.samples_per_step

@@ -71,7 +71,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
     ) -> Any:
         gives_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
-        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # so where Trainer itself divides
+        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # then Trainer itself divides
         batches = 1 if divides else getattr(self, "current_gradient_accumulation_steps", 1)
         too_large = batches * (self.accelerator.num_processes if multiplies else 1)
         unequal = self in context.weights and model.training

@@ -36,10 +36,10 @@ class _Flags:
         metadata={"help": "How gradients cross the network: auto, none, bf16, int8, powersgd or powersgd:RANK."},
     )
     ddp_sync_every: str | None = dataclasses.field(
-        default=None, metadata={"help": "Let hosts train apart, and meet every so many steps; or auto."}
+        default=None, metadata={"help": "Let hosts train apart, and exchange every so many steps; or auto."}
     )
     ddp_outer: str | None = dataclasses.field(
-        default=None, metadata={"help": "The step that hosts make when they meet: nesterov or none."}
+        default=None, metadata={"help": "The step that hosts make after an exchange: nesterov or none."}
     )
 
 
@@ -116,7 +116,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         original(self)
         self.no_cuda = no_cuda
         if job.communication.sync_every is not None and job.world.node_count > 1:
-            self.average_tokens_across_devices = False  # ranks would meet in each step to count them
+            self.average_tokens_across_devices = False  # counting them needs a collective in each step
         if job.world.size > 1:  # as on GPUs; scripts read from it whether they are alone and whether they are first
             self.local_rank = job.world.local_rank
         if self.ddp_timeout != seconds:

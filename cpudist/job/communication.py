@@ -25,7 +25,7 @@ class Communication:
     Attributes:
         world: this rank's place among the others.
         compression: the scheme in which gradients cross the network (`--compress`); None: the user has not said.
-        sync_every: after how many steps hosts meet (`--sync-every`); None: in each step.
+        sync_every: after how many steps hosts exchange (`--sync-every`); None: gradients are averaged in each step.
         outer: the step that they make then (`--outer`); None: the default.
 
     Args:
@@ -43,7 +43,7 @@ class Communication:
         self.outer: str | None = None
 
     def set_compression(self, scheme: str) -> None:
-        """Let gradients cross the network in `scheme` from now on, where nothing else is said.
+        """Let gradients of models without a scheme of their own cross the network in `scheme` from now on.
 
         Raises:
             UserError: the scheme is not known, or the backend does not have it.
@@ -100,29 +100,29 @@ class Communication:
             chosen(NONE, "")
 
     def set_local_steps(self, every: str | int | None, outer: str | None = None) -> None:
-        """Let hosts meet after `every` steps from now on, and make the step `outer`, where nothing else is said.
+        """Set how often hosts exchange, and the step `outer` that they make then, for models without their own.
 
         Raises:
-            UserError: as `local_steps`, or `outer` is for no `every`.
+            UserError: as `local_steps`, or `outer` is given without `every`.
         """
         self.sync_every, chosen = self.local_steps(every, outer)
         if outer is not None and self.sync_every is None:
-            raise UserError("--outer is the step that hosts make when they meet; give --sync-every, too")
+            raise UserError("--outer is the step that hosts make after an exchange; give --sync-every, too")
         self.outer = chosen
 
     def local_steps(self, every: str | int | None, outer: str | None) -> tuple[int | str | None, str]:
-        """Return after how many steps hosts meet, and the step that they make then; None stands for the job's.
+        """Return after how many steps hosts exchange, and the step that they make then; None stands for the job's.
 
         Raises:
             UserError: a value is not known, or the backend makes no local steps.
         """
         every = self.sync_every if every is None else check_sync_every(every)
         if every is not None and not self._backend.steps_locally:
-            raise UserError(f"the backend {self._backend.name} meets in each step; leave --sync-every out")
+            raise UserError(f"the backend {self._backend.name} averages gradients in each step; leave --sync-every out")
         return every, check_outer(outer or self.outer or OUTER[0])
 
     def finish(self) -> None:
-        """Say that local steps were asked for and no model has made them, before the job ends."""
+        """Warn at the end of the job if local steps were asked for and no model has made any."""
         unused = self.sync_every is not None and self.world.node_count > 1 and not self._record.outer
         if unused and self.world.rank == 0:
             say("warning: --sync-every had no effect: it is for models that Trainer or cpudist.wrap() has put in DDP")

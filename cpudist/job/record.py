@@ -54,7 +54,7 @@ class RunRecord:
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
         embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
-        outer: how often hosts meet that train apart, and what that took; empty where they meet in each step.
+        outer: how often hosts that train apart exchange, and what that took; empty where none do.
         network: the interface and address of rank 0's host over which the ranks found the store.
 
     Args:

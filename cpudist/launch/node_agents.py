@@ -22,8 +22,8 @@ _KEEPALIVE_SECONDS = 2.0
 _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # its standard input and output
 _OTHER_FILES = 200
-_RECONNECT_SECONDS = 8.0  # for which an agent without its connection waits, too
-_STEADY_SECONDS = 60.0  # a connection that was lost sooner again is not made anew
+_RECONNECT_SECONDS = 8.0  # as long as an agent waits whose connection was lost
+_STEADY_SECONDS = 60.0  # after a new connection that lasted less, there is no third one
 _END_SECONDS = 8.0  # an agent takes up to five to kill the job's processes
 
 
@@ -165,12 +165,12 @@ class _Agent:
 
     @property
     def may_connect_again(self) -> bool:
-        """Whether the connection to an agent that is still needed was dropped, and not soon after it was made anew."""
+        """Whether a connection that is still needed was lost, and was the first one or had lasted for a while."""
         steady = not self._again or time.monotonic() - self._started > _STEADY_SECONDS
         return self.ended and self.answered and self.left is None and not self.is_here and steady
 
     def connected_again(self) -> _Agent:
-        """Return a new agent of this host, for which the old one leaves."""
+        """Return a new agent on the same host, which replaces this one."""
         say(f"warning: the ssh connection to {self.host.name} was lost; connecting again")
         self.close()
         agent = _Agent(*self._of)

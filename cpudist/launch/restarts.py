@@ -65,7 +65,7 @@ class Restarts:
         return f"{len(self._failures)} of {self._most}"
 
     def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:
-        """Leave out a host at which two failures in a row were.
+        """Leave out a host from which two failures in a row may have come.
 
         Args:
             suspect: the host that this failure may come from, if one is known.

@@ -1,4 +1,4 @@
-"""matplotlib's backend in ranks of a notebook whose own figures appear in its cells: rank 0's appear there too."""
+"""matplotlib's backend in a notebook's ranks: rank 0's figures appear in the cell, as the notebook's own do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpudist.notebook.result import Mailbox
 
 
 class FigureManager(FigureManagerBase):
-    """What `pyplot.show` calls."""
+    """The figures of one rank; `pyplot.show` calls it."""
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:

@@ -74,7 +74,7 @@ def optimize(
     if dtype is torch.float16 and optimizer is not None:
         chosen += choice.skip_on_device(optimizer)
     if compile:
-        if job.current() is None:  # a job sets it for its own time
+        if job.current() is None:  # a job sets the variable itself, and undoes it
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(choice.rank()))
         model = torch.compile(model)  # type: ignore[assignment]
         chosen.append("torch.compile")

@@ -4,7 +4,7 @@ It is applied without prepacking weights, which gains nothing (docs/performance.
 which corrupts prepacked weights without an error. It does not convert weights nor fuse the optimizer either: number
 formats are chosen elsewhere, and PyTorch's fused optimizers are as fast.
 
-Loading it replaces kernels of torch until the process ends, and so does the ban on compiling that they need.
+Loading it replaces kernels of torch until the process ends. As long, models must not be compiled (`check_not_loaded`).
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ def begin(every: str | int | None = None, outer: str | None = None, compress: st
     """Return the local steps of a model that is to be wrapped, in the group `LocalSteps.group`; every rank calls it.
 
     Args:
-        every: after how many steps hosts meet, or "auto"; None: as the job says.
+        every: after how many steps hosts exchange, or "auto"; None: as the job says.
         outer: "nesterov" or "none"; None: as the job says.
         compress: the scheme of the averages; None: as the job says.
 
     Returns:
-        The local steps, to be attached to the wrapped model. None where hosts meet in each step, or there is only one.
+        The local steps, to be attached to the wrapped model; None on one host, or if gradients are averaged instead.
 
     Raises:
         UserError: the backend or the scheme cannot, or ranks ask for different things.
@@ -76,7 +76,7 @@ class LocalSteps:
 
     Args:
         job: the running job.
-        every: after how many steps hosts meet, or "auto".
+        every: after how many steps hosts exchange, or "auto".
         outer: "nesterov" or "none".
         scheme: how the averages cross the network: "none", "bf16" or "int8".
 

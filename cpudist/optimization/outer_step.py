@@ -22,7 +22,7 @@ class OuterStep:
     learning rate 0.7 and Nesterov momentum 0.9; or their parameters are averaged as they are.
 
     Attributes:
-        parameters: one vector, the same bits on all ranks.
+        parameters: shape (n,), the same bits on all ranks.
         momentum: of the same shape; None: none yet.
         plain: whether this is plain averaging, which has no momentum.
 
@@ -36,7 +36,11 @@ class OuterStep:
         self.momentum: torch.Tensor | None = None
 
     def step(self, moved: torch.Tensor) -> None:
-        """Move the parameters by the mean over all ranks of how far theirs have moved, which is overwritten."""
+        """Make the step.
+
+        Args:
+            moved: how far the ranks' parameters have moved, the mean over all ranks, shape (n,); it is overwritten.
+        """
         if self.plain:
             self.parameters -= moved
             return
@@ -47,12 +51,12 @@ class OuterStep:
 
 
 class Exchange:
-    """An average under way: of how far each rank's parameters have moved since the last outer step.
+    """The average under way of how far each rank's parameters have moved since the last outer step.
 
     Args:
         averaging: averages over all ranks, which make their exchanges in the same order.
         outer: the shared parameters.
-        tensors: this rank's parameters.
+        tensors: this rank's parameters, of any shapes, n elements in all.
     """
 
     def __init__(self, averaging: Averaging, outer: OuterStep, tensors: list[torch.Tensor]) -> None:
@@ -67,7 +71,11 @@ class Exchange:
             self._wait = None
 
     def apply(self, outer: OuterStep, tensors: list[torch.Tensor]) -> int:
-        """Wait for the average, make the outer step, and put how far this rank has moved meanwhile on top of it.
+        """Wait for the average, make the outer step, and add to its result how far this rank has moved meanwhile.
+
+        Args:
+            outer: the shared parameters.
+            tensors: this rank's parameters, which are overwritten.
 
         Returns:
             The bytes of the average.
@@ -80,12 +88,12 @@ class Exchange:
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the values of all tensors in one vector, of float32 or more."""
+    """Return the values of tensors of any shapes, n elements in all, as one tensor of shape (n,), at least float32."""
     return torch.cat([t.detach().reshape(-1).to(torch.promote_types(t.dtype, torch.float32)) for t in tensors])
 
 
 def write(vector: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Copy the values of a vector that `flat` has made back into the tensors."""
+    """Copy the values of `vector`, shape (n,), into tensors of any shapes, n elements in all; undoes `flat`."""
     sizes = [tensor.numel() for tensor in tensors]
     for tensor, values in zip(tensors, torch.split(vector, sizes), strict=True):
         tensor.copy_(values.view(tensor.shape))

@@ -61,7 +61,7 @@ class Rounds:
         return (self.every or 0) // 2
 
     def ahead(self) -> int:
-        """Return after how many more steps this rank waits for what all others begin after this moment."""
+        """Return in how many steps this rank completes an exchange that other ranks have not yet begun now."""
         return (self.every or _MEASURED) - self.done + self.delay
 
     def before_step(self) -> None:

@@ -42,7 +42,7 @@ class Code(IntEnum):
     WAIT_ALL = 9  # milliseconds keys -> 1 as soon as all are there, 0 when the time is over
     WAIT_ANY = 10  # milliseconds keys -> the same, for one of them
     ON_DISCONNECT = 11  # key value: append the value, and how it happened, when this connection breaks
-    CANCEL_ON_DISCONNECT = 12  # key value: forget that, whichever connection asked for it
+    CANCEL_ON_DISCONNECT = 12  # key value: cancel that ON_DISCONNECT, whichever connection asked for it
     AGES = 13  # keys -> for each the milliseconds since it was set last, -1 where it is missing
     MISSING = 14
     # key value unless text: after that ON_DISCONNECT, print the text if `unless` stays missing

@@ -46,6 +46,7 @@ class _Archive(Files):
     """Files of a tar archive, such as hwloc-gather-topology makes; it is not unpacked."""
 
     def __init__(self, texts: dict[str, str]) -> None:
+        super().__init__()
         self._texts = texts
 
     def read(self, path: str) -> str | None:

@@ -1,8 +1,8 @@
 """Stop all ranks after the same step, with a checkpoint, when any rank gets a signal (`--checkpoint-on-signal`).
 
-Ranks step together, since a step ends with all ranks' gradients. What rank 0 has put into the job's store before it
-begins a step, every rank therefore finds there when it ends that step. Where hosts train apart, this holds of the steps
-in which they meet. The protocol:
+Ranks step together, since a step ends with all ranks' gradients. So at the end of a step every rank finds in the job's
+store what rank 0 has put there before it began that step. Where hosts train apart, this holds for the steps in which
+they exchange. The protocol:
 
 1. The rank that got the signal writes it into the store. A thread of every rank looks there once a second.
 2. A rank that knows of the signal counts itself in the store at the end of its step, and looks into the store at the

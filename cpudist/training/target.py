@@ -35,6 +35,7 @@ class Script:
     args: tuple[str, ...]
 
     def run(self) -> None:
+        """Run the script as ``__main__``."""
         sys.argv = [str(self.path), *self.args]
         sys.path[0] = str(self.path.resolve().parent)
         runpy.run_path(str(self.path), run_name="__main__")
@@ -48,6 +49,7 @@ class Module:
     args: tuple[str, ...]
 
     def run(self) -> None:
+        """Run the module as ``__main__``."""
         sys.argv = [self.name, *self.args]  # runpy puts the module's file in argv[0]
         runpy.run_module(self.name, run_name="__main__", alter_sys=True)
 
@@ -65,6 +67,7 @@ class Recipe:
         return "--help" in self.args or "-h" in self.args
 
     def run(self) -> None:
+        """Run the recipe, with its layout on backends that have a mesh."""
         sys.argv = [f"cpudist-train {self.name}", *self.args]
         recipe = importlib.import_module(f"cpudist.training.recipes.{self.name}")
         from cpudist.job import current  # late: it imports torch, which not every target needs
@@ -76,12 +79,15 @@ class Recipe:
 
 
 def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
-    """Find the target that a command line names, without importing it, or raise `UserError`.
+    """Find the target that a command line names, without importing it.
 
     Args:
         name: a path, a module's name or a recipe's name.
         args: the target's own arguments.
         module: whether `name` is a module, as with `python -m`.
+
+    Raises:
+        UserError: there is no such target.
     """
     if module:
         return _module(name, args)

@@ -66,7 +66,7 @@ def vector(model: torch.nn.Module) -> torch.Tensor:
 @pytest.mark.usefixtures("two_hosts")
 @pytest.mark.parametrize("every", [1, 4])
 def test_outer_steps_are_those_of_torchs_sgd(every: int) -> None:
-    """An outer step takes the way of K local steps for a gradient; it is made K/2 steps later, on top of those.
+    """The gradient of an outer step is the sum of K local steps; the step is made K/2 steps later.
 
     An independent SGD says where the outer steps lead, and a copy that trains alone how far each local step goes.
     """
@@ -91,7 +91,7 @@ def test_outer_steps_are_those_of_torchs_sgd(every: int) -> None:
 
 @pytest.mark.usefixtures("two_hosts")
 def test_steps_are_made_while_an_exchange_is_under_way() -> None:
-    """Nobody waits for an average before the step at which its outer step is due, nor twice."""
+    """A rank waits for an average once, at the step where its outer step is due."""
     waited: list[int] = []
     model, optimizer = made(every=4)
     rounds = rounds_of(model)
@@ -221,7 +221,7 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UserError, match=words):
             wrong()
     monkeypatch.setattr(type(job.require().backend), "steps_locally", False)  # as on xla
-    with pytest.raises(UserError, match="meets in each step; leave --sync-every out"):
+    with pytest.raises(UserError, match="averages gradients in each step; leave --sync-every out"):
         job.require().communication.set_local_steps("4")
 
 

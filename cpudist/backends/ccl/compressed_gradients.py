@@ -61,7 +61,7 @@ class CompressedGradients:
 
     @property
     def residual(self) -> torch.Tensor | None:
-        """What the averages of `begin` have lost, after `settle` or as it was set."""
+        """What the averages of `begin` have lost, shaped as its vector, after `settle` or as it was set; None: nothing."""
         return self._settled.get(0)
 
     @residual.setter
@@ -80,15 +80,16 @@ class CompressedGradients:
         extension.load().keep_own(self._backend(), residual)
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
-        """Begin to average a vector of float32 over the ranks, always the same one; return what waits for the result.
+        """Begin an average as `Averaging.begin` says.
 
-        For outer steps, which are no gradients (`Averaging`).
+        Args:
+            vector: of float32, shape (n,), the same n in every call.
         """
         if self._feeds_back:
             work = self._start(vector, 0)
         else:
             work = dist.all_reduce(vector, dist.ReduceOp.AVG, group=self.group, async_op=True)
-        wait: Callable[[], object] = work.get_future().wait  # with a future, the group moves it before anybody waits
+        wait: Callable[[], object] = work.get_future().wait  # with a future, the group makes progress by itself
         return wait
 
     def _start(self, tensor: torch.Tensor, number: int) -> Any:

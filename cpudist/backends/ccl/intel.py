@@ -1,4 +1,4 @@
-"""What stands for Intel's binding, whose two names scripts and set-up lines import.
+"""Stand-ins for Intel's binding, which scripts and set-up lines import by two names.
 
 Intel's binding, `oneccl_bindings_for_pytorch`, ended with torch 2.8. Scripts import it only to make ``ccl`` known to
 torch; guides import it to find the folder of its ``env/setvars.sh`` and source that.
@@ -24,7 +24,7 @@ _DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")
 
 
 def fill(module: ModuleType) -> None:
-    """Give a module that stands for Intel's what is read of it: `cwd`, and the folder of `__file__`."""
+    """Give a stand-in what scripts read of Intel's module: `cwd`, and the folder of `__file__`."""
     from cpudist.backends.ccl.register import register
 
     module.__doc__ = "Stands for Intel's package: the backend ccl is cpudist's."

@@ -27,6 +27,7 @@ class OneCcl:
 
     @property
     def lib(self) -> Path:
+        """The folder of its libraries."""
         return self.prefix / "lib"
 
 

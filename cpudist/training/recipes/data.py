@@ -97,7 +97,7 @@ def check_minimum(options: object, minimum: int, *names: str) -> None:
 def find_files(entries: Sequence[str]) -> list[str]:
     """Return the absolute paths, each once, of files, of patterns (data/*.txt) and of the text files in folders.
 
-    An entry that names no file, or only empty files, are a `UserError`.
+    An entry that names no file, or only empty files, is a `UserError`.
     """
     files: list[Path] = []
     for entry in entries:

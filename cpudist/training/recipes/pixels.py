@@ -64,7 +64,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class ImageCollator:
-    """Make a model's inputs of decoded images, normalized by mean and deviation of each channel, from 0 to 1."""
+    """Make a model's inputs of decoded images: values from 0 to 1, normalized by each channel's mean and deviation."""
 
     shape: Shape
     mean: list[float]
