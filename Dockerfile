@@ -1,10 +1,11 @@
-# The image of `cpudist render`: docker build --tag cpudist:0.2.0 .
+# The image of `cpudist render`: docker build --tag cpudist:0.2.0 --build-arg PIP_EXTRA_INDEX_URL=... .
 # For PyTorchJob, TrainJob, and MPIJob with Intel MPI, MPICH or Open MPI. Its user is not root.
-# BASE with a digest (debian:bookworm-slim@sha256:...) makes the same image again and again.
+# BASE with a digest (debian:bookworm-slim@sha256:...) fixes Debian's part of the image, too.
 ARG BASE=debian:bookworm-slim
 FROM $BASE
 
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# PyTorch's index of CPU builds, which pip reads from here.
+ARG PIP_EXTRA_INDEX_URL
 
 # g++ and Python's headers stay: torch.compile needs them too. tcmalloc is preloaded, sshd is for MPIJob, curl for
 # example scripts.
@@ -23,15 +24,13 @@ COPY container/sshd_config /home/cpudist/sshd_config
 
 # What runs belongs to root, so a job cannot change it.
 ENV PATH=/opt/cpudist/bin:$PATH CPUDIST_CACHE=/opt/cpudist/cache PYTHONUNBUFFERED=1
-# torch with its exact version, which has a CPU build; a looser requirement installs gigabytes of CUDA packages.
+COPY container/requirements.txt /opt/requirements.txt
 RUN python3 -m venv /opt/cpudist \
-    && /opt/cpudist/bin/pip install --no-cache-dir --disable-pip-version-check torch==2.13.0
+    && pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement /opt/requirements.txt
 COPY pyproject.toml README.md LICENSE /opt/source/
 COPY cpudist /opt/source/cpudist
 COPY stand_ins /opt/source/stand_ins
-# Hugging Face's example scripts import evaluate.
-RUN /opt/cpudist/bin/pip install --no-cache-dir --disable-pip-version-check \
-        '/opt/source[ccl,plot,recipes]' evaluate==0.4.6 \
+RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /opt/source \
     && cpudist build
 
 USER 1000

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import jobs
 import pytest
+from packaging.requirements import Requirement
 
 from cpudist.version import __version__
 
@@ -59,6 +61,21 @@ def test_what_runs_belongs_to_root() -> None:
     assert "COPY --chown" not in text
     assert re.findall(r"^(?:USER|RUN|COPY) ?\S*", text, re.MULTILINE)[-1] == "USER 1000"
     assert re.findall(r"chown (.*)", text) == ["cpudist: /data /home/cpudist/.ssh"]
+
+
+def test_the_locked_packages_are_what_pyproject_wants() -> None:
+    """scripts/lock.py has to run again after pyproject.toml has changed."""
+    lines = (REPOSITORY / "container" / "requirements.txt").read_text().splitlines()[1:]
+    found = [re.fullmatch(r"([a-z0-9.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    locked = {match[1]: match[2] for match in found if match}
+    assert len(locked) == len(lines)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    wanted += [*extras["ccl"], *extras["plot"], *extras["recipes"], "evaluate"]
+    for requirement in map(Requirement, wanted):
+        assert locked[requirement.name] in requirement.specifier, requirement
+    assert locked["torch"].endswith("+cpu")
 
 
 def test_debian_has_the_packages() -> None:
