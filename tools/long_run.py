@@ -1,9 +1,11 @@
-"""Train a recipe on 2 hosts x 2 ranks under random faults with restarts, and compare it with a run without faults.
+"""Train a recipe on 2 hosts x 2 ranks under random faults with restarts, and beside it without faults; compare the two.
 
-    python tools/long_run.py [--steps 60000] [--every 180] [--seed 0]
+    python tools/long_run.py [--steps 60000] [--every 180] [--seed 0] [--hours 4]
 
 As root: the hosts are namespaces of this machine. Every 180 seconds a rank is killed or stopped, or the store or all
-ssh connections of the first host are killed. Prints each fault, and at the end both losses and the share of time lost.
+ssh connections of the first host are killed. Prints each fault, and at the end both losses and the share of time lost:
+from the last step before a failure until the step after it has been taken, of the whole time. Both jobs run at the same
+time, so that whatever else the machine does slows both.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import sysconfig
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +31,9 @@ from bed import Bed, missing
 from hosts.faults import CACHE, _rank_of
 from jobs import BIN
 
-_MODEL = ["--config_overrides", "n_layer=2,n_embd=128,n_head=4", "--vocab_size", "1024", "--block_size", "64"]
+_MODEL = ["--config_overrides", "n_layer=2,n_embd=64,n_head=4", "--vocab_size", "512", "--block_size", "64"]
 _LAST = 50  # steps whose mean is the loss at the end
+_FAULTS = ["rank killed", "rank stopped", "store killed", "ssh lost"]
 
 
 def main() -> None:
@@ -37,21 +42,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60_000)
     parser.add_argument("--every", type=float, default=180.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hours", type=float, default=4.0, help="after which both jobs are ended, as failed")
     options = parser.parse_args()
     if reason := missing():
         sys.exit(reason)
-    with tempfile.TemporaryDirectory() as folder:
-        seconds, loss, _ = _train(Path(folder) / "plain", options.steps, None)
-        print(f"without faults: {seconds:.0f} s, loss {loss:.4f}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        runs = [_Run(Path(folder) / name, options.steps, options.hours * 3600) for name in ("plain", "faults")]
         strikes = _Strikes(options.every, options.seed)
-        with_faults, loss, said = _train(Path(folder) / "faults", options.steps, strikes)
-    restarts = [line for line in said if "starting again (" in line]
-    print(f"with {strikes.count} faults: {with_faults:.0f} s, loss {loss:.4f}, {len(restarts)} restarts")
-    print(f"share of time lost: {1 - seconds / with_faults:.3f}")
+        ends = [pool.submit(runs[0].train, None), pool.submit(runs[1].train, strikes)]
+        (seconds, loss), (with_faults, loss_with_faults) = (end.result() for end in ends)
+    print(f"without faults: {seconds:.0f} s, loss {loss:.4f}")
+    restarts = f"{strikes.count} faults, {runs[1].restarts} restarts"
+    print(f"with faults: {with_faults:.0f} s, loss {loss_with_faults:.4f}, {restarts}")
+    print(
+        f"lost: {runs[1].lost:.0f} s, {runs[1].lost / with_faults:.3f} of the time; {runs[1].again} steps taken again"
+    )
 
 
 class _Strikes:
-    """Breaks the job on `bed` again and again until `over` is set."""
+    """Breaks the job on a bed again and again until `over` is set."""
 
     def __init__(self, every: float, seed: int) -> None:
         self.count = 0
@@ -62,19 +71,23 @@ class _Strikes:
     def run(self, bed: Bed) -> None:
         """Strike until it is over."""
         while not self.over.wait(self._every):
-            what = self._chance.choice(["rank killed", "rank stopped", "store killed", "ssh lost"])
+            what = self._chance.choice(_FAULTS)
             with suppress(psutil.Error, IndexError):  # it is just starting again
-                if what.startswith("rank"):
-                    rank = self._chance.choice(_ranks(bed))
-                    rank.kill() if what == "rank killed" else rank.suspend()
-                elif what == "store killed":
-                    _find(bed, "h0", "cpudist.store.serve")[0].kill()
-                else:
-                    for process in _find(bed, "h0", "ssh"):
-                        if process.name() == "ssh":
-                            process.kill()
+                _strike(bed, what, self._chance)
                 self.count += 1
                 print(f"{time.strftime('%T')} {what}", flush=True)
+
+
+def _strike(bed: Bed, what: str, chance: random.Random) -> None:
+    if what.startswith("rank"):
+        rank = chance.choice(_ranks(bed))
+        rank.kill() if what == "rank killed" else rank.suspend()
+    elif what == "store killed":
+        _find(bed, "h0", "cpudist.store.serve")[0].kill()
+    else:
+        for process in _find(bed, "h0", "ssh"):
+            if process.name() == "ssh":
+                process.kill()
 
 
 def _find(bed: Bed, host: str, words: str) -> list[psutil.Process]:
@@ -86,39 +99,87 @@ def _ranks(bed: Bed) -> list[psutil.Process]:
     return [process for process in found if process.name().startswith("python") and _rank_of(process) >= 0]
 
 
-def _train(folder: Path, steps: int, strikes: _Strikes | None) -> tuple[float, float, list[str]]:
-    """Train to the end; return the seconds, the loss at the end, and cpudist's lines."""
-    (folder / "bed").mkdir(parents=True)
-    output, text = folder / "out", f"{sysconfig.get_path('stdlib')}/*.py"
-    with Bed(folder / "bed") as bed:
-        words = [
-            "launch",
-            "--hostfile",
-            bed.hostfile(),
-            "--ppn",
-            "2",
-            "--max-restarts",
-            "1000",
-            "--",
-            "--timeout",
-            "20",
-        ]
-        words += ["clm", *_MODEL, "--train_file", text, "--output_dir", str(output), "--do_train"]
-        words += ["--max_steps", str(steps), "--save_steps", "100", "--save_total_limit", "2", "--logging_steps", "1"]
+class _Run:
+    """One training, and what its output tells while it runs.
+
+    Attributes:
+        restarts: how often the job has gone on from a checkpoint, or from the beginning.
+        again: steps that were taken more than once.
+        lost: seconds from the last step before each failure until the step after it was taken.
+    """
+
+    def __init__(self, folder: Path, steps: int, bound: float) -> None:
+        self.restarts, self.again, self.lost = 0, 0, 0.0
+        self._folder, self._steps, self._bound = folder, steps, bound
+        self._step, self._furthest, self._at, self._behind = 0, 0, 0.0, False
+        (folder / "bed").mkdir(parents=True)
+
+    def train(self, strikes: _Strikes | None) -> tuple[float, float]:
+        """Train to the end; return the seconds and the loss at the end."""
+        with Bed(self._folder / "bed") as bed:
+            over = threading.Event()
+            threads = [threading.Thread(target=self._follow, args=(over,))]
+            if strikes is not None:
+                threads.append(threading.Thread(target=strikes.run, args=(bed,)))
+            for thread in threads:
+                thread.start()
+            variables = {**CACHE, "HF_DATASETS_CACHE": str(self._folder / "data")}
+            began = time.monotonic()
+            try:
+                ended = bed.watch("h0", self._command(bed), self._bound, variables)
+            finally:
+                over.set()
+                if strikes is not None:
+                    strikes.over.set()
+                for thread in threads:
+                    thread.join()
+        if ended.returncode or ended.left:
+            sys.exit(f"status {ended.returncode}, left: {ended.left}\n{ended.output[-4000:]}")
+        state = json.loads((self._folder / "out" / f"checkpoint-{self._steps}" / "trainer_state.json").read_text())
+        losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry][-_LAST:]
+        return ended.at - began, sum(losses) / len(losses)
+
+    def _command(self, bed: Bed) -> list[str]:
+        text = f"{sysconfig.get_path('stdlib')}/[a-d]*.py"
+        words = ["launch", "--hostfile", bed.hostfile(), "--ppn", "2", "--max-restarts", "1000", "--"]
+        words += ["--timeout", "20", "--compress", "none"]  # auto would choose by what it measures: another loss
+        words += ["clm", *_MODEL, "--train_file", text, "--output_dir", str(self._folder / "out"), "--do_train"]
+        words += ["--max_steps", str(self._steps), "--save_steps", "100", "--save_total_limit", "2"]
         words += ["--learning_rate", "1e-3", "--per_device_train_batch_size", "4", "--disable_tqdm", "true"]
-        began = time.monotonic()
-        if strikes is not None:
-            threading.Thread(target=strikes.run, args=(bed,), daemon=True).start()
-        ended = bed.watch("h0", [str(BIN / "cpudist"), *words], 24 * 3600, CACHE)
-        if strikes is not None:
-            strikes.over.set()
-    seconds = ended.at - began
-    said = [line for line in ended.output.splitlines() if line.startswith("cpudist: ")]
-    if ended.returncode or ended.left:
-        sys.exit(f"status {ended.returncode}, left: {ended.left}\n{ended.output[-4000:]}")
-    state = json.loads((output / f"checkpoint-{steps}" / "trainer_state.json").read_text())
-    losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry][-_LAST:]
-    return seconds, sum(losses) / len(losses), said
+        return [str(BIN / "cpudist"), *words, "--logging_steps", "1"]
+
+    def _follow(self, over: threading.Event) -> None:
+        """Read the job's output while it is written: one line for each step, and one for each restart."""
+        output = self._folder / "bed" / "output.log"
+        while not output.exists() and not over.wait(0.1):
+            pass
+        with output.open(errors="replace") as file:
+            rest = ""
+            while True:
+                last = over.is_set()
+                *lines, rest = (rest + file.read()).split("\n")
+                for line in lines:
+                    self._read(line)
+                if last:
+                    return
+                over.wait(0.1)
+
+    def _read(self, line: str) -> None:
+        if "starting again (" in line:
+            self.restarts += 1
+            self._step, self._behind = 0, True
+            print(f"{time.strftime('%T')} step {self._furthest}, {self.lost:.0f} s lost so far: {line}", flush=True)
+        elif found := re.search(r"going on from \S*checkpoint-(\d+)", line):
+            self._step = int(found[1])
+        elif line.startswith("{'loss'"):
+            self._step += 1
+            if self._step <= self._furthest:
+                self.again += 1
+                return
+            if self._behind:
+                self.lost += time.monotonic() - self._at
+                self._behind = False
+            self._furthest, self._at = self._step, time.monotonic()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from cpudist.console import say
 from cpudist.launchers.mpi import Host
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # before the second restart in a row, and later ones
-_LONG_ATTEMPT_SECONDS = 600.0
+_LONG_ATTEMPT_SECONDS = 120.0
 
 
 class Restarts:
