@@ -5,6 +5,7 @@ Trainer, the recipes and one's own loops save by this one sequence.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from cpudist.errors import UserError
 from cpudist.job import current
 
 T = TypeVar("T")
+
+_TOKEN = re.compile("[0-9a-f]{16}")
 
 
 class Publisher:
@@ -57,6 +60,8 @@ class Publisher:
             return secrets.token_hex(8)
 
         token = self._each(ranks, name, prepare)[0]
+        if not _TOKEN.fullmatch(token):  # it becomes part of a path
+            raise UserError(f"rank 0 names a checkpoint {token!r}: a stranger writes there; see docs/security.md")
         self._clears_all = False
         return self.folder / folders.INCOMPLETE / token / name
 

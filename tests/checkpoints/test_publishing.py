@@ -57,3 +57,9 @@ def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
     shutil.rmtree(gone.parent)
     with pytest.raises(UserError, match="has gone: does another job save in"):
         jobs[0].complete(gone, Ranks(), True, lambda: None, lambda parts: None)
+
+
+def test_a_name_that_another_rank_gives_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "all_gather", lambda self, value: [("../../.ssh", None)])
+    with pytest.raises(UserError, match="a stranger writes there"):
+        Publisher(tmp_path).begin("checkpoint-5", Ranks(), publishes=True)

@@ -55,6 +55,13 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.job
+def test_a_login_shell_may_greet_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROGRAM", "print('welcome to h1')\n" + module._PROGRAM)
+    (facts,) = ask_all([Host("localhost", 1)], module._ask)
+    assert isinstance(facts, Facts), facts
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
