@@ -42,6 +42,7 @@ from jobs import mpirun, train
 
 from cpudist import Checkpoints
 from cpudist.checkpoints import manifest
+from cpudist.huggingface import checkpoint_files
 from cpudist.waiting import poll
 
 RANKS = 2
@@ -211,9 +212,10 @@ def _look_at(output: Path) -> tuple[str, int]:
             if (checkpoint / manifest.FILE).exists():
                 said = manifest.read(checkpoint)
                 assert said is not None, f"{manifest.FILE} cannot be read"
-                assert not (problem := manifest.damage(checkpoint, said)), problem
+                assert not (problem := manifest.damage(checkpoint, said.files)), problem
                 assert said.step == step
                 continue
+            assert not (problem := checkpoint_files.damage(checkpoint, 0, 1)), problem
             load_file(checkpoint / "model.safetensors")
             for name in ("optimizer.pt", "scheduler.pt", *(f"rng_state_{rank}.pth" for rank in range(RANKS))):
                 torch.load(checkpoint / name, weights_only=False)

@@ -118,7 +118,7 @@ def write(
         raise UserError(f"rank {rank}: cannot save {target}: {full or first_line(failure)}") from error
 
     def checksums() -> dict[str, tuple[int, str]]:  # only the host that has written a file is sure to have all of it
-        return manifest.checksums(path for path in written.iterdir() if path.name.startswith(f"__{ranks.rank}_"))
+        return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"))
 
     def seal(parts: list[dict[str, tuple[int, str]]]) -> None:
         files = {name: checksum for part in parts for name, checksum in part.items()}
@@ -126,7 +126,7 @@ def write(
             raise UserError(
                 f"{state.few(missing)} of {target} cannot be seen here; save on a disk that all hosts share"
             )
-        files.update(manifest.checksums(path for path in written.iterdir() if path.name not in files))
+        files.update(manifest.checksums(written, [path for path in written.iterdir() if path.name not in files]))
         job = current()
         manifest.write(written, Manifest(step, ranks.size, [] if job is None else job.run_ids, files))
 
@@ -211,7 +211,7 @@ def _damage(folder: Path, ranks: Ranks) -> str | None:
         raise UserError(f"there is no checkpoint {folder}") from None
     if said is None:
         return f"{manifest.FILE} cannot be read"
-    return manifest.damage(folder, said, ranks.rank, ranks.size)
+    return manifest.damage(folder, said.files, ranks.rank, ranks.size)
 
 
 def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 FILE = "checkpoint.json"
 _BLOCK = 1 << 22
@@ -45,26 +46,30 @@ def read(folder: Path) -> Manifest | None:
     """
     try:
         said = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
-        return Manifest(said["step"], int(said["world_size"]), list(said["runs"]), files)
+        return Manifest(said["step"], int(said["world_size"]), list(said["runs"]), files_in(said))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def checksums(paths: Iterable[Path]) -> dict[str, tuple[int, str]]:
-    """Return size and checksum of each file, by its name."""
-    return {path.name: _checksum(path) for path in paths}
+def files_in(said: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    """Return the entry "files" of what a JSON file says, with the types that `checksums` gives it."""
+    return {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
 
 
-def damage(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> str | None:
-    """Compare the files of a checkpoint with its manifest; return the first difference in words, None without one.
+def checksums(folder: Path, paths: Iterable[Path]) -> dict[str, tuple[int, str]]:
+    """Return size and checksum of each file, by its path in `folder`."""
+    return {str(path.relative_to(folder)): _checksum(path) for path in paths}
+
+
+def damage(folder: Path, files: Mapping[str, tuple[int, str]], part: int = 0, parts: int = 1) -> str | None:
+    """Compare the files of a checkpoint with their checksums; return the first difference in words, None without one.
 
     Args:
         folder: the checkpoint.
-        manifest: its manifest.
+        files: what `checksums` has returned when it was written.
         part, parts: which share of the files to compare: part 0 of 1 is all of them.
     """
-    for name, (size, checksum) in sorted(manifest.files.items())[part::parts]:
+    for name, (size, checksum) in sorted(files.items())[part::parts]:
         try:
             found_size, found = _checksum(folder / name)
         except OSError as error:

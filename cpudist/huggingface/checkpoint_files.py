@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cpudist.checkpoints import manifest
 from cpudist.checkpoints.folders import numbered
 
-WORLD = "world.json"  # beside Trainer's files: the batch geometry, the names of the run and the number of the training
+# Beside Trainer's files: the batch geometry, the names of the run, the number of the training, all files' checksums.
+WORLD = "world.json"
 HOSTS = "hosts.pt"  # what `local_steps.kept` keeps of the communication between hosts
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
 _SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 leaves it while it saves on SIGTERM
@@ -32,12 +35,35 @@ def training_of(checkpoint: Path) -> int:
 
 
 def read_world(checkpoint: Path) -> dict[str, Any] | None:
-    """Return what WORLD says in `checkpoint`; None if it was made without cpudist."""
+    """Return what WORLD says in `checkpoint`; None if it was made without cpudist, or WORLD is damaged."""
     try:
         world: dict[str, Any] = json.loads((checkpoint / WORLD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
     return world
+
+
+def write_world(folder: Path, world: Mapping[str, Any]) -> None:
+    """Write WORLD, the last file of a checkpoint, into `folder`, with the checksums of all others."""
+    own = folder / WORLD  # which another rank may be writing, too
+    files = manifest.checksums(folder, [path for path in folder.rglob("*") if path.is_file() and path != own])
+    own.write_text(json.dumps({**world, "files": files}) + "\n", encoding="utf-8")
+
+
+def is_unreadable(checkpoint: Path) -> bool:
+    """Return whether WORLD is damaged in `checkpoint`, so that nobody knows which run has saved it."""
+    return (checkpoint / WORLD).exists() and read_world(checkpoint) is None
+
+
+def damage(checkpoint: Path, part: int, parts: int) -> str | None:
+    """Return what is wrong with a part of the files of a checkpoint, as `manifest.damage` does.
+
+    Checkpoints made without cpudist, or by a version that wrote no checksums, pass.
+    """
+    if is_unreadable(checkpoint):
+        return f"{WORLD} cannot be read"
+    world = read_world(checkpoint) or {}
+    return manifest.damage(checkpoint, manifest.files_in(world), part, parts) if "files" in world else None
 
 
 def adopt(folder: Path, written: Path) -> None:

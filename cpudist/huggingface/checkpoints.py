@@ -8,7 +8,6 @@ With `--async-checkpoint` Trainer saves large files in memory, and a thread does
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -57,20 +56,20 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             with files.collect() if later else nullcontext():
                 original(self, model, trial)
             _name_the_best(self, run_dir, written)
-            if publishes:
-                if kept is not None:
-                    torch.save(kept.state_dict(), written / checkpoint_files.HOSTS)
-                made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
-                (written / checkpoint_files.WORLD).write_text(json.dumps(made) + "\n", encoding="utf-8")
+            if publishes and kept is not None:
+                torch.save(kept.state_dict(), written / checkpoint_files.HOSTS)
+        made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
+        def seal(_: object) -> None:
+            checkpoint_files.adopt(run_dir / name, written)
+            checkpoint_files.write_world(written, made)
+
         def complete(ranks: Ranks) -> None:
-            publisher.complete(
-                written, ranks, publishes, files.write, lambda _: checkpoint_files.adopt(run_dir / name, written)
-            )
+            publisher.complete(written, ranks, publishes, files.write, seal)
             if publishes and keep > 0:
-                found, kept = folders.numbered(publisher.folder).values(), Path(best).absolute() if best else None
-                folders.rotate(found, keep, publisher.saved, kept)
+                found, best_one = folders.numbered(publisher.folder).values(), Path(best).absolute() if best else None
+                folders.rotate(found, keep, publisher.saved, best_one)
 
         if later:
             ranks = background.ranks()

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING
 
 from cpudist.checkpoints import runs
 from cpudist.checkpoints.folders import restore
+from cpudist.checkpoints.ranks import Ranks
 from cpudist.checkpoints.runs import common, started_again
 from cpudist.console import say
-from cpudist.huggingface.checkpoint_files import checkpoints, runs_of, training_of
+from cpudist.errors import UserError
+from cpudist.huggingface.checkpoint_files import checkpoints, damage, is_unreadable, runs_of, training_of
+from cpudist.job import current
 
 if TYPE_CHECKING:
     from cpudist.job import Job
 
 # Of each output folder, in this process. A script may train several times, and a restart does so in the same order.
 _trainings: Counter[str] = Counter()
+_whole: set[Path] = set()  # checkpoints whose checksums this process has compared
 
 
 def number_training(folder: str) -> int:
@@ -39,13 +43,13 @@ def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
         The checkpoint; None where no earlier attempt at this run has saved one, and with `--resume never`.
 
     Raises:
-        UserError: ranks see checkpoints of this run, but none in common.
+        UserError: ranks see checkpoints of this run, but none in common, or all are damaged.
     """
     restore(folder)
     if not job.resumes or not job.earlier_run_ids:
         return None
-    newest = newest_common(
-        folder, lambda checkpoint: is_of_run(job, checkpoint) and training_of(checkpoint) == training
+    newest = newest_whole(
+        folder, lambda path: is_unreadable(path) or (is_of_run(job, path) and training_of(path) == training)
     )
     if newest is not None and job.world.rank == 0:
         say(f"{started_again(job)}: going on from {newest}")
@@ -57,8 +61,46 @@ def is_of_run(job: Job, checkpoint: Path) -> bool:
     return runs.is_of_run(job, runs_of(checkpoint))
 
 
-def newest_common(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> str | None:
-    """Return the newest complete checkpoint in `folder` that every rank sees; every rank calls it.
+def newest_whole(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> str | None:
+    """Return the newest complete checkpoint in `folder` that is not damaged; every rank calls it.
+
+    A damaged one is named, and the one before is taken.
+
+    Args:
+        folder: the output folder.
+        wanted: which checkpoints count.
+
+    Raises:
+        UserError: ranks see checkpoints, but none in common, or all are damaged.
+    """
+    candidates = seen_by_all(folder, wanted)
+    for path in candidates:
+        if is_whole(path, "; trying the one before"):
+            return str(path)
+    if candidates:
+        raise UserError(f"no checkpoint in {folder} is whole; to begin anew, move them away")
+    return None
+
+
+def is_whole(checkpoint: Path, otherwise: str) -> bool:
+    """Return whether the files of a checkpoint are as they were written; a damaged one is named, with `otherwise`.
+
+    Every rank calls it. Each host reads all files, shared by its ranks: with --save_on_each_node it has its own.
+    """
+    if checkpoint in _whole:
+        return True
+    job, ranks = current(), Ranks()
+    part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)
+    problem = next(filter(None, ranks.each(lambda: damage(checkpoint, part, parts))), None)
+    if problem is None:
+        _whole.add(checkpoint)
+    elif ranks.rank == 0:
+        say(f"warning: {checkpoint} is damaged: {problem}{otherwise}")
+    return problem is None
+
+
+def seen_by_all(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> list[Path]:
+    """Return the complete checkpoints in `folder` that every rank sees, the newest first; every rank calls it.
 
     Args:
         folder: the output folder.
@@ -69,5 +111,4 @@ def newest_common(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoi
     """
     found = {step: path for step, path in checkpoints(folder).items() if wanted(path)}
     remedy = "put --output_dir on a disk that all hosts share, or train with --save_on_each_node"
-    newest_first = common(found, folder, remedy)
-    return str(newest_first[0]) if newest_first else None
+    return common(found, folder, remedy)

@@ -19,7 +19,7 @@ from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface import checkpoint_files
-from cpudist.huggingface.restarts import is_of_run, newest_of_run, number_training
+from cpudist.huggingface.restarts import is_of_run, is_whole, newest_of_run, number_training
 from cpudist.huggingface.shares import BatchGeometry, SharedSampler, Shares
 from cpudist.optimization import local_steps
 
@@ -53,6 +53,8 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
             checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, context.trainings[self])
             if checkpoint is None:
                 say_from_the_beginning(context.job, folder)
+        if checkpoint:
+            is_whole(Path(checkpoint), "")  # what the script names is taken, whatever it is
         if checkpoint and is_of_run(context.job, Path(checkpoint)) and _is_finished(Path(checkpoint)):
             with _training_no_more(self):
                 return original(self, resume_from_checkpoint, *args, **kwargs)

@@ -141,7 +141,10 @@ def test_a_run_that_is_killed_before_it_has_begun_takes_no_other_runs_checkpoint
 
 
 def test_when_a_script_does_not_go_on_by_itself(tmp_path: Path) -> None:
-    """After its last step it makes none more; what the script names wins; and `--resume never`."""
+    """After its last step it makes none more; what the script names wins; and `--resume never`.
+
+    Checksums are compared wherever it goes on.
+    """
     output, going_on = tmp_path / "out", "cpudist: started again: going on from"
     words = ["--output_dir", str(output), *_WORDS, "--max_steps", "5", "--save_steps", "2"]
 
@@ -158,8 +161,19 @@ def test_when_a_script_does_not_go_on_by_itself(tmp_path: Path) -> None:
     again, losses_then = start([])
     assert again.stderr.count(f"{going_on} {output}/checkpoint-5\n") == 1, again.output
     assert losses_then == losses
+    damaged = output / "checkpoint-5" / "optimizer.pt"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    before, losses_then = start([])
+    said = "is damaged: optimizer.pt has another checksum than when it was written; trying the one before\n"
+    assert f"cpudist: warning: {damaged.parent} {said}" in before.stderr, before.output
+    assert before.stderr.count(f"{going_on} {output}/checkpoint-4\n") == 1, before.output
+    assert losses_then == pytest.approx(losses, abs=1e-5)
+    (output / "checkpoint-2" / "training_args.bin").write_bytes(b"")
     named, losses_then = start([], "--resume_from_checkpoint", str(output / "checkpoint-2"))
     assert going_on not in named.stderr
+    assert "checkpoint-2 is damaged: training_args.bin has 0 bytes instead of" in named.stderr, "named, and taken"
     assert losses_then == pytest.approx(losses, abs=1e-5)
     shutil.rmtree(output / "checkpoint-2")
     anew, losses_then = start(["--resume", "never"])

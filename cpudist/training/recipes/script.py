@@ -14,7 +14,7 @@ from transformers.hf_argparser import HfArg
 
 from cpudist.backends.compression import AUTO
 from cpudist.errors import UserError
-from cpudist.huggingface.restarts import newest_common, newest_of_run
+from cpudist.huggingface.restarts import newest_of_run, newest_whole, seen_by_all
 from cpudist.job import current
 from cpudist.training import summary
 from cpudist.training.recipes.data import DataArguments
@@ -127,14 +127,14 @@ def _checkpoint_to_resume(arguments: TrainingArguments) -> str | None:
     restarted = job is not None and job.restarts > 0
     if wanted is None or str(wanted).lower() == "false":
         starts_anew = job is not None and restarted and not job.resumes  # over its own checkpoints
-        if arguments.do_train and wanted is None and not starts_anew and newest_common(folder) is not None:
+        if arguments.do_train and wanted is None and not starts_anew and seen_by_all(folder):
             raise UserError(
                 f"{folder} holds checkpoints of an earlier run: go on from them with --resume_from_checkpoint last, "
                 "or give another --output_dir"
             )
         return None
     if str(wanted).lower() in ("last", "true"):
-        newest = newest_common(folder)
+        newest = newest_whole(folder)
         if newest is None and not restarted:
             raise UserError(f"there is no checkpoint in {folder}; leave --resume_from_checkpoint out")
         return newest

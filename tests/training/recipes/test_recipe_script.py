@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from cpudist.checkpoints.ranks import Ranks
 from cpudist.errors import UserError
+from cpudist.huggingface.checkpoint_files import write_world
 from cpudist.training.recipes import models
 from cpudist.training.recipes.clm import DataArguments, next_token_losses
 from cpudist.training.recipes.language_modeling import ModelArguments
@@ -73,6 +75,18 @@ def test_checkpoints_are_resumed_from_or_left_alone(arguments: TrainingArguments
         begin(options, arguments)
     arguments.resume_from_checkpoint = "last"
     assert begin(options, arguments) == str(checkpoint)
+    newer = checkpoint.with_name("checkpoint-6")
+    newer.mkdir()
+    (newer / "trainer_state.json").touch()
+    write_world(newer, {})
+    assert begin(options, arguments) == str(newer)
+    newest = newer.rename(checkpoint.with_name("checkpoint-7"))
+    for damaged in ("trainer_state.json", "world.json"):
+        (newest / damaged).write_text("{")
+        assert begin(options, arguments) == str(checkpoint)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
+        begin(options, arguments)
     arguments.resume_from_checkpoint = "elsewhere"
     with pytest.raises(UserError, match="no checkpoint elsewhere"):
         begin(options, arguments)
