@@ -1,8 +1,8 @@
 # Sourced by quickstart.sh and test.sh: makes environments in the checkout.
 # shellcheck shell=bash
 
-# An environment is a folder and the versions in it that do not follow from pyproject.toml. The newest is
-# that of which pip finds a CPU build here (2.13.0+cpu); from PyPI it is a CUDA build with several GB, like the others.
+# An environment is a folder and the versions in it that do not follow from pyproject.toml. PyPI's torch is a CUDA build of
+# several GB; where pip is configured for PyTorch's index of CPU builds, the first environment gets 2.13.0+cpu.
 # shellcheck disable=SC2034  # used by the scripts that source this one
 readonly NEWEST=(.venv torch==2.13.0)
 # The oldest versions, and what exists for torch 2.8 but no longer for the newest, or changes what other packages do.

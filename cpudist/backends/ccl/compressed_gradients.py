@@ -61,7 +61,7 @@ class CompressedGradients:
 
     @property
     def residual(self) -> torch.Tensor | None:
-        """What the averages of `begin` have lost, shaped as its vector, after `settle` or as it was set; None: nothing."""
+        """What the averages of `begin` have lost, shaped as their vector, as of `settle`; None: nothing."""
         return self._settled.get(0)
 
     @residual.setter
