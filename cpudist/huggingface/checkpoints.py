@@ -8,8 +8,10 @@ With `--async-checkpoint` Trainer saves large files in memory, and a thread does
 from __future__ import annotations
 
 import functools
+import io
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -19,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cpudist.changes import Changes
 from cpudist.checkpoints import folders
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.ranks import Ranks
 from cpudist.huggingface import checkpoint_files
-from cpudist.huggingface.deferred_files import DeferredFiles
 from cpudist.optimization import local_steps
 
 if TYPE_CHECKING:
@@ -127,3 +129,45 @@ def _name_the_best(trainer: Any, run_dir: Path, written: Path) -> None:
         state.best_model_checkpoint = os.path.join(run_dir, name)
     if trainer.args.should_save:
         state.save_to_json(str(written / "trainer_state.json"))
+
+
+class DeferredFiles:
+    """Large files that Trainer saves, kept in memory and written later (`--async-checkpoint`)."""
+
+    def __init__(self) -> None:
+        self._content: dict[Path, bytes | memoryview] = {}
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep in memory what this process saves to paths while the block runs."""
+        changes = Changes()
+        changes.attribute(torch, "save", self._instead_of(torch.save))
+        # Packages that import safetensors themselves, such as peft, still write at once.
+        changes.attribute(sys.modules["transformers.modeling_utils"], "safe_save_file", self._keep_tensors)
+        try:
+            yield
+        finally:
+            changes.undo()
+
+    def write(self) -> None:
+        """Write all files and forget them."""
+        while self._content:
+            path, content = self._content.popitem()
+            path.write_bytes(content)
+
+    def _instead_of(self, original: Any) -> Any:
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            is_path = isinstance(f, str | os.PathLike)
+            target = io.BytesIO() if is_path else f
+            original(obj, target, *args, **kwargs)
+            if is_path:
+                self._content[Path(f)] = target.getbuffer()
+
+        return save
+
+    def _keep_tensors(
+        self, tensors: dict[str, torch.Tensor], filename: str, metadata: dict[str, str] | None = None
+    ) -> None:
+        from safetensors.torch import save
+
+        self._content[Path(filename)] = save(tensors, metadata)

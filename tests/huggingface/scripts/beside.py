@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 from transformers.trainer import DEFAULT_CALLBACKS
 
-from cpudist.huggingface.deferred_files import DeferredFiles
+from cpudist.huggingface.checkpoints import DeferredFiles
 
 writing, stepped, write = threading.Event(), threading.Event(), DeferredFiles.write
 
