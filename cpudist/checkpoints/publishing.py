@@ -51,6 +51,9 @@ class Publisher:
             ranks: who saves it.
             publishes: whether this rank publishes it: one rank does, or one of each host where hosts share no disk.
             check: called on ranks that publish, before anything is written, to raise `UserError`.
+
+        Raises:
+            UserError: as `check`, or rank 0's name for the folder is none that it would make.
         """
 
         def prepare() -> str:

@@ -42,6 +42,7 @@ class TwoSidedGroup(dist.ProcessGroup):
         self.device = device
 
     def getBackendName(self) -> str:  # noqa: N802 - c10d's name
+        """Return the name of both sides together."""
         return "xla"
 
     def _set_group_name(self, name: str) -> None:  # torch's keeps it in backends, of which this group has none
@@ -49,9 +50,11 @@ class TwoSidedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:  # type: ignore[override]  # a NewType of str
+        """The name that torch has given the group."""
         return self._name
 
     def barrier(self, opts: Any = None) -> Any:  # torch passes it by this name
+        """Wait on the CPU for all ranks of the group."""
         return self.host.barrier(dist.BarrierOptions() if opts is None else opts)
 
 

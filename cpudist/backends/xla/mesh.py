@@ -33,6 +33,7 @@ class Axis:
 
     @property
     def size(self) -> int:
+        """The number of devices along the axis."""
         return self.inner * self.slices
 
 

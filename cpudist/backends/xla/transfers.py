@@ -29,7 +29,7 @@ _fetched = 0
 
 
 def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return copies of the tensors on the CPU, contiguous, after the device has computed them.
+    """Return copies of the tensors, of any shapes, on the CPU and contiguous, after the device has computed them.
 
     Everything pending is computed with them, in one graph. Otherwise only these tensors would be computed now, and the
     rest, such as the loss, later from the beginning.
