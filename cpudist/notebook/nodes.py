@@ -18,7 +18,8 @@ from cpudist.launchers import InStore
 from cpudist.notebook.result import Failure
 from cpudist.notebook.settings import Settings
 from cpudist.rendezvous import keepalive_timeout
-from cpudist.store import Address, Connection, StoreLost, StoreProcess
+from cpudist.store import Address, Connection, StoreLost
+from cpudist.store.process import StoreProcess
 
 _LOOPBACK = "127.0.0.1"
 _SETTINGS = "settings"  # key of the arguments in node 0's cell

@@ -21,7 +21,7 @@ from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.pinning import threads
 from cpudist.pinning.options import data_workers, threads_of_user
-from cpudist.pinning.preload import start_again, to_preload
+from cpudist.pinning.preload import preload_allocator
 from cpudist.pinning.share import own_share, starter_of
 from cpudist.pinning.threads import data_cores
 from cpudist.topology.cpulist import format_list
@@ -29,7 +29,7 @@ from cpudist.topology.machine import this_machine
 from cpudist.topology.plan import PlanOptions, RankPlan
 from cpudist.topology.thread_variables import THREADS
 
-__all__ = ["Pinning", "data_cores", "decide", "pin"]
+__all__ = ["Pinning", "data_cores", "decide", "pin", "preload_allocator"]
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
         What was assigned to it; None if it was not pinned, because its launcher does not say how many ranks share the
         node.
     """
-    if library := to_preload(os.environ):
-        start_again(library)
+    preload_allocator()
     pinning = decide(launcher, arguments)
     if pinning is None:
         return None

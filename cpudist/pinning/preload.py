@@ -22,9 +22,13 @@ _DECIDED = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF")
 _DECIDED_PREFIX = "MALLOC_"
 
 
-def to_preload(variables: Mapping[str, str]) -> Path | None:
-    """Return the library to start again with; None if there is none, or this process has it already."""
-    return None if variables.get(_DONE) == str(os.getpid()) else wanted_allocator(variables)
+def preload_allocator() -> None:
+    """Start this process once more with an allocator, unless it has one or the user has decided about it.
+
+    Nothing may have been read from standard input yet.
+    """
+    if os.environ.get(_DONE) != str(os.getpid()) and (library := wanted_allocator(os.environ)):
+        _start_again(library)
 
 
 def wanted_allocator(variables: Mapping[str, str]) -> Path | None:
@@ -42,8 +46,7 @@ def allocator_decided(variables: Mapping[str, str]) -> str | None:
     return next((name for name in variables if name in _DECIDED or name.startswith(_DECIDED_PREFIX)), None)
 
 
-def start_again(library: Path) -> NoReturn:
-    """Replace this process by itself with `library` preloaded. Nothing may have been read from standard input yet."""
+def _start_again(library: Path) -> NoReturn:
     variables = {**os.environ, "LD_PRELOAD": str(library), _DONE: str(os.getpid())}
     sys.stdout.flush()
     sys.stderr.flush()

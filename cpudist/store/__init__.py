@@ -7,6 +7,5 @@ Clients and server prove to each other that they know the job's token. It must n
 """
 
 from cpudist.store.client import Address, Connection, StoreLost
-from cpudist.store.process import StoreProcess
 
-__all__ = ["Address", "Connection", "StoreLost", "StoreProcess"]
+__all__ = ["Address", "Connection", "StoreLost"]

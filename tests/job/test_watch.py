@@ -9,7 +9,8 @@ import pytest
 
 from cpudist.job.rank_status import RankStatus
 from cpudist.job.watch import RanksMissing, Watch
-from cpudist.store import Address, StoreProcess
+from cpudist.store import Address
+from cpudist.store.process import StoreProcess
 from cpudist.waiting import poll
 from cpudist.world import World
 
