@@ -1,4 +1,4 @@
-"""Collectives without an end, until a rank is killed: `forever.py VICTIM SECONDS`."""
+"""Collectives without an end, until a rank is killed: `forever.py VICTIM SECONDS FILE`; FILE appears just before."""
 
 # First of all, so that it may die at any moment of its start, too.
 import os
@@ -10,6 +10,7 @@ rank = os.getpid()
 if sys.argv[1] == os.environ.get("RANK", os.environ.get("PMI_RANK")) and os.fork() == 0:
     time.sleep(float(sys.argv[2]))
     if os.getppid() == rank:  # it has not ended by itself
+        open(sys.argv[3], "w").close()
         os.kill(rank, signal.SIGKILL)
     os._exit(0)
 
