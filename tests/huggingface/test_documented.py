@@ -26,12 +26,12 @@ EXPORTED = {"MASTER_ADDR": "127.0.0.1", "CCL_WORKER_COUNT": "1"}
 THEN = ["--no_cuda", "--ddp_backend", "ccl", "--use_ipex", "--bf16"]
 TODAY = ["--use_cpu", "--bf16"]
 
-# accelerate runs torchrun's agent. Without -ppn MPICH 4.0's Hydra maps one rank per host.
+# accelerate runs torchrun's agent, or mpirun. Without -ppn MPICH 4.0's Hydra maps one rank per host.
+ACCELERATE = [str(BIN / "accelerate"), "launch", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
 LAUNCHERS = {
-    "accelerate": [
-        *(str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
-    ],
+    "accelerate": [*ACCELERATE, "--multi_gpu"],
+    "accelerate-mpirun": [*ACCELERATE, "--cpu", "--mpirun_hostfile", "HOSTS"],
     "mpich": ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable],
     "open-mpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable],
     "slurm": ["srun", "--ntasks=2", sys.executable],
@@ -86,7 +86,9 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[l
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     if request.param != "slurm":
-        yield command, {}
+        hosts = tmp_path / "hosts"
+        hosts.write_text("localhost\n")
+        yield [str(hosts) if word == "HOSTS" else word for word in command], {}
         return
     (tmp_path / "slurm").mkdir()
     with slurm_node(tmp_path / "slurm") as variables:
@@ -94,7 +96,9 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[l
 
 
 @pytest.mark.parametrize(
-    "launcher", [pytest.param("accelerate", marks=pytest.mark.versions), "mpich", "open-mpi", "slurm"], indirect=True
+    "launcher",
+    [pytest.param("accelerate", marks=pytest.mark.versions), "accelerate-mpirun", "mpich", "open-mpi", "slurm"],
+    indirect=True,
 )
 def test_arguments_from_files_and_code_and_a_rank_that_fails(
     tmp_path: Path, launcher: tuple[list[str], dict[str, str]]
