@@ -134,10 +134,15 @@ class _Agent:
         return False
 
     def end_connections(self) -> None:
-        """Kill the job's sshd processes: after a lost link they would wait for their clients for hours."""
+        """Kill the job's sshd processes: after a lost link they would wait for their clients for hours.
+
+        Not those that have other sessions as well, which MPI's launcher shares where the user's ssh_config says so.
+        """
         self._find()
-        parents = {process.parent for process in self._known.values()} - self._known.keys()
-        for pid in {os.getppid(), *parents}:
+        parents = {os.getppid(), *(process.parent for process in self._known.values())} - self._known.keys()
+        own = {self._own.pid, *self._known}
+        shared = {process.parent for process in processes.read_all().values() if process.pid not in own}
+        for pid in parents - shared:
             process = processes.read(pid)
             if process is not None and process.name in _SSH_DAEMONS:
                 _signal(process, signal.SIGKILL)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from cpudist.job.rank_status import RankStatus
 from cpudist.job.watch import RanksMissing, Watch
-from cpudist.store import Address
+from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
+from cpudist.store.protocol import Code
 from cpudist.waiting import poll
 from cpudist.world import World
 
@@ -58,3 +60,26 @@ def test_a_rank_that_waits_for_rank_0_at_the_end_gives_up_after_ten_timeouts(
     assert capsys.readouterr().err.count("at the end still waiting for rank 0") == 9, "once in every timeout before"
     for one in (host, other):
         one.close()
+
+
+def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/scale.md says, and tools/store_scale.py measures."""
+    asked: list[Code] = []
+    ask = Connection._ask
+
+    def count(self: Connection, code: Code, *fields: bytes, **within: Any) -> Any:
+        if self is one._watched:
+            asked.append(code)
+        return ask(self, code, *fields, **within)
+
+    one = watch(server, 0, 20)
+    monkeypatch.setattr(Connection, "_ask", count)
+    assert poll(lambda: asked.count(Code.SET) == 2, 20)
+    one.close()
+    first = asked.index(Code.SET)
+    assert asked[first : asked.index(Code.SET, first + 1)] == [
+        Code.SET,
+        Code.REPORT_ON_DISCONNECT,
+        Code.WAIT_ANY,
+        Code.CHECK,
+    ]

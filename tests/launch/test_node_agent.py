@@ -154,10 +154,31 @@ def test_another_agent_takes_its_place(start: Callable[..., subprocess.Popen[str
     assert rank.wait(10) == -9
 
 
-def test_silence_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
-    """A link that has gone down ends nobody's input."""
-    watching = watch(start, job, "import cpudist.launch.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 3")
-    rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
-    until(watching, "ranks 1")
-    until(watching, "left 0")
-    assert rank.wait(10) == -9
+# As sshd: starts a rank for a launcher, and perhaps another session of the user, who shares the connection.
+SSHD = """
+CPUDIST_JOB_ID=$1 MY_RANK=$2 sleep 60 >&2 &
+if [ "$3" ]; then sleep 60 >&2 & fi
+echo started
+wait
+"""
+
+
+def test_silence_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: str, tmp_path: Path) -> None:
+    """A link that has gone down ends nobody's input. Connections end, but not those that the user shares."""
+    (tmp_path / "sshd").write_text(SSHD)
+    command, pipe = ["sh", str(tmp_path / "sshd"), job], {"stdout": subprocess.PIPE}
+    with subprocess.Popen([*command, "1"], **pipe) as own, subprocess.Popen([*command, "2", "x"], **pipe) as shared:
+        try:
+            assert own.stdout is not None
+            assert shared.stdout is not None
+            assert own.stdout.readline() == shared.stdout.readline() == b"started\n"
+            watching = watch(start, job, "import cpudist.launch.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 3")
+            rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
+            until(watching, "ranks 3")
+            until(watching, "left 0")
+            assert rank.wait(10) == -9
+            assert own.wait(10) == -9
+            assert shared.poll() is None
+        finally:
+            for process in (*psutil.Process(shared.pid).children(), own, shared):
+                process.kill()
