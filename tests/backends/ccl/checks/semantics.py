@@ -19,9 +19,14 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends.ccl import extension
+from cpudist.errors import UserError
 
 plain.set_variables()
 BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+
+
+class Foreign(Backend.Options):
+    """Options of another backend."""
 
 
 def own_group() -> dist.Backend:
@@ -100,7 +105,38 @@ def check_refusals() -> None:
             call(torch.zeros(1), other, tag=-1)
     with pytest.raises(ValueError, match="bitwise reductions take integers"):
         dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR)
+    with pytest.raises(UserError, match="the ccl backend takes no pg_options of type Foreign"):
+        dist.new_group(pg_options=Foreign("ccl"))
     dist.barrier()
+
+
+def check_no_call_waits_for_a_late_peer() -> None:
+    """A call that does so holds the engine's lock, and has no time limit."""
+    store = distributed_c10d._get_default_store()
+    calls: dict[str, Callable[[], dist.Work | None]] = {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(3), async_op=True),
+        "barrier": lambda: dist.barrier(async_op=True),
+        "broadcast": lambda: dist.broadcast(torch.ones(3), size - 1, async_op=True),
+        "all_gather": lambda: dist.all_gather([torch.ones(3) for _ in range(size)], torch.ones(3), async_op=True),
+        "all_gather_single": lambda: distributed_c10d.all_gather_into_tensor(
+            torch.ones(3 * size), torch.ones(3), async_op=True
+        ),
+        "reduce_scatter_single": lambda: distributed_c10d.reduce_scatter_tensor(
+            torch.ones(3), torch.ones(3 * size), async_op=True
+        ),
+        "all_to_all": lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), async_op=True),
+        "gather": lambda: dist.gather(
+            torch.ones(3), [torch.ones(3) for _ in range(size)] if rank == 0 else None, async_op=True
+        ),
+    }
+    for name, call in calls.items():
+        if rank > 0:
+            store.wait([f"returned/{name}"], timedelta(seconds=30))
+        work = call()
+        if rank == 0:
+            assert not work.is_completed()
+            store.set(f"returned/{name}", "1")
+        work.wait()
 
 
 def check_what_a_backend_answers() -> None:
@@ -159,6 +195,17 @@ def check_groups_that_come_and_go_beside_a_thread() -> None:
         del group
         gc.collect()
     thread.join()
+
+
+def check_groups_freed_in_another_order_on_each_rank() -> None:
+    """And made again: over MPI the ranks free the communicators then, together and in one order."""
+    for _ in range(2):
+        groups = [dist.new_group() for _ in range(3)]
+        works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for group in groups]
+        for work in works:
+            work.wait()
+        for number in range(len(groups)):
+            dist.destroy_process_group(groups[(number + rank) % len(groups)])
 
 
 def check_groups_made_again() -> None:

@@ -3,53 +3,18 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "../kernels/reduce.hpp"
 #include "agreement.hpp"
 #include "alltoall.hpp"
+#include "conversions.hpp"
 #include "exchange.hpp"
 
 namespace cpudist::oneccl {
 
 namespace {
-
-ccl::datatype to_ccl(DataType type) {
-  switch (type) {
-    case DataType::kInt8: return ccl::datatype::int8;
-    case DataType::kUint8: return ccl::datatype::uint8;
-    case DataType::kInt16: return ccl::datatype::int16;
-    case DataType::kInt32: return ccl::datatype::int32;
-    case DataType::kInt64: return ccl::datatype::int64;
-    case DataType::kFloat16: return ccl::datatype::float16;
-    case DataType::kBFloat16: return ccl::datatype::bfloat16;
-    case DataType::kFloat32: return ccl::datatype::float32;
-    case DataType::kFloat64: return ccl::datatype::float64;
-  }
-  throw std::invalid_argument("unknown data type");
-}
-
-ccl::reduction to_ccl(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kSum:
-    case Reduction::kAverage: return ccl::reduction::sum;
-    case Reduction::kProduct: return ccl::reduction::prod;
-    case Reduction::kMin: return ccl::reduction::min;
-    case Reduction::kMax: return ccl::reduction::max;
-    default: break;  // oneCCL has no bitwise reductions
-  }
-  throw std::invalid_argument("unknown reduction");
-}
-
-// When the divisions of an average are done. float16 ends at 65504, so its values are divided before they are added.
-struct Average {
-  Average(Reduction reduction, DataType type)
-      : before(reduction == Reduction::kAverage && type == DataType::kFloat16),
-        after(reduction == Reduction::kAverage && type != DataType::kFloat16) {}
-
-  bool before;
-  bool after;
-};
 
 class OneCcl final : public Transport {
   // The division of an average that is done after the sum.
@@ -68,8 +33,13 @@ class OneCcl final : public Transport {
 
   const char* name() const override { return "oneccl"; }
 
+  // ccl::barrier waits for the peers before it returns.
   RequestPtr barrier() override {
-    return pieces(1, 1, [this](size_t, size_t) { return ccl::barrier(raw()); });
+    return pieces(1, 1, [this](size_t, size_t) {
+      auto nothing = std::make_unique<char[]>(1);
+      auto call = ccl::allreduce(nothing.get(), nothing.get(), 1, ccl::datatype::int8, ccl::reduction::sum, raw());
+      return Issued(std::move(call), std::move(nothing));
+    });
   }
 
   RequestPtr broadcast(void* data, size_t count, DataType type, int root) override {
@@ -126,20 +96,7 @@ class OneCcl final : public Transport {
   }
 
   RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
-                       DataType type) override {
-    const size_t longest = *std::max_element(counts.begin(), counts.end());
-    return pieces(longest, size_of(type),
-                  [=, this, outputs = std::move(outputs), counts = std::move(counts)](size_t offset, size_t length) {
-                    ccl::vector_class<void*> parts;
-                    ccl::vector_class<size_t> lengths;
-                    for (size_t r = 0; r < outputs.size(); ++r) {
-                      parts.push_back(at(outputs[r], offset, type));
-                      lengths.push_back(counts[r] > offset ? std::min(counts[r] - offset, length) : 0);
-                    }
-                    return ccl::allgatherv(at(input, offset, type), lengths[rank()], parts, lengths, to_ccl(type),
-                                           raw());
-                  });
-  }
+                       DataType type) override;
 
   RequestPtr reduce_scatter(std::vector<const void*> inputs, void* output, std::vector<size_t> counts, DataType type,
                             Reduction reduction) override {
@@ -220,6 +177,41 @@ class OneCcl final : public Transport {
   std::optional<Communicator> sums_;  // for Exchange
   Buffers buffers_;
 };
+
+// A piece is gathered in one buffer: oneCCL's allgatherv into several waits for the peers before it returns.
+RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts, DataType type) {
+  const size_t width = size_of(type);
+  const size_t ranks = outputs.size();
+  const size_t longest = *std::max_element(counts.begin(), counts.end());
+  const auto whole = flat(outputs, counts, width);
+  const auto lengths = [counts](size_t offset, size_t length) {
+    ccl::vector_class<size_t> result;
+    for (const size_t count : counts) result.push_back(count > offset ? std::min(count - offset, length) : 0);
+    return result;
+  };
+  const auto gathered = std::make_shared<std::map<size_t, Scratch>>();  // by offset, of the pieces in flight
+  return pieces(
+      longest, width * ranks,
+      [=, this](size_t offset, size_t length) {
+        const auto parts = lengths(offset, length);
+        void* to = whole && length == longest ? *whole : nullptr;
+        if (!to) {
+          const size_t total = std::accumulate(parts.begin(), parts.end(), size_t{0});
+          to = ((*gathered)[offset] = allocate(total * width)).get();
+        }
+        return ccl::allgatherv(at(input, offset, type), parts[rank()], to, parts, to_ccl(type), raw());
+      },
+      [=, outputs = std::move(outputs)](size_t offset, size_t length) {
+        const auto piece = gathered->extract(offset);
+        if (piece.empty()) return;
+        const auto parts = lengths(offset, length);
+        const char* next = piece.mapped().get();
+        for (size_t r = 0; r < ranks; ++r) {
+          if (parts[r] > 0) std::memcpy(at(outputs[r], offset, type), next, parts[r] * width);
+          next += parts[r] * width;
+        }
+      });
+}
 
 // A reduction that oneCCL does not have: gathers what all ranks hold, and reduces it here. A null `output`: only takes
 // part.
