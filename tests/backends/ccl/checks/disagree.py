@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
+from cpudist import waiting
 from cpudist.backends.ccl import extension
 
 
@@ -83,3 +85,9 @@ try:
 except dist.DistBackendError as error:
     # In one piece: the launcher mixes the ranks' output.
     os.write(1, f"rank {rank} after {time.monotonic() - begin:.1f} s: {error}\n".encode())
+    # The launcher kills the other ranks when the first one ends, and rank 0's store ends with it.
+    store = dist.distributed_c10d._get_default_store()
+    reporting = size if sys.argv[1] in ("counts", "gather", "scatter") else size - 1
+    with contextlib.suppress(RuntimeError):
+        store.add("reported", 1)
+        waiting.poll(lambda: store.add("reported", 0) == reporting, 10)
