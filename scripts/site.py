@@ -83,6 +83,14 @@ def on_page_content(html: str, **_: Any) -> str:
     return re.sub(r"<code>[^<>\n]*</code>", kept, html)
 
 
+def on_page_context(context: Any, page: Any, config: Any, **_: Any) -> Any:
+    """Write the page's Markdown beside it, for the programs that read llms.txt."""
+    target = Path(config.site_dir, page.file.src_uri)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page.markdown)
+    return context
+
+
 def _links(text: str) -> Iterator[str]:
     return (found[2] for found in _LINK.finditer(text))
 

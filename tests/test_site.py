@@ -52,6 +52,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "notebook_launcher" in (tmp_path / "site/reference/python/index.html").read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/llms.txt").read_text()):
+        assert (tmp_path / "site" / link).is_file(), link
     messages = (tmp_path / "site/reference/messages/index.html").read_text()
     for of_python, of_cpp in (("no backend can be used", "needs contiguous tensors"), ("warning: not using", "own")):
         assert of_python in messages
