@@ -22,7 +22,7 @@ from pictures import PICTURES
 import cpudist
 
 _ROOT = Path(__file__).resolve().parents[1]
-_CODE_WORD = re.compile(r"(?<=[>\s])(-[^\s<]{1,30}|[^\s<]{1,30}-[^\s<]{1,30})(?=[<\s])")
+_CODE_WORD = re.compile(r"(?<=[>\s])[^\s<>]{2,28}(?=[<\s])")
 _PICTURE = re.compile(r"<!-- picture: (\w+) -->")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "tools/README.md")
@@ -75,10 +75,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Keep options and names of commands in one piece: browsers break lines behind each hyphen."""
+    """Keep words of inline code in one piece: browsers break lines behind hyphens, and names in narrow tables."""
 
     def kept(code: re.Match[str]) -> str:
-        return _CODE_WORD.sub(r'<span class="word">\1</span>', code[0])
+        return _CODE_WORD.sub(r'<span class="word">\g<0></span>', code[0])
 
     return re.sub(r"<code>[^<>\n]*</code>", kept, html)
 
@@ -119,7 +119,12 @@ def _help(title: str, module: str, words: list[str]) -> str:
 
 
 def _python() -> Iterator[str]:
-    yield "# Python\n\nEverything is a name of the package `cpudist`.\n"
+    yield "# Python\n\nAll are names of the package `cpudist`. Two programs use most of them, and the tests run them:\n"
+    for example in ("one_program.py", "train_digits.py"):
+        yield f'\n??? example "examples/{example}"\n\n'
+        code = f"```python\n{(_ROOT / 'examples' / example).read_text()}```\n"
+        yield "".join(f"    {line}" if line.strip() else line for line in code.splitlines(keepends=True))
+    yield "\n[Training from a notebook](../notebooks.md) has one for `notebook_launcher`.\n"
     homes = {name: module for module, names in cpudist._NAMES.items() for name in names}
     for name in sorted(homes, key=lambda name: (name[0].isupper(), name)):
         yield f"\n::: {homes[name]}.{name}\n"
