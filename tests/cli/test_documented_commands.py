@@ -19,18 +19,22 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools/README.md", *(ROOT / "docs").glob("*.md")]
 EPILOGS = [train._EPILOG, main._EPILOG, *(command.EPILOG or "" for command in main.COMMANDS.values())]
 COMMAND = re.compile(r"\b(cpudist-train(?= +[^ :])|cpudist (?=(?:" + "|".join(main.COMMANDS) + r")\b)).*")
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # Values in the place of a page's words for them.
 VALUES = {"FILE": "hosts", "FOLDER": "out", "N": "1", "SECONDS": "1", "RECIPE": "clm", "B": "ccl", "T": "60"}
 
 
+def _lines_of_blocks(page: Path) -> Iterator[str]:
+    for language, lines in BLOCK.findall(page.read_text()):
+        if not language:
+            yield from lines.replace("\\\n", " ").splitlines()
+
+
 def _lines() -> Iterator[str]:
     """Yield the lines of blocks without a language, and the texts of inline code."""
-    block = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-    for text in (page.read_text() for page in PAGES):
-        for language, lines in block.findall(text):
-            if not language:
-                yield from lines.replace("\\\n", " ").splitlines()
-        yield from re.findall(r"`([^`\n]+)`", block.sub("", text))
+    for page in PAGES:
+        yield from _lines_of_blocks(page)
+        yield from re.findall(r"`([^`\n]+)`", BLOCK.sub("", page.read_text()))
     for epilog in EPILOGS:
         yield from (line for line in epilog.replace("\\\n", " ").splitlines() if line.startswith("    "))
 
@@ -114,3 +118,43 @@ def _refusal(words: list[str]) -> UserError | None:
             else error
         )
     return None
+
+
+# Which tests run a command of this form; the pages on Kubernetes, Slurm and notebooks have such tests of their own.
+RUN_BY = {
+    r"(\$ )?cpudist plan": "topology/test_plan_command.py",
+    r"cpudist doctor --hostfile": "hosts/test_launch.py",
+    r"cpudist doctor": "doctor/test_doctor.py",
+    r"cpudist build|pip install|python3 -m venv|apt-get": "../scripts/environment.sh",  # before the tests
+    r"cpudist launch .*--max-restarts": "hosts/test_launch.py",
+    r"cpudist launch .*train_digits": "examples/test_train_digits.py",
+    r"cpudist launch --host": "hosts/test_launch.py",
+    r"(mpirun -n 2 )?cpudist-train --backend xla": "backends/xla/test_xla.py",
+    r"mpirun -n 2 cpudist-train clm": "training/recipes/test_clm.py",
+    r"mpirun -n 2 cpudist-train qa": "training/recipes/test_qa.py",
+    r"mpirun -n 2 cpudist-train images": "training/recipes/test_images.py",
+    r"mpirun -n 2 cpudist-train train.py": "job/test_job.py",
+    r"mpirun -f \S+ .*--compress bf16": "backends/ccl/test_ccl.py",
+    r"mpirun -f \S+ .*--(ddp_)?sync.every": "hosts/test_jobs.py",
+    r"mpirun -f \S+ .*python3 run_qa.py": "huggingface/test_documented.py",
+    r"mpirun -f \S+ .*cpudist-train": "hosts/test_jobs.py",
+    r"srun .*cpudist-train": "launch/test_srun.py",
+    r"torchrun .*cpudist-train": "huggingface/test_checkpoints.py",
+    r"ssh-keygen|for host in|printf": "bed/keys.py",  # by its own commands: the bed needs no password
+}
+WITH_OWN_TESTS = ("kubernetes.md", "slurm.md", "notebooks.md")
+
+
+def test_each_command_of_a_block_is_run_by_a_test() -> None:
+    assert [file for file in RUN_BY.values() if not (ROOT / "tests" / file).exists()] == []
+    used = set()
+    for page in PAGES:
+        for line in _lines_of_blocks(page) if page.name not in WITH_OWN_TESTS else ():
+            if (
+                re.match(r"(\$ )?(mpirun|cpudist[ -]|pip|python|srun|torchrun|for|apt|ssh|printf)", line)
+                and "(B, T)" not in line
+            ):
+                patterns = [pattern for pattern in RUN_BY if re.match(pattern, line)]
+                assert patterns, f"{page.name}: no test is named for: {line}"
+                used.add(patterns[0])
+    assert used == set(RUN_BY)
