@@ -11,6 +11,7 @@ Each argument is a job, one after the other in this process:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -63,9 +64,12 @@ done = threading.Event()
 
 
 def state() -> dict[str, object]:
-    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    masks = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread that has been joined may still be ending
+            masks.append(sorted(os.sched_getaffinity(int(task.name))))
     return {
-        "masks": sorted(sorted(os.sched_getaffinity(task)) for task in tasks),
+        "masks": sorted(masks),
         "omp_threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "policy": memory_policy(),
