@@ -20,7 +20,7 @@ class Averaging(Protocol):
     residual: torch.Tensor | None
 
     def settle(self) -> None:
-        """Agree on `residual`; every rank calls it after the same average."""
+        """Make `residual` the same on all ranks; every rank calls it after the same average."""
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
         """Begin to average a vector in place; all ranks call it in the same order.

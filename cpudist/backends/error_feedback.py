@@ -1,7 +1,7 @@
-"""What compression has lost of each parameter's gradient (error feedback), for checkpoints.
+"""Save in checkpoints what compression has lost of gradients (error feedback).
 
-Schemes keep it by DDP's buckets, which are others after a restart. A checkpoint holds it by parameter. The first step
-after a restart, whose average is exact in all schemes, adds it.
+Schemes keep their errors by the buckets of DDP, which divides parameters differently after a restart. So a checkpoint
+holds the errors by parameter. The first step after a restart is exact in all schemes, and adds them.
 """
 
 from __future__ import annotations

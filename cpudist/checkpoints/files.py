@@ -188,9 +188,7 @@ def read(
     for name, value in others.items():
         value.load_state_dict(tree[name][0])
     if kept is not None and "hosts" in tree:
-        kept.load_state_dict(
-            {key: value[0] if isinstance(value, tuple) else value for key, value in tree["hosts"].items()}
-        )
+        kept.load_state_dict(state.without_tuples(tree["hosts"]))
     if with_random and "random" in tree:
         state.load_random(tree["random"][str(ranks.rank)][0])
     return state.plain_values(more) | {name: value for name, (value,) in tree.get("values", {}).items()}

@@ -106,8 +106,12 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 def load_module(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     """Load what `collect` has made of a module."""
-    whole = {name: value[0] if isinstance(value, tuple) else value for name, value in state.items()}
-    unwrapped(model).load_state_dict(whole)
+    unwrapped(model).load_state_dict(without_tuples(state))
+
+
+def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part of a tree with the objects themselves where `collect` has put them in tuples."""
+    return {name: value[0] if isinstance(value, tuple) else value for name, value in tree.items()}
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

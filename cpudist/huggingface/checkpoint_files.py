@@ -60,9 +60,9 @@ def damage(checkpoint: Path, part: int, parts: int) -> str | None:
 
     Checkpoints made without cpudist, or by a version that wrote no checksums, pass.
     """
-    if is_unreadable(checkpoint):
-        return f"{WORLD} cannot be read"
-    world = read_world(checkpoint) or {}
+    world = read_world(checkpoint)
+    if world is None:
+        return f"{WORLD} cannot be read" if (checkpoint / WORLD).exists() else None
     return manifest.damage(checkpoint, manifest.files_in(world), part, parts) if "files" in world else None
 
 

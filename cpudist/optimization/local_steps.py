@@ -63,7 +63,11 @@ def of(model: torch.nn.Module) -> LocalSteps | None:
 
 
 def kept(model: torch.nn.Module) -> LocalSteps | error_feedback.ErrorFeedback | None:
-    """Return what a checkpoint of an unwrapped model holds besides: of its communication between hosts."""
+    """Return what a checkpoint must save of a model's communication between hosts; None: nothing.
+
+    Args:
+        model: the model as it was before it was wrapped.
+    """
     return _attached.get(model) or error_feedback.of(model)
 
 

@@ -54,9 +54,8 @@ class Server:
         self._values = Values()
         self._peers: set[_Peer] = set()
         self._due: list[tuple[bytes, bytes]] = []  # what disconnected peers asked to append
-        self._reports: dict[
-            tuple[bytes, bytes], tuple[bytes, bytes]
-        ] = {}  # (key, value) of ON_DISCONNECT -> unless, text
+        # (key, value) of ON_DISCONNECT -> unless, text
+        self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._due_reports: list[tuple[bytes, bytes]] = []  # of disconnected peers, in the order of their ends
         self._unauthenticated: dict[_Peer, None] = {}  # the peers that are still at the handshake, the oldest first
         self._owned = True

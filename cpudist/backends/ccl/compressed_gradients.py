@@ -72,11 +72,11 @@ class CompressedGradients:
             self.keep_own(own)
 
     def settle(self) -> None:
-        """Agree on `residual`; every rank calls it after the same average."""
+        """Make `residual` the same on all ranks; every rank calls it after the same average."""
         self._settled = settle(self.residuals, dist.group.WORLD, self.keep_own)
 
     def keep_own(self, residual: torch.Tensor) -> None:
-        """Zero what other ranks of this host keep of a residual."""
+        """Zero the values of a residual that other ranks of this host keep."""
         extension.load().keep_own(self._backend(), residual)
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
