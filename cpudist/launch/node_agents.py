@@ -65,6 +65,11 @@ class NodeAgents:
             )
 
     @property
+    def had_ranks(self) -> bool:
+        """Whether a rank has started on any host."""
+        return any(agent.had_ranks for agent in self._agents)
+
+    @property
     def ranks_ended(self) -> bool:
         """Whether ranks have run, and none runs on any host that answers."""
         answering = [agent for agent in self._agents if not agent.silent_for(2 * _KEEPALIVE_SECONDS)]

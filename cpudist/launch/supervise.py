@@ -23,6 +23,7 @@ from cpudist.losses import Loss, first_killed
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
+_START_SECONDS = 300.0  # until the first rank has started; the default of cpudist-train's --timeout
 _ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have ended
 _STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
 _TAIL_BYTES = 1 << 16
@@ -146,6 +147,7 @@ def _wait(
     passed_on = 0
     deadline: float | None = None
     alone_since: float | None = None
+    start = time.monotonic()
     while not _has_ended(process):
         time.sleep(_LOOK_SECONDS)
         agents.tick()
@@ -164,6 +166,11 @@ def _wait(
             continue
         if agents.lost:
             return f"{_names(agents.lost)} does not answer any more"
+        if not agents.had_ranks and now - start > _START_SECONDS:
+            return (
+                f"the launcher has started no rank within {_START_SECONDS:.0f} s; see whether the hosts reach each "
+                "other on all ports (a firewall?), and run its command by hand: cpudist launch --dry-run"
+            )
         # While our reader (such as `less`) blocks, the launcher cannot write its output and end.
         blocked = any(relay.writing for relay in relays)
         alone_since = (alone_since or now) if agents.ranks_ended and not blocked else None

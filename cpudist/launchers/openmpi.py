@@ -26,6 +26,7 @@ _PASSED_ON_PREFIXES = (
     *("XLA_", "PJRT_", "CPU_NUM_DEVICES", "http_", "https_", "no_", "HTTP_", "HTTPS_", "NO_", "SSL_", "REQUESTS_"),
 )
 _RANKFILE = "rankfile"  # the file's name in a command line
+_SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
 class OpenMpi(MpiLauncher):
@@ -71,6 +72,9 @@ class OpenMpi(MpiLauncher):
         # Without a file it counts this host's cores, and refuses more ranks than those.
         local = ["--host", f"localhost:{options.count}"]
         words += [cls.hostfile_option, options.hostfile] if options.hostfile else local
+        chosen = "OMPI_MCA_plm_rsh_agent" in options.variables  # by the user
+        if options.hostfile and not is_prrte and not chosen and " " not in str(_SSH):  # it splits the words at spaces
+            words += ["--mca", "plm_rsh_agent", f"sh {_SSH}", "--mca", "plm_rsh_assume_same_shell", "0"]
         if options.interface:
             words += ["--prtemca", "prte_if_include"] if is_prrte else ["--mca", "oob_tcp_if_include"]
             words += [options.interface, "--mca", "btl_tcp_if_include", options.interface]

@@ -46,10 +46,12 @@ from cpudist.launch import supervise as module
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi import Host
 
-module._ALONE_SECONDS, module._REST_SECONDS = 1.0, 0.2
+module._ALONE_SECONDS, module._REST_SECONDS, module._START_SECONDS = 1.0, 0.2, 5.0
 variables = {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
 grace = float(sys.argv[2]) if sys.argv[2:] else None
 job = module.supervise(IntelMpi, [sys.executable, "-c", sys.argv[1]], variables, [Host("localhost")], grace)
+if job.reason:
+    print(job.reason, file=sys.stderr)
 sys.exit(job.status or 3 * job.output_lost)
 """
 
@@ -112,6 +114,14 @@ def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
     assert said in line
     assert line.count("\n") == 1
     assert done.returncode == 3
+
+
+def test_a_launcher_that_starts_no_rank_is_ended() -> None:
+    """As Open MPI's waits for ever for a daemon that a firewall keeps from answering."""
+    words = [sys.executable, "-c", SUPERVISE, "import time; time.sleep(1000)"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("the launcher has started no rank within 5 s; ")
 
 
 def test_a_reader_without_blocking_gets_all() -> None:
