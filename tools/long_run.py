@@ -142,7 +142,7 @@ class _Run:
     def _command(self, bed: Bed) -> list[str]:
         text = f"{sysconfig.get_path('stdlib')}/[a-d]*.py"
         words = ["launch", "--hostfile", bed.hostfile(), "--ppn", "2", "--max-restarts", "1000", "--"]
-        words += ["--timeout", "20", "--compress", "none"]  # auto would choose by what it measures: another loss
+        words += ["--timeout", "30", "--compress", "none"]  # auto would choose by what it measures: another loss
         words += ["clm", *_MODEL, "--train_file", text, "--output_dir", str(self._folder / "out"), "--do_train"]
         words += ["--max_steps", str(self._steps), "--save_steps", "100", "--save_total_limit", "2"]
         words += ["--learning_rate", "1e-3", "--per_device_train_batch_size", "4", "--disable_tqdm", "true"]
