@@ -1,0 +1,105 @@
+"""Measure what a checkpoint costs: the pause of the training, the steps while it is written, and reading it again.
+
+    mpirun -n 2 python tools/saving_cost.py [--rounds 6] [FOLDER]
+
+Trains the model of `cpudist bench ddp` on ccl and saves it, with AdamW's state, by `cpudist.Checkpoints` in FOLDER
+(default: a temporary folder), in the foreground and in the background by turns. For comparison: a step while nothing is
+saved, and a copy of the same tensors in memory. Each cell is the median of the rounds, with the range in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import cpudist
+from cpudist.bench import workload
+from cpudist.bench.report import table, time_cell
+from cpudist.bench.timing import Timings
+from cpudist.checkpoints import files, state
+from cpudist.checkpoints.ranks import Ranks
+
+STEPS = 4  # of each kind in a round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("folder", nargs="?", type=Path)
+    options = parser.parse_args()
+    world = cpudist.init("ccl")
+    with contextlib.ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        shared = [str(folder / "saving_cost")]
+        dist.broadcast_object_list(shared)
+        measured = _measure(Path(shared[0]), options.rounds, workload.tokens(world.rank))
+        if world.rank == 0:
+            size = sum(path.stat().st_size for path in Path(shared[0]).rglob("*") if path.is_file()) / 4
+            print(f"{size / 1e6:.0f} MB in a checkpoint")
+            rows = [[name, time_cell(Timings(tuple((one,) for one in seconds)))] for name, seconds in measured.items()]
+            print(table(["", "time"], rows))
+            for name, of, to in (
+                ("pause in the background, of a copy", "in the background: pause", "a copy in memory"),
+                ("step in the background, of a step", "in the background: step meanwhile", "a step"),
+                ("checksums, of all of reading", "compare checksums", "read it again, all of it"),
+            ):
+                ratios = [one / other for one, other in zip(measured[of], measured[to], strict=True)]
+                print(f"{name}: {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
+        dist.barrier()
+        if world.rank == 0:
+            shutil.rmtree(shared[0])
+        cpudist.shutdown()
+
+
+def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[float]]:
+    """Return the seconds of each round by what took them."""
+    model = cpudist.wrap(workload.bert())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    ranks = Ranks()
+    series = {
+        name: cpudist.Checkpoints(folder / name.split()[-1], asynchronous=name == "in the background")
+        for name in ("in the foreground", "in the background")
+    }
+    measured: dict[str, list[float]] = defaultdict(list)
+
+    def step() -> None:
+        workload.update(model(input_ids=tokens, labels=tokens).loss, optimizer)
+
+    for number in range(-1, rounds):  # the first round does not count
+        seconds: dict[str, float] = {}
+        seconds["a step"] = statistics.median(_timed(step) for _ in range(STEPS))
+        seconds["a copy in memory"] = _timed(state.collect, model, optimizer, {}, ranks.rank, copied=True)
+        for name, checkpoints in series.items():
+            seconds[f"{name}: pause"] = _timed(checkpoints.save, number + 1, model=model, optimizer=optimizer)
+            seconds[f"{name}: step meanwhile"] = statistics.median(_timed(step) for _ in range(STEPS))
+            seconds[f"{name}: rest of the writing"] = _timed(checkpoints.wait)
+        path = folder / "foreground" / f"checkpoint-{number + 1}"
+        seconds["compare checksums"] = _timed(files.damage, path, ranks)
+        restore = series["in the foreground"].restore
+        seconds["read it again, all of it"] = _timed(restore, model=model, optimizer=optimizer)
+        if number >= 0:
+            for name, one in seconds.items():
+                measured[name].append(one)
+    return measured
+
+
+def _timed(call: Callable[..., object], *arguments: object, **options: object) -> float:
+    """Return the seconds that a call takes, from when all ranks are there."""
+    dist.barrier()
+    start = time.perf_counter()
+    call(*arguments, **options)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
