@@ -14,7 +14,7 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends import error_feedback
-from cpudist.backends.averaging import Averaging
+from cpudist.backends.averaging import Averaging, ExactAveraging
 from cpudist.backends.base import Backend
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
 from cpudist.backends.sharded import ShardedDataParallel
@@ -41,7 +41,11 @@ _FIRST_STEP_OF_POWERSGD = 10
 
 
 class ProcessGroupBackend(Backend):
-    """A backend whose default process group has its own name and reduces gradients through DDP."""
+    """A backend whose default process group has its own name and reduces gradients through DDP.
+
+    Attributes:
+        averages: whether its groups can reduce by `ReduceOp.AVG`; gloo's cannot.
+    """
 
     optimizations = frozenset(
         {"ipex", "fused", "channels_last", "keep_memory", "float32_products", "master_weights", "autocast", "compile"},
@@ -49,6 +53,7 @@ class ProcessGroupBackend(Backend):
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
     steps_locally = True
+    averages: ClassVar[bool] = False
     _powersgd: Any = None  # the state of torch's hook
 
     def start(self, world: World, store: Store, timeout: float) -> None:
@@ -82,7 +87,7 @@ class ProcessGroupBackend(Backend):
             return DistributedDataParallel(model, **{**self.ddp_options(), **options})
         if options:
             raise UserError(f"with shard_optimizer=True there is no DDP to take {', '.join(options)}; leave them out")
-        return ShardedDataParallel(model, averages=self.averages())
+        return ShardedDataParallel(model, averages=self.averages)
 
     def compress(self, model: torch.nn.Module, scheme: str) -> None:
         if not isinstance(model, DistributedDataParallel):
@@ -120,11 +125,7 @@ class ProcessGroupBackend(Backend):
     def averaging(self, scheme: str) -> Averaging:
         if scheme != NONE:
             raise UserError(f"--sync-every on {self.name} does not go with --compress {scheme}; leave that out")
-        return _ExactAveraging()
-
-    def averages(self) -> bool:
-        """Return whether its groups can reduce by `ReduceOp.AVG`; gloo's cannot."""
-        return False
+        return ExactAveraging()
 
     def ddp_options(self) -> dict[str, Any]:
         return {"gradient_as_bucket_view": True}  # otherwise each gradient is copied once more (docs/performance.md)
@@ -159,28 +160,6 @@ def bound_new_groups(seconds: float | None) -> None:
     """Set the timeout of groups that are made without one; None restores torch's, which is half an hour."""
     limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
     distributed_c10d.default_pg_timeout = limit
-
-
-class _ExactAveraging:
-    """Averages vectors as they are."""
-
-    residual: Any = property(lambda self: None, lambda self, value: None)  # loses nothing
-
-    def settle(self) -> None:
-        """Do nothing."""
-
-    def __init__(self) -> None:
-        self._group = dist.new_group(group_desc="exchange of hosts")
-
-    def begin(self, vector: torch.Tensor) -> Callable[[], object]:
-        work: Any = dist.all_reduce(vector, group=self._group, async_op=True)
-        future = work.get_future()  # so that ccl makes progress by itself, with a timeout
-
-        def wait() -> None:
-            future.wait()
-            vector.div_(dist.get_world_size())
-
-        return wait
 
 
 @dataclass(frozen=True)

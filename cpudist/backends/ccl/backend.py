@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from cpudist.backends.averaging import Averaging
 from cpudist.backends.calls import Call, Calls
 from cpudist.backends.ccl import extension, intel
-from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
+from cpudist.backends.ccl.compressed_gradients import CompressedAveraging, CompressedGradients, average
 from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.backends.error_feedback import ErrorFeedback
@@ -31,6 +29,7 @@ class CclBackend(ProcessGroupBackend):
 
     name = "ccl"
     compressions = frozenset({"bf16", "int8", "powersgd"})
+    averages = True
 
     def __init__(self) -> None:
         self._across_hosts = False
@@ -74,15 +73,11 @@ class CclBackend(ProcessGroupBackend):
     def averaging(self, scheme: str) -> Averaging:
         if scheme not in ("bf16", "int8"):
             return super().averaging(scheme)
-        group: Any = dist.group.WORLD
-        return CompressedGradients(group, scheme)
+        return CompressedAveraging(scheme)
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         before, after = extension.load().converted()
         return (before, after) if before else super().compressed_bytes()
-
-    def averages(self) -> bool:
-        return True
 
     def _bound(self, group: Any, seconds: float) -> None:
         extension.load().set_timeout(group, seconds)

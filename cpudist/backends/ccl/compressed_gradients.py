@@ -1,7 +1,7 @@
-"""DDP's communication hook for gradients that cross the network as bfloat16 or in blocks of int8.
+"""DDP's communication hook, and averages of vectors, that cross the network as bfloat16 or in blocks of int8.
 
-The conversion is the process group's (csrc/oneccl/exchange.hpp). The hook has a group of its own, so the numbers of
-other calls stay as they are.
+The conversion is the process group's (csrc/oneccl/exchange.hpp). Both have groups of their own, so the numbers of other
+calls stay as they are.
 """
 
 # No annotations as text here: DDP compares those of its hook with types.
@@ -20,64 +20,107 @@ from cpudist.backends.error_feedback import settle
 _EXACT_STEPS = 2
 
 
-class CompressedGradients:
-    """State of the hook `average`: the group, and what int8 has lost of each bucket (error feedback).
-
-    All ranks of `group` make it together.
+class _WireGroup:
+    """A process group whose sums cross the network in another format; all ranks of `group` make it together.
 
     Args:
-        group: the process group of DDP.
+        group: the ranks.
         wire: "bf16" or "int8".
 
     Attributes:
-        residuals: what int8 has lost on this rank, by the number of the bucket.
+        loses: whether the format needs error feedback: int8 does.
     """
 
-    def __init__(self, group: dist.ProcessGroup, wire: str) -> None:
+    def __init__(self, group: Any, wire: str) -> None:
         ranks = dist.get_process_group_ranks(group)
-        self.group = dist.new_group(
+        self.loses = wire == "int8"
+        self._group = dist.new_group(
             ranks,
             backend="ccl",
             pg_options=WireOptions(wire),
             use_local_synchronization=len(ranks) < dist.get_world_size(),
             group_desc="compressed gradients",
         )
+
+    def average(self, tensor: torch.Tensor) -> Any:
+        """Start averaging a tensor in place; return the work."""
+        return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=self._group, async_op=True)
+
+    def average_with(self, residual: torch.Tensor, tensor: torch.Tensor) -> Any:
+        """Start averaging a tensor of float32 in place, with what was lost of earlier ones; return the work."""
+        return extension.load().allreduce_with_residual(self._backend(), tensor, residual)
+
+    def keep_own(self, residual: torch.Tensor) -> None:
+        """Zero the values of a residual that other ranks of this host keep."""
+        extension.load().keep_own(self._backend(), residual)
+
+    def _backend(self) -> Any:
+        backend = self._group._get_backend(torch.device("cpu"))
+        return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+
+
+class CompressedGradients:
+    """State of the hook `average`: the group, and what int8 has lost of each bucket (error feedback).
+
+    Args:
+        group: the process group of DDP, whose ranks make this together.
+        wire: "bf16" or "int8".
+
+    Attributes:
+        residuals: what int8 has lost on this rank, by the number of the bucket.
+        keep_own: zeroes the values of a residual that other ranks of this host keep.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, wire: str) -> None:
+        self._wire = _WireGroup(group, wire)
         self._exact = group
-        self._feeds_back = wire == "int8"
         self._step = 0
         self.residuals: dict[int, torch.Tensor] = {}
-        self._settled: dict[int, torch.Tensor] = {}
+        self.keep_own = self._wire.keep_own
 
     def start(self, bucket: dist.GradBucket) -> tuple[Any, torch.Tensor]:
         """Start averaging a bucket; return the work, and the tensor that will hold the result."""
         step = self._step
         self._step += bucket.is_last()
-        if not self._feeds_back or step < _EXACT_STEPS:
-            tensor = bucket.buffer()
-            group = self._exact if self._feeds_back else self.group
-            return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group, async_op=True), tensor
-        tensor = bucket.buffer().float()  # the buffer itself if it is of float32
-        return self._start(tensor, bucket.index()), tensor
+        tensor = bucket.buffer()
+        if not self._wire.loses:
+            return self._wire.average(tensor), tensor
+        if step < _EXACT_STEPS:
+            return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=self._exact, async_op=True), tensor
+        tensor = tensor.float()  # the buffer itself if it is of float32
+        residual = _residual_for(tensor, self.residuals.get(bucket.index()))
+        self.residuals[bucket.index()] = residual
+        return self._wire.average_with(residual, tensor), tensor
+
+
+class CompressedAveraging:
+    """Averages vectors over all ranks, which make this together; see `Averaging`.
+
+    Args:
+        wire: "bf16" or "int8".
+    """
+
+    def __init__(self, wire: str) -> None:
+        self._wire = _WireGroup(dist.group.WORLD, wire)
+        self._lost: torch.Tensor | None = None  # on this rank
+        self._settled: torch.Tensor | None = None
 
     @property
     def residual(self) -> torch.Tensor | None:
-        """What the averages of `begin` have lost, shaped as their vector, as of `settle`; None: nothing."""
-        return self._settled.get(0)
+        """What the averages have lost, shaped as their vector, as of `settle`; None: nothing."""
+        return self._settled
 
     @residual.setter
     def residual(self, residual: torch.Tensor | None) -> None:
-        self._settled = {0: residual} if self._feeds_back and residual is not None else {}
-        self.residuals = {number: settled.clone() for number, settled in self._settled.items()}
-        for own in self.residuals.values():
-            self.keep_own(own)
+        self._settled = self._lost = None
+        if self._wire.loses and residual is not None:
+            self._settled, self._lost = residual, residual.clone()
+            self._wire.keep_own(self._lost)
 
     def settle(self) -> None:
         """Make `residual` the same on all ranks; every rank calls it after the same average."""
-        self._settled = settle(self.residuals, dist.group.WORLD, self.keep_own)
-
-    def keep_own(self, residual: torch.Tensor) -> None:
-        """Zero the values of a residual that other ranks of this host keep."""
-        extension.load().keep_own(self._backend(), residual)
+        errors = {} if self._lost is None else {0: self._lost}
+        self._settled = settle(errors, dist.group.WORLD, self._wire.keep_own).get(0)
 
     def begin(self, vector: torch.Tensor) -> Callable[[], object]:
         """Begin an average as `Averaging.begin` says.
@@ -85,22 +128,13 @@ class CompressedGradients:
         Args:
             vector: of float32, shape (n,), the same n in every call.
         """
-        if self._feeds_back:
-            work = self._start(vector, 0)
+        if self._wire.loses:
+            self._lost = _residual_for(vector, self._lost)
+            work = self._wire.average_with(self._lost, vector)
         else:
-            work = dist.all_reduce(vector, dist.ReduceOp.AVG, group=self.group, async_op=True)
+            work = self._wire.average(vector)
         wait: Callable[[], object] = work.get_future().wait  # with a future, the group makes progress by itself
         return wait
-
-    def _start(self, tensor: torch.Tensor, number: int) -> Any:
-        residual = self.residuals.get(number)
-        if residual is None or residual.numel() != tensor.numel():
-            residual = self.residuals[number] = torch.zeros_like(tensor)
-        return extension.load().allreduce_with_residual(self._backend(), tensor, residual)
-
-    def _backend(self) -> Any:
-        backend = self.group._get_backend(torch.device("cpu"))
-        return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -114,3 +148,10 @@ def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.future
 
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
     return future
+
+
+def _residual_for(tensor: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """Return the residual of earlier averages; zeros if there is none of this size."""
+    if residual is None or residual.numel() != tensor.numel():
+        return torch.zeros_like(tensor)
+    return residual
