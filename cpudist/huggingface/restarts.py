@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from cpudist.checkpoints import runs
 from cpudist.checkpoints.folders import restore
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 # Of each output folder, in this process. A script may train several times, and a restart does so in the same order.
 _trainings: Counter[str] = Counter()
-_whole: set[Path] = set()  # checkpoints whose checksums this process has compared
+# The checkpoints that a job has read whole: a recipe does so before Trainer would do it again.
+_whole: WeakKeyDictionary[Job, set[Path]] = WeakKeyDictionary()
 
 
 def number_training(folder: str) -> int:
@@ -87,13 +89,14 @@ def is_whole(checkpoint: Path, otherwise: str) -> bool:
 
     Every rank calls it. Each host reads all files, shared by its ranks: with --save_on_each_node it has its own.
     """
-    if checkpoint in _whole:
-        return True
     job, ranks = current(), Ranks()
+    whole = set() if job is None else _whole.setdefault(job, set())
+    if checkpoint in whole:
+        return True
     part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)
     problem = next(filter(None, ranks.each(lambda: damage(checkpoint, part, parts))), None)
     if problem is None:
-        _whole.add(checkpoint)
+        whole.add(checkpoint)
     elif ranks.rank == 0:
         say(f"warning: {checkpoint} is damaged: {problem}{otherwise}")
     return problem is None
