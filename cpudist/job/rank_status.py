@@ -1,8 +1,12 @@
-"""What a rank is doing: the call that it waits in, the collective that it completed last, and the user's line."""
+"""What a rank is doing: the call that it waits in, the collective that it completed last, and the user's line.
+
+Every rank publishes it in the job's store.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -16,7 +20,10 @@ from cpudist.frames import is_user_code
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
+    from cpudist.store import Connection
     from cpudist.world import World
+
+_KEY = "status/{rank}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,19 @@ def status_of(world: World, backend: Backend | None, *, at_end: bool = False) ->
         at_end,
         backend is None or calls is not None,
     )
+
+
+def publish(store: Connection, status: RankStatus) -> None:
+    """Publish the status of this rank."""
+    store.set({_KEY.format(rank=status.rank): status.to_json().encode()})
+
+
+def published(store: Connection, size: int, seconds: float = math.inf) -> dict[int, RankStatus]:
+    """Return the last status of each of `size` ranks that has published one within `seconds`."""
+    keys = [_KEY.format(rank=rank) for rank in range(size)]
+    found = [rank for rank, age in enumerate(store.ages(keys)) if age is not None and age < seconds]
+    values = store.get([keys[rank] for rank in found]) or []
+    return {rank: RankStatus.from_json(text.decode()) for rank, text in zip(found, values, strict=True)}
 
 
 def _call(fields: dict[str, Any]) -> Call:

@@ -119,8 +119,8 @@ class _Report:
         for wait in self.waits:
             kinds = _kinds(wait)
             if len(kinds) > 1:
-                calls = [f"{self._name(ranks)} called {self._call(ranks[0], wait)}" for ranks in kinds]
-                sentences.append(f"{_listed(calls)}: all ranks must make the same calls in the same order")
+                calls = _few([f"{self._name(ranks)} called {self._call(ranks[0], wait)}" for ranks in kinds])
+                sentences.append(f"{', '.join(calls)}: all ranks must make the same calls in the same order")
         return sentences
 
     def _missing(self) -> list[str]:
@@ -196,6 +196,15 @@ class _Report:
         return last_seen(self.known[rank])
 
 
+def unfinished(statuses: Mapping[int, RankStatus], seconds: float) -> list[str]:
+    """Return sentences that name ranks whose script has not ended, after `seconds` of waiting for them."""
+    late = [place for place in statuses.values() if not place.at_end]
+    return [
+        f"after {seconds:g} s at the end still waiting for rank {place.rank} ({place.host}), {last_seen(place)}"
+        for place in late[:_LINES]
+    ]
+
+
 def read_loss(line: str) -> Loss:
     """Return the loss that the store's server has noted as "RANK ended" or "RANK unreachable"."""
     rank, how = line.split()
@@ -267,10 +276,6 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 def _verb(ranks: Sequence[int], one: str, several: str) -> str:
     return one if len(ranks) == 1 else several
-
-
-def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(_few(texts))
 
 
 def _few(texts: Sequence[str]) -> list[str]:

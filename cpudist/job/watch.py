@@ -17,8 +17,7 @@ from cpudist.console import say
 from cpudist.errors import StartupTimeout
 from cpudist.job import reports
 from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
-from cpudist.job.published import Published
-from cpudist.job.rank_status import RankStatus
+from cpudist.job.rank_status import RankStatus, publish, published
 from cpudist.losses import Loss
 from cpudist.store import Address, Connection, StoreLost
 
@@ -39,6 +38,7 @@ _LEFT = "left/{rank}"  # that rank no longer watches the others
 
 _STORE_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 1.0
+_MISSED_HEARTBEATS = 4  # of a rank that does not answer
 HEARTBEATS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
 _FOLLOW_SECONDS = 1.0  # the failed rank ends first: launchers report the first that ends
 _RANK_0_TIMEOUTS = 10  # for rank 0 to finish after another rank: it alone may still save or upload a model
@@ -87,7 +87,6 @@ class Watch:
         self._ending = threading.Lock()
         self._warned = False
         self._heartbeat = max(_HEARTBEAT_SECONDS, world.size / HEARTBEATS_PER_SECOND)
-        self._published = Published(hosts, self._heartbeat)
         self._stop = threading.Event()
         self._at_end = False
         self._rank_0_finished = False
@@ -108,7 +107,7 @@ class Watch:
     def who_is_missing(self) -> list[str]:
         """Return sentences that name the ranks that keep others waiting; for the rank that reports a failure."""
         try:
-            return self._published.explain(self._store)
+            return self._explain(self._store)
         except StoreLost:
             return []
 
@@ -116,7 +115,7 @@ class Watch:
         """Return the same sentences, for any thread."""
         try:
             with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
-                return self._published.explain(connection)
+                return self._explain(connection)
         except (StoreLost, StartupTimeout):
             return []
 
@@ -152,7 +151,7 @@ class Watch:
             if self.world.rank == 0:
                 self._store.set({_RANK_0_FINISHED: b"1"})
                 if not self._store.wait_all([_ALL_FINISHED], self.timeout):
-                    raise RanksMissing("; ".join(self._published.unfinished(self._store, self.timeout)))
+                    raise RanksMissing(self._unfinished(self.timeout))
                 self.stop()
                 self._store.set({_MAY_LEAVE: b"1"})
                 self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
@@ -183,11 +182,19 @@ class Watch:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
             if self._store.wait_all([_MAY_LEAVE], self.timeout):
                 return
-            waiting = "; ".join(self._published.unfinished(self._store, number * self.timeout))
+            waiting = self._unfinished(number * self.timeout)
             if number == _RANK_0_TIMEOUTS:
                 raise RanksMissing(f"{waiting or 'rank 0 does not end the job'}; give more time with --timeout")
             if self.world.rank == 1:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
+
+    def _explain(self, store: Connection) -> list[str]:
+        """Return sentences that name the ranks that keep others waiting, or have missed heartbeats."""
+        seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat)
+        return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
+
+    def _unfinished(self, seconds: float) -> str:
+        return "; ".join(reports.unfinished(published(self._store, self.world.size), seconds))
 
     def _stop_thread(self) -> None:
         self._stop.set()
@@ -229,7 +236,7 @@ class Watch:
     def _publish_status(self) -> None:
         """Publish the status and, once this rank has waited for a third of the timeout, ask who is missing."""
         status = self._own_status(at_end=self._at_end)
-        self._published.publish(self._watched, self.world.rank, status)
+        publish(self._watched, status)
         (loss,) = reports.explain_losses([Loss("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         self._watched.report_on_disconnect(_LOST, str(self.world.rank), CLAIMS, f"{loss}; the job is over")
         for call in status.under_way[:1]:
@@ -242,7 +249,7 @@ class Watch:
             return
         self._reported.add(key)
         if self._watched.add(key, 1) == 1:
-            for sentence in self._published.explain(self._watched):
+            for sentence in self._explain(self._watched):
                 say(f"waiting for {call.seconds:.0f} s of {self.timeout:g}: {sentence}")
 
     def _end_with_the_others(self) -> NoReturn:
@@ -255,9 +262,8 @@ class Watch:
             if not self._watched.check([REPORTED]):
                 claim = self._watched.add(CLAIMS, 1)
             if claim == 1 or (not self._watched.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
-                for sentence in reports.explain_losses(
-                    _losses(self._watched), self._published.last(self._watched), self._hosts
-                ):
+                statuses = published(self._watched, self.world.size)
+                for sentence in reports.explain_losses(_losses(self._watched), statuses, self._hosts):
                     say(f"{sentence}; ending the job")
                 self._watched.set({REPORTED: b"1"})
                 self._end(self._watched, 1, first=True)
