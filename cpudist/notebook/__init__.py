@@ -1,8 +1,8 @@
 """Train from a notebook, or from plain Python: start a job, show its output, and return its result or its error.
 
 - `launcher.py`: `notebook_launcher`, with restarts; `settings.py`: its arguments, checked.
-- `carry.py`: pickles functions and classes of the notebook, and what they use, for other processes.
-- `digest.py`: tells whether the cells of several nodes make the same call.
+- `carry.py`: pickles functions and classes of the notebook, and what they use, for other processes; tells whether the
+  cells of several nodes make the same call.
 - `ranks.py`: this node's ranks, from their start until none is left, and what they print.
 - `nodes.py`: the store in which the ranks find each other and the nodes' notebooks report failures.
 - `worker.py`: what each rank runs; `result.py`: what it returns; `figures.py`: what it draws.

@@ -1,19 +1,25 @@
-"""Pickle a notebook's function, its arguments and all that it uses for other processes.
+"""Pickle a notebook's function, its arguments and all that it uses for other processes, and compare those of nodes.
 
 What a notebook defines is in no file, so cloudpickle pickles it by value. An object that cannot be pickled, or would
 silently mean something else in another process, is an error that names the object as the notebook does.
+
+Each notebook pickles the same cell to other bytes. So a digest is made of the code of the notebook's functions and
+classes, of plain values, and of the types and shapes of tensors. Of other objects only the type counts: each node may
+have another one (a folder, a model whose weights DDP takes from rank 0).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 import io
 import linecache
 import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -101,6 +107,11 @@ def unpack(file: BinaryIO) -> Callable[[], Any]:
     return functools.partial(function, *args)
 
 
+def digest(value: Any) -> str:
+    """Return the digest of a function or an argument, by which the cells of several nodes find out that they differ."""
+    return hashlib.sha256(repr(_meaning(value, set())).encode()).hexdigest()
+
+
 def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseException) -> str:
     """Return the error's line, which names the object as the notebook does."""
     name, value, user = getattr(function, "__name__", "the function"), function, ""
@@ -138,7 +149,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, functools.partial):
         yield from ((f"{name}.{part}", getattr(value, part)) for part in ("func", "args", "keywords"))
     elif isinstance(value, types.FunctionType):
-        yield from used_by(value)
+        yield from _used_by(value)
     elif isinstance(value, (list, tuple)):
         yield from ((f"{name}[{index}]", part) for index, part in enumerate(value[:_MOST]))
     elif isinstance(value, dict):
@@ -149,7 +160,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{key}", part) for key, part in vars(value).items())
 
 
-def used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a function's closure, the global ones that its code names, and its default values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -167,3 +178,33 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+
+
+def _meaning(value: Any, seen: set[int]) -> Any:
+    """Return plain values that stand for `value`; `seen` has the ids of the objects that are described already."""
+    kind = type(value).__qualname__
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        return value
+    if isinstance(value, (set, frozenset)):
+        return kind, sorted(repr(_meaning(one, seen)) for one in value)
+    if id(value) in seen:
+        return kind
+    seen.add(id(value))
+    return kind, [_meaning(part, seen) for part in _meaningful(value)]
+
+
+def _meaningful(value: Any) -> Iterable[Any]:
+    if isinstance(value, types.CodeType):
+        return value.co_code, value.co_names, value.co_consts
+    if isinstance(value, types.FunctionType) and value.__module__ == MAIN:
+        used = (part for _, part in _used_by(value) if isinstance(part, (types.FunctionType, type)))
+        return value.__code__, value.__defaults__, value.__kwdefaults__, *used
+    if isinstance(value, type) and value.__module__ == MAIN:
+        return (part for part in vars(value).values() if isinstance(part, types.FunctionType))
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return *value, *value.values()
+    if dataclasses.is_dataclass(value):
+        return (vars(value),)
+    return str(getattr(value, "__qualname__", "")), str(getattr(value, "dtype", "")), str(getattr(value, "shape", ""))

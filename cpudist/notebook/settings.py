@@ -12,7 +12,7 @@ from typing import Any
 from cpudist import backends, launchers
 from cpudist.errors import UserError
 from cpudist.launchers import Placement
-from cpudist.notebook.digest import digest
+from cpudist.notebook.carry import digest
 from cpudist.waiting import check_timeout
 
 PORT = 29500  # torch's default; the cells of several nodes must have the same one

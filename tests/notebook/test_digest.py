@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cpudist.notebook.digest import digest
+from cpudist.notebook.carry import digest
 
 CELLS = """
 from functools import partial
@@ -47,7 +47,7 @@ class Config:
 @pytest.mark.job
 def test_the_same_code_in_another_process(cells: Any) -> None:
     """Hashes of texts differ there, so sets have another order."""
-    program = f"{CELLS}\nfrom cpudist.notebook.digest import digest\nprint(digest(train))"
+    program = f"{CELLS}\nfrom cpudist.notebook.carry import digest\nprint(digest(train))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == digest(cells()["train"])
 
