@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.doctor import trial
+from cpudist.doctor import facts as on_host
 from cpudist.launch import check as module
 from cpudist.launch.check import Facts, check
 from cpudist.launch.remote import ask_all
@@ -86,8 +86,9 @@ def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> No
 def test_a_host_that_fails_the_trial_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
-        assert trial.failure(str(tmp_path)) == f"cannot write to {tmp_path}: No space left on device"
-    monkeypatch.setattr(trial, "_RANK", "raise ValueError('a sum is wrong')")
+        assert on_host.failure(str(tmp_path)) == f"cannot write to {tmp_path}: No space left on device"
+    monkeypatch.setattr(on_host, "_RANK", "raise ValueError('a sum is wrong')")
     assert re.fullmatch(
-        r"fails a collective of two processes \((ccl|gloo)\): ValueError: a sum is wrong", trial.failure(str(tmp_path))
+        r"fails a collective of two processes \((ccl|gloo)\): ValueError: a sum is wrong",
+        on_host.failure(str(tmp_path)),
     )
