@@ -92,3 +92,13 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
         pytest.fail(
             f"{_unmarked[0]} starts a process, so mark it with pytest.mark.job: {event} {args[:2]}", pytrace=False
         )
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A job of this process alone, on gloo."""
+    import cpudist
+
+    cpudist.init("gloo")
+    yield
+    cpudist.shutdown()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +25,6 @@ from cpudist.huggingface.shares import BatchGeometry
 pytestmark = pytest.mark.versions
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A job of this process alone."""
-    cpudist.init("gloo")
-    yield
-    cpudist.shutdown()
 
 
 @pytest.mark.parametrize(

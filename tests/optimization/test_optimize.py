@@ -32,14 +32,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A job of this process alone, whose record says what was chosen."""
-    cpudist.init("gloo")
-    yield
-    cpudist.shutdown()
-
-
 def _model() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(

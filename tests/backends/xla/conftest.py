@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import run
-from pretrained import minilm
+from pretrained import minilm, small_bert
 
 _EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "stdlib_data.py"
 
@@ -16,22 +16,13 @@ _EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "stdlib_data.py"
 def stdlib_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Docstrings of the standard library, as tables and as questions, and a small BERT without dropout in "model"."""
     import torch
-    from transformers import AutoTokenizer, BertConfig, BertModel
+    from transformers import AutoTokenizer, BertModel
 
     folder = tmp_path_factory.mktemp("stdlib_data")
     assert run([sys.executable, str(_EXAMPLE), str(folder)], timeout=60).returncode == 0
     tokenizer = AutoTokenizer.from_pretrained(minilm())
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    config = small_bert(len(tokenizer), width=32, layers=1, heads=2, tokens=64)
     BertModel(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return folder

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pretrained import small_bert
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertForQuestionAnswering, PreTrainedTokenizerFast
+from transformers import BertForQuestionAnswering, PreTrainedTokenizerFast
+
+from cpudist.training.recipes.squad import Question
 
 _NAMES = ["alba", "bruno", "carla", "dario", "elena", "fabio", "gioia", "ivano", "laura", "marco", "nadia", "oscar"]
 _TOWNS = ["turin", "genoa", "bari", "the old town of lucca", "pisa", "san remo"]
@@ -55,6 +58,12 @@ def write(folder: Path, content: Any = None) -> str:
     return str(path)
 
 
+def row(question: Question) -> dict[str, Any]:
+    """A question as the hub has it."""
+    answers = {"text": question.answers, "answer_start": question.starts}
+    return {"id": question.id, "question": question.text, "context": question.context, "answers": answers}
+
+
 def small_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
     """WordPiece as BERT's, trained on `data`, which it cuts into more than whole words."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -89,16 +98,7 @@ def save_small_model(folder: Path) -> str:
     """An untrained BERT that learns `data` in seconds, with its tokenizer."""
     tokenizer = small_tokenizer()
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        max_position_embeddings=128,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    config = small_bert(len(tokenizer), width=64, layers=2, heads=4, tokens=128)
     BertForQuestionAnswering(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

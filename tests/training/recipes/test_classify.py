@@ -11,9 +11,9 @@ import pytest
 import torch
 from datasets import Dataset
 from jobs import Result, mpirun, run, train
-from pretrained import minilm
+from pretrained import minilm, small_bert
 from sklearn.metrics import f1_score
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, TrainingArguments, pipeline
+from transformers import BertForSequenceClassification, BertTokenizerFast, TrainingArguments, pipeline
 
 from cpudist.errors import UserError
 from cpudist.training.recipes import classify
@@ -41,15 +41,7 @@ def tokenizer(tmp_path: Path) -> BertTokenizerFast:
 def model(tmp_path: Path, tokenizer: BertTokenizerFast) -> str:
     """A tiny classifier of two classes, as a folder."""
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(_WORDS),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=16,
-        **label_config(["bad", "good"]),
-    )
+    config = small_bert(len(_WORDS), width=8, layers=1, heads=2, tokens=16, **label_config(["bad", "good"]))
     BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")

@@ -15,7 +15,6 @@ from transformers import CanineTokenizer, TrainingArguments
 
 from cpudist.errors import UserError
 from cpudist.training.recipes import qa, squad
-from cpudist.training.recipes.squad import Question
 
 BOUND = 600.0
 
@@ -26,12 +25,6 @@ _SHORT_WINDOWS = ["--max_seq_length", "64", "--doc_stride", "16", "--per_device_
 @pytest.fixture
 def arguments(tmp_path: Path) -> TrainingArguments:
     return TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to=[], do_train=True)
-
-
-def _row(question: Question) -> dict[str, Any]:
-    """As the hub has it."""
-    answers = {"text": question.answers, "answer_start": question.starts}
-    return {"id": question.id, "question": question.text, "context": question.context, "answers": answers}
 
 
 @pytest.mark.parametrize(
@@ -86,11 +79,13 @@ def test_a_data_set_with_splits(tmp_path: Path, arguments: TrainingArguments) ->
     asked = squad.read([questions.write(tmp_path)])
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / "train.jsonl").write_text("".join(json.dumps(_row(question)) + "\n" for question in asked[:24]))
+    (folder / "train.jsonl").write_text("".join(json.dumps(questions.row(question)) + "\n" for question in asked[:24]))
     arguments.do_eval = True
     train, held_out = qa._questions(qa.DataArguments(dataset_name=str(folder)), arguments)
     assert (len(train), len(held_out)) == (21, 3)
-    (folder / "validation.jsonl").write_text("".join(json.dumps(_row(question)) + "\n" for question in asked[24:]))
+    (folder / "validation.jsonl").write_text(
+        "".join(json.dumps(questions.row(question)) + "\n" for question in asked[24:])
+    )
     assert qa._questions(qa.DataArguments(dataset_name=str(folder)), arguments) == (asked[:24], asked[24:])
     few = qa.DataArguments(dataset_name=str(folder), max_train_samples=5, max_eval_samples=4)
     assert qa._questions(few, arguments) == (asked[:5], asked[24:28])

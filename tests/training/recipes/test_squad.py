@@ -18,12 +18,6 @@ def _question(context: str, *answers: str, name: str = "q", text: str = "what is
     return Question(name, text, context, answers, tuple(context.index(answer) for answer in answers))
 
 
-def _row(question: Question) -> dict[str, Any]:
-    """As the hub has it."""
-    answers = {"text": question.answers, "answer_start": question.starts}
-    return {"id": question.id, "question": question.text, "context": question.context, "answers": answers}
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -109,7 +103,7 @@ def test_nested_and_flat_files_are_the_same(tmp_path: Path) -> None:
         for answer, start in zip(question.answers, question.starts, strict=True):
             assert question.context[start:].startswith(answer)
 
-    rows = [_row(question) for question in nested]
+    rows = [questions.row(question) for question in nested]
     assert squad.read([questions.write(tmp_path, rows)]) == nested
     assert squad.read([questions.write(tmp_path, {"data": rows})]) == nested
 

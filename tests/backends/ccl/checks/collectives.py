@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
+from every_check import run_checks
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -421,16 +422,10 @@ def check_refusals() -> None:
 
 
 def main() -> None:
-    checks = {name: check for name, check in globals().items() if name.startswith("check_")}
-    for name, check in checks.items():
-        try:
-            check()
-        except BaseException as error:
-            error.args = (f"{name}: {error}",)
-            raise
+    number = run_checks(globals())
     dist.barrier()
     if world.rank == 0:
-        print(f"{len(checks)} checks passed on {world}, carried by {' and '.join(extension.load().traffic())}")
+        print(f"{number} checks passed on {world}, carried by {' and '.join(extension.load().traffic())}")
     cpudist.shutdown()
 
 

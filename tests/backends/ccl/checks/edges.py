@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from every_check import run_checks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -347,19 +348,10 @@ def check_errors_are_those_of_python() -> None:
 
 
 def main() -> None:
-    checks = {name: check for name, check in globals().items() if name.startswith("check_")}
-    chosen = os.environ.get("CPUDIST_TEST_ONLY")
-    for name, check in checks.items():
-        if chosen and chosen not in name:
-            continue
-        try:
-            check()
-        except BaseException as error:
-            error.args = (f"{name}: {error}",)
-            raise
+    number = run_checks(globals(), only=os.environ.get("CPUDIST_TEST_ONLY", ""))
     dist.barrier()
     if world.rank == 0:
-        print(f"{len(checks)} edges passed on {world}")
+        print(f"{number} edges passed on {world}")
     cpudist.shutdown()
 
 
