@@ -12,10 +12,16 @@ _MISSING = object()
 
 
 class Changes:
-    """Changes that `undo` reverts, the last one first."""
+    """Changes that `undo`, or the end of a `with` block, reverts, the last one first."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
+
+    def __enter__(self) -> Changes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
 
     def variable(self, name: str, value: str) -> None:
         """Set an environment variable."""
@@ -69,6 +75,15 @@ class Changes:
     def undo(self) -> None:
         """Undo all changes; an error in one does not prevent the others."""
         self._undo.close()
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of a class, a module or any other object while the block runs."""
+    with Changes() as changes:
+        for name, value in attributes.items():
+            changes.attribute(owner, name, value)
+        yield
 
 
 def _restore(name: str, before: str | None) -> None:

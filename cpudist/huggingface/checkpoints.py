@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cpudist.changes import Changes
+from cpudist.changes import replaced
 from cpudist.checkpoints import folders
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.ranks import Ranks
@@ -54,7 +54,13 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         # Trainer waits for the last checkpoint of a training, and for one that is to be uploaded.
         later = job.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
         files = DeferredFiles()
-        with publisher.refusing_full_disk(name), _writing_to(self, written.parent):
+        # Trainer saves into the folder aside, and uploads nothing from there.
+        aside = replaced(
+            self,
+            _get_output_dir=lambda trial: str(written.parent),
+            _push_from_checkpoint=lambda checkpoint_folder: None,
+        )
+        with publisher.refusing_full_disk(name), aside:
             with files.collect() if later else nullcontext():
                 original(self, model, trial)
             _name_the_best(self, run_dir, written)
@@ -108,17 +114,6 @@ def load_best_model(original: Callable[..., None], context: Context) -> Callable
     return load
 
 
-@contextmanager
-def _writing_to(trainer: Any, folder: Path) -> Iterator[None]:
-    """Have the trainer save into `folder` and upload nothing while the block runs."""
-    vars(trainer)["_get_output_dir"] = lambda trial: str(folder)
-    vars(trainer)["_push_from_checkpoint"] = lambda checkpoint_folder: None
-    try:
-        yield
-    finally:
-        del trainer._get_output_dir, trainer._push_from_checkpoint
-
-
 def _name_the_best(trainer: Any, run_dir: Path, written: Path) -> None:
     """Correct the path of the best checkpoint in the state: Trainer has looked for it beside `written`."""
     state = trainer.state
@@ -140,14 +135,10 @@ class DeferredFiles:
     @contextmanager
     def collect(self) -> Iterator[None]:
         """Keep in memory what this process saves to paths while the block runs."""
-        changes = Changes()
-        changes.attribute(torch, "save", self._instead_of(torch.save))
         # Packages that import safetensors themselves, such as peft, still write at once.
-        changes.attribute(sys.modules["transformers.modeling_utils"], "safe_save_file", self._keep_tensors)
-        try:
+        modeling = sys.modules["transformers.modeling_utils"]
+        with replaced(torch, save=self._instead_of(torch.save)), replaced(modeling, safe_save_file=self._keep_tensors):
             yield
-        finally:
-            changes.undo()
 
     def write(self) -> None:
         """Write all files and forget them."""

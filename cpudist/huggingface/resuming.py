@@ -11,10 +11,11 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpudist.changes import replaced
 from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -56,7 +57,8 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         if checkpoint:
             is_whole(Path(checkpoint), "")  # what the script names is taken, whatever it is
         if checkpoint and is_of_run(context.job, Path(checkpoint)) and _is_finished(Path(checkpoint)):
-            with _training_no_more(self):
+            # Without batches: resumed at --max_steps inside an epoch, it would make one step more.
+            with replaced(self, get_batch_samples=lambda *args, **kwargs: ([], None)):
                 return original(self, resume_from_checkpoint, *args, **kwargs)
         saved = _saved_geometry(Path(checkpoint)) if checkpoint else None
         if saved is None or saved.world_size == self.args.world_size:
@@ -74,16 +76,6 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
 def _is_finished(checkpoint: Path) -> bool:
     state = json.loads((checkpoint / checkpoint_files.STATE).read_text(encoding="utf-8"))
     return bool(0 < state.get("max_steps", 0) <= state["global_step"])
-
-
-@contextmanager
-def _training_no_more(trainer: Any) -> Iterator[None]:
-    """Give `trainer` no batches: resumed at --max_steps inside an epoch, it would make one step more."""
-    vars(trainer)["get_batch_samples"] = lambda *args, **kwargs: ([], None)
-    try:
-        yield
-    finally:
-        del trainer.get_batch_samples
 
 
 def _as_asked_for(trainer: Any) -> BatchGeometry:
@@ -159,8 +151,7 @@ def _why_not_unequal(trainer: Any, cls: Any, samples: int) -> str | None:
     return f"they are only {samples}" if samples < args.world_size else None
 
 
-@contextmanager
-def _loading_batch_size(cls: Any, batch_size: int) -> Iterator[None]:
+def _loading_batch_size(cls: Any, batch_size: int) -> AbstractContextManager[None]:
     """Set the batch size in states that are read: transformers 4 takes it from there, not from the arguments."""
     load = vars(cls)["load_from_json"]
 
@@ -169,11 +160,7 @@ def _loading_batch_size(cls: Any, batch_size: int) -> Iterator[None]:
         state.train_batch_size = batch_size
         return state
 
-    cls.load_from_json = classmethod(load_from_json)
-    try:
-        yield
-    finally:
-        cls.load_from_json = load
+    return replaced(cls, load_from_json=classmethod(load_from_json))
 
 
 @contextmanager
@@ -214,17 +201,14 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
         return shares.geometry.samples_per_step
 
     own = (get_train_dataloader, get_batch_samples, get_total_train_batch_size)
-    vars(trainer).update({method.__name__: method for method in own})
     try:
-        yield
+        with replaced(trainer, **{method.__name__: method for method in own}):
+            yield
     finally:
-        for method in own:
-            del vars(trainer)[method.__name__]
         context.weights.pop(trainer, None)
 
 
-@contextmanager
-def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> Iterator[None]:
+def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> AbstractContextManager[None]:
     """Replace accelerate's BatchSamplerShard by what `make_sampler` makes of a batch sampler, in the block."""
     data_loader = sys.modules["accelerate.data_loader"]
     original: Any = vars(data_loader)["BatchSamplerShard"]
@@ -233,8 +217,4 @@ def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> Iterator[None]
         usual = options["even_batches"] and not options["split_batches"]
         return make_sampler(batch_sampler) if usual else original(batch_sampler, **options)
 
-    vars(data_loader)["BatchSamplerShard"] = shard
-    try:
-        yield
-    finally:
-        vars(data_loader)["BatchSamplerShard"] = original
+    return replaced(data_loader, BatchSamplerShard=shard)

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any
 
@@ -73,7 +73,9 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
     """
     # torch 2.8 warns about how its layer norm is registered; the gradients are right (tests/optimization).
     warnings.filterwarnings("ignore", "aten::layer_norm: an autograd kernel was not registered", UserWarning)
-    with _without_its_notes(), _variables(CPU_ONLY):  # it imports accelerate
+    with _without_its_notes(), Changes() as changes:
+        for name, value in CPU_ONLY.items():  # it imports accelerate
+            changes.default_variable(name, value)
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
         # Not taken back with the job: the kernels stay, and compiled models would get no gradients (check_not_loaded).
         torch.compiler.set_stance("force_eager")
@@ -89,18 +91,6 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
                 split_master_weight_for_bf16=False,
                 fuse_update_step=False,
             )
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables that the user has not set, while the block runs."""
-    changes = Changes()
-    try:
-        for name, value in values.items():
-            changes.default_variable(name, value)
-        yield
-    finally:
-        changes.undo()
 
 
 @contextlib.contextmanager
