@@ -182,7 +182,7 @@ def read(
     with _quiet():
         dcp.load(tree, storage_reader=FileSystemReader(folder), process_group=ranks.group, no_dist=ranks.alone)
     for name, module in modules.items():
-        state.load_module(module, tree[name])
+        state.unwrapped(module).load_state_dict(state.without_tuples(tree[name]))
     if model is not None and optimizer is not None:
         state.load_optimizer(model, optimizer, tree["optimizer"])
     for name, value in others.items():

@@ -55,8 +55,7 @@ def collect(
     if model is not None:
         if (kept := local_steps.kept(unwrapped(model))) is not None:
             kept.settle()
-            state = kept.state_dict().items()
-            tree["hosts"] = {key: value if isinstance(value, torch.Tensor) else (value,) for key, value in state}
+            tree["hosts"] = _with_tuples(kept.state_dict())
         tree["model"] = of_module(model)
         if optimizer is not None:
             tree["optimizer"] = _of_optimizer(model, optimizer)
@@ -104,13 +103,8 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
-def load_module(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `collect` has made of a module."""
-    unwrapped(model).load_state_dict(without_tuples(state))
-
-
 def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of a tree with the objects themselves where `collect` has put them in tuples."""
+    """Return the state of which `collect` has made a part of a tree."""
     return {name: value[0] if isinstance(value, tuple) else value for name, value in tree.items()}
 
 
@@ -157,8 +151,7 @@ def few(names: list[str]) -> str:
 
 def of_module(model: torch.nn.Module) -> dict[str, Any]:
     """Return the tree of a module: its tensors, and what else its state has, by their names."""
-    state = unwrapped(model).state_dict()
-    return {name: _on_host(value) if isinstance(value, torch.Tensor) else (value,) for name, value in state.items()}
+    return _with_tuples(unwrapped(model).state_dict())
 
 
 def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -168,10 +161,7 @@ def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
         groups.append({**group, "params": names})
         for number, name in zip(group["params"], names, strict=True):
             if number in packed["state"]:
-                state[name] = {
-                    key: _on_host(value) if isinstance(value, torch.Tensor) else (value,)
-                    for key, value in packed["state"][number].items()
-                }
+                state[name] = _with_tuples(packed["state"][number])
     return {"state": state, "param_groups": (groups,)}
 
 
@@ -227,9 +217,15 @@ def _random_states() -> dict[str, Any]:
     return states
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return tensor if isinstance(tensor, DTensor) else tensor.cpu()
+def _with_tuples(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with tensors on the CPU, DTensors as they are, and all else in tuples."""
+    tree: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, DTensor):
+            tree[name] = value.detach()
+        else:
+            tree[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else (value,)
+    return tree
 
 
 def _copied(part: Any) -> Any:
