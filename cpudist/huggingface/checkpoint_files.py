@@ -24,21 +24,13 @@ def checkpoints(folder: str | Path) -> dict[int, Path]:
     return {step: path for step, path in found if (path / STATE).is_file() and not (path / _SENTINEL).exists()}
 
 
-def runs_of(checkpoint: Path) -> list[str]:
-    """Return the names of the run that has saved `checkpoint`; none if it was made without cpudist."""
-    return list((read_world(checkpoint) or {}).get("runs", ()))
-
-
-def training_of(checkpoint: Path) -> int:
-    """Return the number of the training that has saved `checkpoint` among those of its run in the same folder."""
-    return int((read_world(checkpoint) or {}).get("training", 0))
-
-
 def read_world(checkpoint: Path) -> dict[str, Any] | None:
-    """Return what WORLD says in `checkpoint`; None if it was made without cpudist, or WORLD is damaged."""
+    """Return what WORLD says in `checkpoint`: nothing if it was made without cpudist; None if WORLD is damaged."""
     try:
         world: dict[str, Any] = json.loads((checkpoint / WORLD).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
+        return {}
+    except ValueError:
         return None
     return world
 
@@ -50,11 +42,6 @@ def write_world(folder: Path, world: Mapping[str, Any]) -> None:
     own.write_text(json.dumps({**world, "files": files}) + "\n", encoding="utf-8")
 
 
-def is_unreadable(checkpoint: Path) -> bool:
-    """Return whether WORLD is damaged in `checkpoint`, so that nobody knows which run has saved it."""
-    return (checkpoint / WORLD).exists() and read_world(checkpoint) is None
-
-
 def damage(checkpoint: Path, part: int, parts: int) -> str | None:
     """Return what is wrong with a part of the files of a checkpoint, as `manifest.damage` does.
 
@@ -62,7 +49,7 @@ def damage(checkpoint: Path, part: int, parts: int) -> str | None:
     """
     world = read_world(checkpoint)
     if world is None:
-        return f"{WORLD} cannot be read" if (checkpoint / WORLD).exists() else None
+        return f"{WORLD} cannot be read"
     return manifest.damage(checkpoint, manifest.files_in(world), part, parts) if "files" in world else None
 
 

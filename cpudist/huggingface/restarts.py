@@ -15,7 +15,7 @@ from cpudist.checkpoints.ranks import Ranks
 from cpudist.checkpoints.runs import common, started_again
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.huggingface.checkpoint_files import checkpoints, damage, is_unreadable, runs_of, training_of
+from cpudist.huggingface.checkpoint_files import checkpoints, damage, read_world
 from cpudist.job import current
 
 if TYPE_CHECKING:
@@ -50,9 +50,12 @@ def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
     restore(folder)
     if not job.resumes or not job.earlier_run_ids:
         return None
-    newest = newest_whole(
-        folder, lambda path: is_unreadable(path) or (is_of_run(job, path) and training_of(path) == training)
-    )
+
+    def is_wanted(checkpoint: Path) -> bool:
+        world = read_world(checkpoint)  # damaged, it does not say whose it is
+        return world is None or (runs.is_of_run(job, world.get("runs", ())) and world.get("training", 0) == training)
+
+    newest = newest_whole(folder, is_wanted)
     if newest is not None and job.world.rank == 0:
         say(f"{started_again(job)}: going on from {newest}")
     return newest
@@ -60,7 +63,7 @@ def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
 
 def is_of_run(job: Job, checkpoint: Path) -> bool:
     """Return whether an earlier attempt at this run has saved `checkpoint`."""
-    return runs.is_of_run(job, runs_of(checkpoint))
+    return runs.is_of_run(job, (read_world(checkpoint) or {}).get("runs", ()))
 
 
 def newest_whole(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> str | None:

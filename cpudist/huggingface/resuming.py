@@ -87,7 +87,7 @@ def _as_asked_for(trainer: Any) -> BatchGeometry:
 def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
     """Read how the training of `checkpoint` was begun; None if it was saved without cpudist."""
     world = checkpoint_files.read_world(checkpoint)
-    if world is None:
+    if not world:
         return None
     return BatchGeometry(world["world_size"], world["samples_per_step"], world["samples_per_batch"])
 
