@@ -1,4 +1,4 @@
-"""Lines for the user on standard error, which begin with `cpudist: `, and the immediate end of this process."""
+"""Text for people: amounts, and lines on standard error that begin with `cpudist: `; how this process ends at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import NoReturn
 
+_UNITS = ("B", "KB", "MB", "GB", "TB")
 _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
 
@@ -19,6 +20,20 @@ def say(line: str, program: str = "cpudist") -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{program}: {line}\n")
         sys.stderr.flush()
+
+
+def size(count: float) -> str:
+    """Return a number of bytes, such as ``64 KB`` or ``1.5 GB``. The units are powers of 1024."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} {_UNITS[unit]}" if count >= 100 else f"{count:.3g} {_UNITS[unit]}"
+
+
+def number_of(count: int, what: str) -> str:
+    """Return a number with its noun, such as ``1 core`` or ``2 cores``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def one_line(text: str) -> str:

@@ -34,8 +34,8 @@ from cpudist.bench.timing import (
     timed,
     together,
 )
+from cpudist.console import size as size_cell
 from cpudist.optimization import precision
-from cpudist.text import size as size_cell
 from cpudist.topology.machine import allowed_cpus
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from cpudist.bench.candidates import COPY, MPI, ONECCL
 from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.report import Results
 from cpudist.bench.timing import CCL, GLOO, Timings
-from cpudist.text import size as size_cell
+from cpudist.console import size as size_cell
 
 _COLORS = {ONECCL: "tab:gray", CCL: "tab:blue", GLOO: "tab:orange", MPI: "tab:green", COPY: "lightgray"}
 

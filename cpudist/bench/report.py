@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from cpudist.bench.timing import Ratio, Timings
-from cpudist.text import number_of
+from cpudist.console import number_of
 from cpudist.topology.machine import allowed_cpus, cpu_model
 from cpudist.version import __version__
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cpudist.text import size
+from cpudist.console import size
 
 INCOMPLETE = ".incomplete"
 PREFIX = "checkpoint-"

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
+from cpudist.console import size
 from cpudist.doctor.finding import Finding
 from cpudist.launch.check import check
 from cpudist.launch.hostfile import read
 from cpudist.launchers import Launcher
-from cpudist.text import size
 
 HELP = "check this host and environment, with remedies"
 DESCRIPTION = """\

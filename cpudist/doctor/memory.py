@@ -7,9 +7,9 @@ import re
 import resource
 from collections.abc import Iterator, Mapping
 
+from cpudist.console import size
 from cpudist.doctor.finding import Finding
 from cpudist.pinning.threads import memory_policy
-from cpudist.text import size
 from cpudist.topology import sysfs
 from cpudist.topology.files import Files
 

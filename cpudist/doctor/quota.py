@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from cpudist.console import number_of, size
 from cpudist.doctor.finding import Finding
-from cpudist.text import number_of, size
 from cpudist.topology import sysfs
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.files import Files

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpudist.backends.calls import Call
+from cpudist.console import size
 from cpudist.job.rank_status import RankStatus
 from cpudist.losses import Loss
-from cpudist.text import size
 from cpudist.topology.cpulist import format_list
 
 Statuses = Mapping[int, RankStatus | None]

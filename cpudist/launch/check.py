@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cpudist.console import size
 from cpudist.errors import UserError
 from cpudist.launch.remote import ask_all, is_here, run_on
 from cpudist.launchers.mpi import Host
-from cpudist.text import size
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
 _TRIAL_SECONDS = 60.0

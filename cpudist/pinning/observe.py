@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpudist.console import number_of
 from cpudist.pinning import Pinning
 from cpudist.pinning.threads import COMMUNICATION_THREAD, Thread, threads
-from cpudist.text import number_of
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.plan import CORES_FOR_A_DATA_CORE
 

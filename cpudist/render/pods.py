@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cpudist.console import number_of
 from cpudist.render import values
 from cpudist.render.document import Noted
 from cpudist.render.job import RenderedJob, option
 from cpudist.render.patch import merged, read_template
 from cpudist.render.values import MEBIBYTE, quantity
-from cpudist.text import number_of
 from cpudist.version import __version__
 
 _USER = 1000  # of the Dockerfile's image

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cpudist.text import number_of
+from cpudist.console import number_of
 from cpudist.topology.cpulist import parse_list
 from cpudist.topology.files import Files
 

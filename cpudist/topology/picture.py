@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from cpudist.text import number_of, size
+from cpudist.console import number_of, size
 from cpudist.topology import Core, NumaNode, Topology
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cpudist.console import number_of
 from cpudist.errors import UserError
-from cpudist.text import number_of
 from cpudist.topology import Core
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine

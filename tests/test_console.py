@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpudist.text import number_of, size
+from cpudist.console import number_of, size
 
 
 @pytest.mark.parametrize(
