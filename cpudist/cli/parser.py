@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from cpudist.errors import UserError
@@ -83,11 +83,9 @@ def ranks_per_node(text: str) -> int | Part:
     return int(text)
 
 
-@contextlib.contextmanager
-def shown_once(launcher: Launcher) -> Iterator[None]:
+def shown_once(launcher: Launcher) -> contextlib.AbstractContextManager[object]:
     """Show what the block prints, such as help, on one rank only."""
-    with contextlib.nullcontext() if launcher.is_main_process else contextlib.redirect_stdout(io.StringIO()):
-        yield
+    return contextlib.nullcontext() if launcher.is_main_process else contextlib.redirect_stdout(io.StringIO())
 
 
 def with_dashes(words: Sequence[str]) -> list[str]:

@@ -69,7 +69,7 @@ def optimize(
         precision.compute_in(model, dtype)
         chosen.append(choice.MASTER_WEIGHTS)
     elif dtype is not torch.float32:
-        precision.compute_under_autocast(model, choice.autocast(dtype))
+        precision.compute_under(model, choice.autocast(dtype))
         chosen.append(choice.autocast_in(dtype))
     if dtype is torch.float16 and optimizer is not None:
         chosen += choice.skip_on_device(optimizer)

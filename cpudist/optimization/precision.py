@@ -46,11 +46,6 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def compute_under_autocast(model: torch.nn.Module, autocast: torch.autocast) -> None:
-    """Let `model` run its forward pass under `autocast`, and return floating-point outputs in float32."""
-    _replace_forward(model, autocast)
-
-
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Let `model`, whose parameters are in `dtype`, take float32 inputs and return float32 outputs, of any shapes."""
 
@@ -63,10 +58,16 @@ def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
         return run_in_dtype
 
-    _replace_forward(model, run)
+    compute_under(model, run)
 
 
-def _replace_forward(model: torch.nn.Module, around: Any) -> None:
+def compute_under(model: torch.nn.Module, around: Any) -> None:
+    """Let `model` run its forward pass as `around` makes it, and return floating-point outputs in float32.
+
+    Args:
+        model: the model.
+        around: makes the new forward pass from the present one; autocast does, too.
+    """
     forward = model.forward
     run = around(forward)
 
