@@ -174,14 +174,9 @@ class _Training:
                 self.model, process_group=group, bucket_cap_mb=buckets.mb, gradient_as_bucket_view=buckets.views
             )
             with nullcontext() if communicate else model.no_sync():
-                return timed(partial(self._step, model, dtype))(calls)
+                return timed(partial(workload.train_on, self._tokens, model, self._optimizer, dtype))(calls)
 
         return measure
-
-    def _step(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-            loss = model(input_ids=self._tokens, labels=self._tokens).loss
-        workload.update(loss, self._optimizer)
 
 
 def _block(one: StepTimes) -> str:

@@ -149,9 +149,7 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
 
     def step() -> None:
         with model.no_sync() if name == ALONE else nullcontext():
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-                loss = model(input_ids=tokens, labels=tokens).loss
-            workload.update(loss, optimizer)
+            workload.train_on(tokens, model, optimizer, dtype)
 
     measure = timed(step)
     measure(_WARM_UP.get(str(what), 3))

@@ -7,7 +7,6 @@ is fastest here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,7 +95,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> TrainT
 
     def take_all(choices: dict[str, Any]) -> dict[str, Timings]:
         group = dist.new_group(backend="gloo")
-        steps = {name: _Training(world.rank, shape, choice).step for name, choice in choices.items()}
+        steps = {name: _training(world.rank, shape, choice) for name, choice in choices.items()}
         candidates = {name: together(timed(step), group) for name, step in steps.items()}
         return take_turns(candidates, _QUICK if quick else _FULL, say)
 
@@ -114,31 +113,24 @@ def _each(choices: dict[str, dict[str, Any]], **also: Any) -> dict[str, dict[str
     return {name: {**options, **also} for name, options in choices.items()}
 
 
-class _Training:
-    """A model of its own with its optimizer, on this rank's batch."""
+def _training(rank: int, shape: workload.Shape, choice: dict[str, Any] | str | None) -> Callable[[], None]:
+    """Return the step of a model of its own, on this rank's batch.
 
-    def __init__(self, rank: int, shape: workload.Shape, choice: dict[str, Any] | str | None) -> None:
-        """Make the model as `choice` says: options of `optimize`, `_RECIPE`, or None for PyTorch alone."""
-        model = workload.bert()
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        self._context: Callable[[], AbstractContextManager[Any]] = nullcontext
-        options = choice if isinstance(choice, dict) else {}
-        if isinstance(choice, dict):
-            optimize(model, self._optimizer, **{**options, "compile": False})
-        elif choice == _RECIPE:
-            self._apply_intels_recipe(model)
-        self._model = job.require().backend.wrap(model)
-        if options.get("compile"):
-            self._model.compile()
-        self._tokens = workload.tokens(rank, shape)
-
-    def step(self) -> None:
-        with self._context():
-            loss = self._model(input_ids=self._tokens, labels=self._tokens).loss
-        workload.update(loss, self._optimizer)
-
-    def _apply_intels_recipe(self, model: torch.nn.Module) -> None:
-        native.fuse(self._optimizer)
-        extension: Any = __import__(ipex.PACKAGE)
-        extension.optimize(model, dtype=_BF16, optimizer=self._optimizer, inplace=True)
-        self._context = partial(torch.autocast, "cpu", dtype=_BF16)
+    Args:
+        rank, shape: as for `workload.tokens`.
+        choice: options of `optimize`, `_RECIPE`, or None for PyTorch alone.
+    """
+    model: Any = workload.bert()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    options, autocast = {}, torch.float32  # `optimize` has an autocast of its own
+    if isinstance(choice, dict):
+        options = choice
+        optimize(model, optimizer, **{**options, "compile": False})
+    elif choice == _RECIPE:
+        autocast = _BF16
+        native.fuse(optimizer)
+        __import__(ipex.PACKAGE).optimize(model, dtype=_BF16, optimizer=optimizer, inplace=True)
+    model = job.require().backend.wrap(model)
+    if options.get("compile"):
+        model.compile()
+    return partial(workload.train_on, workload.tokens(rank, shape), model, optimizer, autocast)

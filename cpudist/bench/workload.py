@@ -46,8 +46,10 @@ def describe(model: torch.nn.Module, shape: Shape = SMALL) -> str:
     return f"BERT with {parameters / 1e6:.1f} million parameters, {shape[0]} x {shape[1]} tokens per rank"
 
 
-def update(loss: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Compute gradients of `loss`, a tensor without dimensions, and change the parameters by them."""
+def train_on(tokens: torch.Tensor, model: Any, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
+    """Make one step with a batch, as `tokens` returns it; under autocast if `dtype` is bfloat16."""
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+        loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
