@@ -17,8 +17,7 @@ from cpudist.errors import StartupTimeout, UserError
 from cpudist.launchers import InStore
 from cpudist.notebook.result import Failure
 from cpudist.notebook.settings import Settings
-from cpudist.rendezvous import keepalive_timeout
-from cpudist.store import Address, Connection, StoreLost
+from cpudist.store import Address, Connection, StoreLost, keepalive_timeout
 from cpudist.store.process import StoreProcess
 
 _LOOPBACK = "127.0.0.1"

@@ -8,6 +8,6 @@ It is told how the ranks find each other, and does not ask who started them. It 
 """
 
 from cpudist.rendezvous.gather import all_gather
-from cpudist.rendezvous.store import Rendezvous, connect, keepalive_timeout
+from cpudist.rendezvous.store import Rendezvous, connect
 
-__all__ = ["Rendezvous", "all_gather", "connect", "keepalive_timeout"]
+__all__ = ["Rendezvous", "all_gather", "connect"]

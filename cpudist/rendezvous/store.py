@@ -22,7 +22,7 @@ from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, RendezvousMethod
 from cpudist.rendezvous import mpi
-from cpudist.store.client import Address
+from cpudist.store.client import LONGEST_KEEPALIVE, Address, keepalive_timeout
 from cpudist.store.process import StoreProcess
 from cpudist.topology.identity import addresses, free_port, node_identity
 from cpudist.waiting import bounded
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from cpudist.store.torch_store import JobStore
 
 _LOOPBACK = "127.0.0.1"
-_LONGEST_KEEPALIVE = 30.0
 _RETRY_SECONDS = 2.0  # a rank that does not reach the store then reads its address again
 
 
@@ -179,7 +178,7 @@ def _connect_in(store_address: Address, placement: Placement, timeout: float) ->
 @cache
 def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
     own = addresses(interface) if interface else _own_addresses(address.host)
-    return StoreProcess(own, address.port, address.token.encode(), _LONGEST_KEEPALIVE)
+    return StoreProcess(own, address.port, address.token.encode(), LONGEST_KEEPALIVE)
 
 
 def _own_addresses(host: str) -> list[str]:
@@ -241,8 +240,3 @@ def _reach(store_address: Address, patience: float, timeout: float) -> Rendezvou
     host = store.host
     store.set_timeout(timedelta(seconds=timeout))
     return Rendezvous(store, replace(store_address, hosts=(host,)), host, store_address.port)
-
-
-def keepalive_timeout(timeout: float) -> float:
-    """Return the seconds after which a rank without network counts as lost: half the timeout, 5 to 30 seconds."""
-    return min(_LONGEST_KEEPALIVE, max(5.0, timeout / 2))

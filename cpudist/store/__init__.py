@@ -6,6 +6,6 @@
 Clients and server prove to each other that they know the job's token. It must not know rendezvous, backends or jobs.
 """
 
-from cpudist.store.client import Address, Connection, StoreLost
+from cpudist.store.client import Address, Connection, StoreLost, keepalive_timeout
 
-__all__ = ["Address", "Connection", "StoreLost"]
+__all__ = ["Address", "Connection", "StoreLost", "keepalive_timeout"]

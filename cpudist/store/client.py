@@ -13,6 +13,7 @@ from cpudist.store import protocol
 from cpudist.store.protocol import Code
 from cpudist.waiting import poll
 
+LONGEST_KEEPALIVE = 30.0
 _ATTEMPT_SECONDS = 5.0  # for one address to answer
 _ANSWER_SECONDS = 15.0  # for the server to answer what it can answer at once
 
@@ -38,6 +39,11 @@ class Address:
     token: bytes = field(repr=False)
     keepalive_timeout: float
     job: str = ""
+
+
+def keepalive_timeout(timeout: float) -> float:
+    """Return the seconds after which a rank without network counts as lost: half the timeout, 5 to 30 seconds."""
+    return min(LONGEST_KEEPALIVE, max(5.0, timeout / 2))
 
 
 class Connection:
