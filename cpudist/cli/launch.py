@@ -10,7 +10,7 @@ from cpudist.errors import UserError
 from cpudist.launch import run as jobs
 from cpudist.launch.hostfile import read
 from cpudist.launchers import Launcher
-from cpudist.launchers.mpis import MPI_BY_OPTION
+from cpudist.launchers.mpis import MPI_BY_OPTION, find_mpirun
 
 HELP = "start a job on one or many hosts"
 DESCRIPTION = """\
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     """Run the job, or print its command line; exit with the job's status.
 
     Raises:
-        UserError: options or hosts are not as they must be.
+        UserError: options or hosts are not as they must be, or there is no such mpirun.
     """
     if launcher.name != "single":
         raise UserError(
@@ -118,17 +118,18 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
             "run it alone, or run cpudist-train here"
         )
     values = own_values(options)
-    dry_run = values.pop("dry_run")
+    mpi, dry_run = values.pop("mpi"), values.pop("dry_run")
     if not values["arguments"]:
         raise UserError(NO_TARGET)
     job = jobs.LaunchOptions(**values)
     if job.min_nodes is not None and not job.max_restarts:
         raise UserError("--min-nodes applies to restarts; give --max-restarts too, or leave it out")
-    if dry_run:
-        print(jobs.show(job))
-        return
     try:
-        status = jobs.run(job)
+        mpirun = find_mpirun(mpi)
+        if dry_run:
+            print(jobs.show(mpirun, job))
+            return
+        status = jobs.run(mpirun, job)
     except KeyboardInterrupt:  # while hosts were checked
         status = 128 + signal.SIGINT
     raise SystemExit(status)

@@ -19,7 +19,6 @@ from cpudist.launch.hostfile import spread, write
 from cpudist.launch.restarts import Restarts
 from cpudist.launch.supervise import JobExit, supervise
 from cpudist.launchers.mpi import Host, Mpirun, MpirunOptions
-from cpudist.launchers.mpis import find_mpirun
 from cpudist.topology.plan import Part
 
 JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
@@ -38,7 +37,6 @@ class LaunchOptions:
         ranks: the number of all ranks; None: as many as the hosts take.
         per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise one for each
             NUMA node.
-        mpi: "auto", "intel", "mpich" or "openmpi".
         interface: the network interface for all traffic; None: each library chooses.
         all_output: show the output of all ranks, each line marked with its rank.
         max_restarts: how many failures within `restart_window` are followed by a restart.
@@ -52,7 +50,6 @@ class LaunchOptions:
     arguments: Sequence[str]
     ranks: int | None = None
     per_host: int | Part | None = None
-    mpi: str = "auto"
     interface: str | None = None
     all_output: bool = False
     max_restarts: int = 0
@@ -62,17 +59,17 @@ class LaunchOptions:
     grace: int = 60
 
 
-def run(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
+def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
     """Run the job to its end, with restarts; return the exit status of the command.
 
     Args:
+        mpirun: starts the ranks.
         options: the options of the command.
         variables: the environment variables that the ranks get.
 
     Raises:
-        UserError: there is no such mpirun, or the hosts are not as they must be; found before any rank starts.
+        UserError: the hosts are not as they must be; found before any rank starts.
     """
-    mpirun = find_mpirun(options.mpi, variables)
     hosts, restarts = options.hosts or [_this_host()], Restarts(options.max_restarts, options.restart_window)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     if options.wait:
@@ -109,13 +106,12 @@ def run(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> in
         say(f"starting again ({restarts.number}) with {_count(placed)} ranks on {_names(placed)}")
 
 
-def show(options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
+def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
     """Return what `run` would do, as lines for a shell. The hosts are asked only where `--ppn` is a part of a host.
 
     Raises:
-        UserError: there is no such mpirun, or the ranks do not fit on the hosts.
+        UserError: the ranks do not fit on the hosts.
     """
-    mpirun = find_mpirun(options.mpi, variables)
     placed = _spread(options, options.hosts or [_this_host()])
     file = None if options.hosts is None else "cpudist-hostfile"
     command = mpirun.command(_mpirun_options(options, placed, file, {**variables, **_own_variables(options)}))

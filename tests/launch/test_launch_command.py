@@ -20,7 +20,10 @@ from cpudist.launch.check import Checked, Facts, Trouble
 from cpudist.launch.hostfile import parse
 from cpudist.launch.run import LaunchOptions
 from cpudist.launch.supervise import JobExit
-from cpudist.launchers.mpi import Host
+from cpudist.launchers.intel_mpi import IntelMpi
+from cpudist.launchers.mpi import Host, Mpirun
+
+MPIRUN = Mpirun(IntelMpi, Path("mpirun"))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,6 @@ class Attempts:
         self._outcomes, times = iter(outcomes), iter(clock)
         time = SimpleNamespace(monotonic=lambda: next(times), sleep=self.slept.append)
         monkeypatch.setattr(module, "_run_once", self._attempt)
-        monkeypatch.setattr(module, "find_mpirun", lambda *_: None)
         monkeypatch.setattr(module, "_place", lambda *_: hosts)
         monkeypatch.setattr(module, "check", self._check)
         monkeypatch.setattr(restarts, "time", time)
@@ -141,7 +143,7 @@ def test_restarts_come_later_and_later_also_where_a_host_is_slow(
     clock = [0, 1, 10, 11, 20, 21, 100, 230, 2000]  # the fourth is long
     hosts = [Host("h0", 1)]
     attempts = Attempts(monkeypatch, hosts, outcomes, clock)
-    assert module.run(LaunchOptions(hosts, ["train.py"], max_restarts=4)) == 0
+    assert module.run(MPIRUN, LaunchOptions(hosts, ["train.py"], max_restarts=4)) == 0
     assert attempts.slept == [0, 5, 10, 0]
     assert attempts.tried == [False, True, False, False], "the second failure may be a host's"
     assert "the job failed: h1 is slow (exit status 1)" in capsys.readouterr().err
@@ -151,7 +153,7 @@ def test_failures_of_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch, caps
     """Two may be within 100 s; the last three are."""
     hosts = [Host("h0", 1)]
     attempts = Attempts(monkeypatch, hosts, [JobExit(1)] * 6, [0, 50, 60, 140, 150, 200, 210, 400, 410, 420, 430, 440])
-    assert module.run(LaunchOptions(hosts, ["train.py"], max_restarts=2, restart_window=100)) == 1
+    assert module.run(MPIRUN, LaunchOptions(hosts, ["train.py"], max_restarts=2, restart_window=100)) == 1
     assert len(attempts.placed) == 6
     said = capsys.readouterr().err
     assert "starting again (2 of 2)" in said
@@ -165,7 +167,7 @@ def test_a_host_that_fails_twice_in_a_row_is_left_out(
     outcomes = [JobExit(1, suspect=hosts[index]) for index in (1, 0, 1, 1, 2, 2)]
     attempts = Attempts(monkeypatch, hosts, [*outcomes, JobExit(0, output_lost=True)], list(range(13)))
     options = LaunchOptions(hosts, ["train.py"], max_restarts=9, min_nodes=2)
-    assert module.run(options) == 1, "output was lost"
+    assert module.run(MPIRUN, options) == 1, "output was lost"
     assert attempts.placed == ["h0 h1 h2"] * 4 + ["h0 h2"] * 3
     said = capsys.readouterr().err
     assert said.count("warning: going on without hostfile, line 2: h1, which failed twice in a row\n") == 1
