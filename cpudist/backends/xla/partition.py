@@ -69,7 +69,9 @@ def check(what: str, shape: Sequence[int], spec: Spec, sizes: Mapping[str, int])
     tensor, wanted = f"{what} ({' x '.join(map(str, shape)) or 'a number'})", text_of(spec)
     mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
     if len(spec) > len(shape):
-        raise UserError(f"the partition spec {wanted} has {len(spec)} entries, more than {tensor} has axes")
+        raise UserError(
+            f"the partition spec {wanted} has {len(spec)} entries, more than {tensor} has axes; leave some out"
+        )
     names = [name for entry in spec for name in names_in(entry)]
     unknown = next((name for name in names if name not in sizes), None)
     if unknown is not None:
@@ -103,7 +105,7 @@ def read(path: str) -> Table:
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the table --sharding {path}: {error}") from error
+        raise UserError(f"cannot read the table --sharding {path}: {error}; give a file of JSON") from error
     if not isinstance(rows, dict):
         raise UserError(f'--sharding {path} is no table; write {{"pattern of names": ["axis", null], …}}')
     return Table({pattern: _spec(path, pattern, row) for pattern, row in rows.items()}, path, exact=True)

@@ -194,7 +194,9 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
     """
     if groups or reduce_type not in _OPERATIONS:
         what = f"the reduction {reduce_type!r}" if reduce_type not in _OPERATIONS else "groups"
-        raise UserError(f"xm.all_reduce: several CPU processes reduce through the host, which does not do {what}")
+        raise UserError(
+            f"xm.all_reduce: several CPU processes reduce through the host, which does not do {what}; leave that out"
+        )
     if dist.get_world_size() == 1:  # a process with several devices, of which it uses one
         return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     tensors = [inputs.clone()] if isinstance(inputs, torch.Tensor) else list(inputs)
@@ -220,7 +222,7 @@ def all_gather(
         UserError: groups are given.
     """
     if groups:
-        raise UserError("xm.all_gather: several CPU processes gather through the host, which does not do groups")
+        raise UserError("xm.all_gather: several CPU processes gather through the host; leave groups out")
     if isinstance(value, (list, tuple)):
         return [all_gather(one, dim, output=output and output[place]) for place, one in enumerate(value)]
     (own,) = fetch([value])
@@ -238,7 +240,7 @@ def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, 
         UserError: `ordinals` names only some of the ranks.
     """
     if ordinals and len(ordinals) != dist.get_world_size():
-        raise UserError(f"xm.rendezvous({tag!r}): only all ranks can meet, not {list(ordinals)}")
+        raise UserError(f"xm.rendezvous({tag!r}): only all ranks can meet; leave replicas {list(ordinals)} out")
     torch_xla.sync(reset_scope=False)
     payloads: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(payloads, payload)
