@@ -60,6 +60,13 @@ def init(
         UserError: the launcher's variables contradict each other or MPI, the backend cannot be used, a process group
             exists that cpudist did not make, or transformers or accelerate are of a version that cpudist does not know.
         StartupTimeout: a rank did not arrive in time; the message names it.
+
+    Examples:
+        Under ``mpirun -n 2 python``:
+
+        >>> world = cpudist.init()
+        >>> world.size
+        2
     """
     running, seconds = current(), None if stall is None else check_timeout(stall, "stall")
     if running is None:
@@ -95,6 +102,12 @@ def shutdown() -> None:
     """Shut the job down: wait for the other ranks, then undo everything that it has changed in this process.
 
     Does nothing without a job, and under `cpudist-train`, which shuts the job down when the script has ended.
+
+    Examples:
+        >>> world = cpudist.init()
+        >>> cpudist.shutdown()
+        >>> cpudist.init("gloo").backend  # a new job
+        'gloo'
     """
     running = current()
     if running is not None and not running.owned_by_cli:
@@ -133,6 +146,12 @@ def wrap(
     Raises:
         UserError: there is no running job, the backend takes no such options, or the backend or the model does
             not allow `shard_optimizer`, this `compress` or this `sync_every`, or ranks differ in them.
+
+    Examples:
+        >>> world = cpudist.init()
+        >>> model = cpudist.wrap(torch.nn.Linear(8, 2).to(world.device))
+        >>> model(torch.ones(4, 8)).shape
+        torch.Size([4, 2])
     """
     job = require()
     if shard_optimizer:
@@ -162,6 +181,12 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
 
     Raises:
         UserError: there is no running job.
+
+    Examples:
+        >>> model = cpudist.wrap(torch.nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model(torch.ones(4, 8)).sum().backward()
+        >>> cpudist.step(optimizer)
     """
     job = require()
     if scaler is not None:
@@ -180,6 +205,11 @@ def batches(loader: Iterable[Any]) -> Iterable[Any]:
 
     Raises:
         UserError: there is no running job.
+
+    Examples:
+        >>> loader = torch.utils.data.DataLoader(torch.ones(40, 8), batch_size=16)
+        >>> [len(batch) for batch in cpudist.batches(loader)]
+        [16, 16, 8]
     """
     return require().backend.batches(loader)
 
@@ -192,5 +222,12 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         UserError: there is no running job.
+
+    Examples:
+        With two ranks:
+
+        >>> world = cpudist.init()
+        >>> cpudist.mean(torch.tensor([world.rank, 3.0]))
+        tensor([0.5000, 3.0000], dtype=torch.float64)
     """
     return require().backend.mean(tensor)

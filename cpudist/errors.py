@@ -10,7 +10,15 @@ FAILED = 1  # of a job
 
 
 class UserError(Exception):
-    """A one-line message that names the cause and the remedy; exit status 2 on the command line."""
+    """A one-line message that names the cause and the remedy; exit status 2 on the command line.
+
+    Examples:
+        >>> try:
+        ...     cpudist.Checkpoints("out", keep=0)
+        ... except cpudist.UserError as error:
+        ...     print(error)
+        keep is how many checkpoints stay, a whole number from 1 on, not 0
+    """
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows in a cell instead of a traceback."""
@@ -18,4 +26,11 @@ class UserError(Exception):
 
 
 class StartupTimeout(UserError):
-    """A rank did not arrive within the time limit while the job was starting. Exit status 1: a restart may help."""
+    """A rank did not arrive within the time limit while the job was starting. Exit status 1: a restart may help.
+
+    Examples:
+        >>> try:
+        ...     world = cpudist.init(timeout=60)
+        ... except cpudist.StartupTimeout:
+        ...     sys.exit("a rank did not come within a minute")
+    """

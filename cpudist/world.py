@@ -29,6 +29,13 @@ class World:
         backend: how the ranks communicate, such as "ccl"; empty before it is chosen.
         hosts: the host name of every node, by node rank; two nodes may have the same name.
         device_type: the type of device of this rank's tensors; "cpu" for all CPU backends.
+
+    Examples:
+        Under ``mpirun -n 2 python``:
+
+        >>> world = cpudist.init()
+        >>> world.size, world.local_size, world.node_count, world.device
+        (2, 2, 1, device(type='cpu'))
     """
 
     rank: int
@@ -201,6 +208,6 @@ def _check_whole(node: _Node, launcher: str) -> None:
     given = [local_rank for local_rank in node.local_ranks if local_rank is not None]
     if given and sorted(given) != list(range(len(node.ranks))):
         raise UserError(
-            f"{launcher} gives the ranks on {node.host} the local ranks {given}; "
-            f"they should be 0 to {len(node.ranks) - 1}, each once"
+            f"{launcher} gives the ranks on {node.host} the local ranks {given}, not 0 to {len(node.ranks) - 1}, each "
+            "once; start all ranks with one launcher, in a fresh shell"
         )

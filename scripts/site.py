@@ -12,7 +12,7 @@ import posixpath
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,8 @@ def _python() -> Iterator[str]:
         yield f"\n::: {homes[name]}.{name}\n"
     yield "\n::: cpudist.errors.UserError\n\n::: cpudist.errors.StartupTimeout\n"
     yield "\n## Backends of other packages\n\nAn entry point of the group `cpudist.backends` names such a class.\n"
-    yield "\n::: cpudist.backends.base.Backend\n    options:\n      heading_level: 3\n"
+    for name in ("register", "get", "names", "options.Option", "base.Backend"):
+        yield f"\n::: cpudist.backends.{name}\n    options:\n      heading_level: 3\n"
 
 
 def _messages() -> Iterator[str]:
@@ -152,10 +153,18 @@ def _messages() -> Iterator[str]:
 
 def _of_python(path: Path) -> Iterator[tuple[str, str]]:
     """Yield kind and text of the errors and lines that a module makes."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    texts = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args:
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            text = " ".join(_text(node.args[0]).split())
+            text = " ".join(_text(node.args[0], texts).split())
             if (name in _ERRORS or name == "say") and re.search(r"\w{3}", text):
                 yield "Errors" if name in _ERRORS else "Warnings and news", text
 
@@ -170,13 +179,18 @@ def _of_cpp(path: Path) -> Iterator[tuple[str, str]]:
             yield "Errors", f"ccl: {'…' if text[0] in ' :' else ''}{text}"
 
 
-def _text(node: ast.expr) -> str:
+def _text(node: ast.expr, texts: Mapping[str, str]) -> str:
+    """Return the text of an expression, with `…` for what only a run knows; `texts` has the module's own constants."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) for part in node.values)
+        return "".join(_text(part, texts) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, texts) if isinstance(node.value, ast.Name) else "…"
+    if isinstance(node, ast.Name):
+        return texts.get(node.id, "…")
     if isinstance(node, ast.IfExp):
-        return _text(node.body) or _text(node.orelse)
+        return _text(node.body, texts) or _text(node.orelse, texts)
     if isinstance(node, ast.BinOp):
-        return _text(node.left) + _text(node.right)
+        return _text(node.left, texts) + _text(node.right, texts)
     return "…"

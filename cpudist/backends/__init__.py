@@ -38,12 +38,25 @@ def register(name: str, backend: type[Backend] | str) -> None:
     Args:
         name: what users call it.
         backend: a subclass of `Backend`, or ``"package.module:Class"``.
+
+    Examples:
+        >>> class Verbose(cpudist.backends.get("gloo")):
+        ...     name = "verbose"
+        ...     options = (cpudist.backends.Option("loud", "print every collective", bool, False),)
+        >>> cpudist.backends.register("verbose", Verbose)
+        >>> cpudist.backends.make("verbose", {"loud": True}).configured
+        {'loud': True}
     """
     _registered[name] = backend
 
 
 def names() -> list[str]:
-    """Return the names of all backends, whether or not they can be used here, in alphabetical order."""
+    """Return the names of all backends, whether or not they can be used here, in alphabetical order.
+
+    Examples:
+        >>> "gloo" in cpudist.backends.names()
+        True
+    """
     return sorted({*_registered, *_entry_points()})
 
 
@@ -52,6 +65,10 @@ def get(name: str) -> type[Backend]:
 
     Raises:
         UserError: no backend has that name, or its module cannot be imported.
+
+    Examples:
+        >>> cpudist.backends.get("gloo").name
+        'gloo'
     """
     found = _registered.get(name) or _entry_points().get(name)
     if found is None:
@@ -121,7 +138,7 @@ def choose(
             raise UserError(f"backend {candidate.name} cannot be used on rank {rank}: {reason}")
         if is_main_process:
             say(f"warning: not using {candidate.name}, rank {rank} says: {reason}")
-    raise UserError("no backend can be used on all ranks")
+    raise UserError("no backend can be used on all ranks; the warnings above say why, and cpudist doctor what to do")
 
 
 def _tell_of_other_devices(chosen: str) -> None:

@@ -26,11 +26,6 @@ _SHARED = "save on a disk that all hosts share"
 class Checkpoints:
     """The checkpoints of a training in one folder, each complete or absent; every rank calls every method.
 
-        checkpoints = cpudist.Checkpoints("out")
-        for step in range(checkpoints.restore(model=model, optimizer=optimizer), 1000):
-            …
-            checkpoints.save(step + 1, model=model, optimizer=optimizer)
-
     Attributes:
         folder: where the checkpoints lie, as ``checkpoint-STEP``.
         keep: how many complete ones stay.
@@ -44,6 +39,15 @@ class Checkpoints:
 
     Raises:
         UserError: `keep` is less than 1.
+
+    Examples:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> checkpoints = cpudist.Checkpoints("out")
+        >>> for step in range(checkpoints.restore(model=model), 3):
+        ...     output = model(torch.ones(4, 8))  # and train
+        ...     checkpoints.save(step + 1, model=model)
+        >>> checkpoints.restore(model=model)
+        3
     """
 
     def __init__(self, folder: str | Path, keep: int = 2, asynchronous: bool = False) -> None:

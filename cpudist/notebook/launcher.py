@@ -79,6 +79,15 @@ def notebook_launcher(
         RankFailed: a rank was killed, or failed on another node. An exception of a rank of this node is raised itself,
             with a `RankFailed` that has the rank's traceback as its cause.
         StartupTimeout: node 0's cell cannot be reached in time.
+
+    Examples:
+        >>> def work(length):
+        ...     total = torch.ones(length)
+        ...     torch.distributed.all_reduce(total)
+        ...     return total
+        >>> cpudist.notebook_launcher(work, (3,), num_processes=2)
+        Launching training on 2 CPUs.
+        tensor([2., 2., 2.])
     """
     given = {**locals()}
     settings = check(given.pop("function"), given.pop("args"), given)
