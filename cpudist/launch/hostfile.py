@@ -39,7 +39,9 @@ def read(path: str | Path) -> list[Host]:
     try:
         return parse(Path(path).read_text("utf-8-sig"), str(path))
     except OSError as error:
-        raise UserError(f"cannot read the hostfile {path}: {error.strerror}") from None
+        raise UserError(
+            f"cannot read the hostfile {path}: {error.strerror}; give the path of a file with one host a line"
+        ) from None
     except UnicodeDecodeError:
         raise UserError(f"the hostfile {path} is not a text file; {_FORMS}") from None
 
