@@ -131,7 +131,7 @@ def _check_same(module: torch.nn.Module) -> None:
     dist.all_gather_object(every, own)
     for rank, other in enumerate(every):
         if other != every[0]:
-            raise UserError(f"rank {rank} has another model than rank 0: names, shapes and types must be the same")
+            raise UserError(f"rank {rank} has another model than rank 0; make one of the same names, shapes and types")
 
 
 @torch.no_grad()

@@ -42,6 +42,10 @@ def save(
 
     Raises:
         UserError: the disk is full, or `folder` is there and is no checkpoint of cpudist.
+
+    Examples:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> cpudist.save("out/best", model=model, accuracy=0.9)
     """
     ranks, target = Ranks(), Path(folder).absolute()
     tree = state.collect(model, optimizer, more, ranks.rank)
@@ -69,13 +73,19 @@ def load(
 
     Raises:
         UserError: there is no checkpoint, it is damaged, or it is one of another model.
+
+    Examples:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> cpudist.save("out/best", model=model, accuracy=0.9)
+        >>> cpudist.load("out/best", model=model)
+        {'accuracy': 0.9}
     """
     ranks, path = Ranks(), Path(folder).absolute()
     if ranks.rank == 0 and not path.exists():
         folders.restore(path.parent, path.name)
     problem = damage(path, ranks)
     if problem is not None:
-        raise UserError(f"{path} is damaged: {problem}")
+        raise UserError(f"{path} is damaged: {problem}; load another checkpoint")
     return read(path, ranks, model, optimizer, more)
 
 
@@ -115,7 +125,9 @@ def write(
     except CheckpointException as error:
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
-        raise UserError(f"rank {rank}: cannot save {target}: {full or first_line(failure)}") from error
+        raise UserError(
+            f"rank {rank}: cannot save {target}: {full or first_line(failure)}; make room, or save elsewhere"
+        ) from error
 
     def checksums() -> dict[str, tuple[int, str]]:  # only the host that has written a file is sure to have all of it
         return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"))
@@ -176,7 +188,7 @@ def read(
     wanted += [("hosts",)] if kept is not None else []
     tree = _placeholders(metadata, wanted)
     if missing := [name for name in (*others, *(["optimizer"] if optimizer is not None else [])) if name not in tree]:
-        raise UserError(f"{folder} has no {state.few(missing)}")
+        raise UserError(f"{folder} has no {state.few(missing)}; load without")
     for name, module in modules.items():
         tree[name] = _places_of(name, module, metadata, folder)
     with _quiet():
@@ -206,7 +218,7 @@ def _damage(folder: Path, ranks: Ranks) -> str | None:
     try:
         said = manifest.read(folder)
     except OSError:
-        raise UserError(f"there is no checkpoint {folder}") from None
+        raise UserError(f"there is no checkpoint {folder}; give the folder that was saved into") from None
     if said is None:
         return f"{manifest.FILE} cannot be read"
     return manifest.damage(folder, said.files, ranks.rank, ranks.size)
@@ -249,5 +261,5 @@ def _places_of(name: str, module: torch.nn.Module, metadata: Metadata, folder: P
         if key in saved and shape is not None and shape != tuple(value.shape):
             problems.append(f"has {key} of shape {shape} instead of {tuple(value.shape)}")
     if problems:
-        raise UserError(f"{folder} is of another {name}: it {'; it '.join(problems[:3])}")
+        raise UserError(f"{folder} is of another {name}: it {', '.join(problems[:3])}; make the model as it was saved")
     return tree

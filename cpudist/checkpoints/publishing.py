@@ -64,7 +64,9 @@ class Publisher:
 
         token = self._each(ranks, name, prepare)[0]
         if not _TOKEN.fullmatch(token):  # it becomes part of a path
-            raise UserError(f"rank 0 names a checkpoint {token!r}: a stranger writes there; see docs/security.md")
+            raise UserError(
+                f"rank 0 names a checkpoint {token!r}: a stranger writes to the job's store; set CPUDIST_TOKEN"
+            )
         self._clears_all = False
         return self.folder / folders.INCOMPLETE / token / name
 
@@ -115,8 +117,8 @@ class Publisher:
                 raise
             folders.clear(self.folder, name)  # makes room for the run record
             kept = f"{self.saved[-1]} is complete" if self.saved else "none was saved before"
-            remedy = f"; {kept}; make room, keep fewer checkpoints, or save elsewhere" if full else ""
-            raise UserError(f"cannot save {self.folder / name}: {full or error}{remedy}") from error
+            remedy = "make room, keep fewer checkpoints, or save elsewhere" if full else "save elsewhere"
+            raise UserError(f"cannot save {self.folder / name}: {full or error}; {kept}; {remedy}") from error
 
     def _each(self, ranks: Ranks, name: str, work: Callable[[], T]) -> list[T]:
         def refusing_full_disk() -> T:

@@ -178,7 +178,9 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
     for group in optimizer.param_groups:
         strange = [parameter for parameter in group["params"] if id(parameter) not in names]
         if strange:
-            raise UserError(f"the optimizer updates {len(strange)} parameters that the model does not have")
+            raise UserError(
+                f"the optimizer updates {len(strange)} parameters that the model does not have; give that model's"
+            )
         yield [names[id(parameter)] for parameter in group["params"]]
 
 

@@ -56,6 +56,13 @@ def optimize(
     Raises:
         UserError: `dtype` cannot be computed in on this CPU, the model is wrapped in DDP already, or Intel's extension
             is asked for by ``ipex=True`` and cannot be used, or `compile` and Intel's extension is loaded.
+
+    Examples:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16)
+        >>> model.weight.dtype, model(torch.ones(4, 8)).dtype
+        (torch.bfloat16, torch.float32)
     """
     choice.check(dtype)
     reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
@@ -91,6 +98,13 @@ def scaler() -> Any:
 
     Raises:
         UserError: there is no running job, or its devices have no GradScaler.
+
+    Examples:
+        >>> model = cpudist.wrap(torch.nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scaler = cpudist.scaler()
+        >>> scaler.scale(model(torch.ones(4, 8)).sum()).backward()
+        >>> cpudist.step(optimizer, scaler)
     """
     running = job.require()
     if choice.autocast_in(torch.float16) in running.record.optimizations:

@@ -77,7 +77,9 @@ def compute_under(model: torch.nn.Module, around: Any) -> None:
             outputs = run(*args, **kwargs)
         except RuntimeError as error:
             if "dtype" in str(error):
-                raise RuntimeError(f"{error} (a model that mixes number formats needs autocast=True)") from error
+                raise RuntimeError(
+                    f"{error} (the model mixes number formats; call optimize with autocast=True)"
+                ) from error
             raise
         # Losses and metrics are computed in float32.
         return _cast(outputs, None, torch.float32)

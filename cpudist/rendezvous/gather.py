@@ -64,7 +64,9 @@ def all_gather(
             else:  # rank 0 may have started later than this rank, and still wait
                 missing, values = _missing(store, key, size) or [0], []
     except RuntimeError as error:  # torch's DistError
-        raise StartupTimeout(f"{what}: lost the store of rank 0: {first_line(error)}") from None
+        raise StartupTimeout(
+            f"{what}: lost the store of rank 0: {first_line(error)}; look at rank 0's output"
+        ) from None
     if missing:
         names = ", ".join(map(str, missing[:_MOST_NAMES])) + (", …" if len(missing) > _MOST_NAMES else "")
         raise StartupTimeout(

@@ -150,7 +150,7 @@ def _connect_by_agent(
     except RuntimeError as error:
         raise UserError(
             f"rank {placement.rank} cannot reach the others at {address.host}:{address.port} (MASTER_ADDR,"
-            f" MASTER_PORT): {first_line(error)}"
+            f" MASTER_PORT): {first_line(error)}; look at rank 0's output and at the firewall"
         ) from None
 
 

@@ -101,7 +101,7 @@ class JobStore(Store):
     def _connection(self) -> Connection:
         """Return this thread's connection. Connect at the first use, in a forked child, and after a loss."""
         if self._closed:
-            raise StoreLost("the job is over")
+            raise StoreLost("the job is over; call cpudist.init() for a new one")
         connection: Connection | None = getattr(self._of_thread, "connection", None)
         if connection is None or connection.closed or self._of_thread.process != os.getpid():
             connection = Connection(self._address, self._timeout)

@@ -61,5 +61,5 @@ def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
 
 def test_a_name_that_another_rank_gives_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "all_gather", lambda self, value: [("../../.ssh", None)])
-    with pytest.raises(UserError, match="a stranger writes there"):
+    with pytest.raises(UserError, match="a stranger writes to the job's store; set CPUDIST_TOKEN"):
         Publisher(tmp_path).begin("checkpoint-5", Ranks(), publishes=True)

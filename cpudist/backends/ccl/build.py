@@ -212,10 +212,12 @@ def _compile(compiler: Compiler, oneccl: OneCcl, target: Path, libraries: str | 
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            raise UserError(f"compiling the ccl backend took over {_COMPILE_SECONDS:.0f} s") from None
+            raise UserError(
+                f"compiling the ccl backend took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
+            ) from None
         log.write_text(" ".join(command) + "\n" + done.stdout + done.stderr)
         if done.returncode != 0:
             first = next((line for line in done.stderr.splitlines() if "error" in line), "no error line")
-            raise UserError(f"compiling the ccl backend failed: {first.strip()} (all of it: {log})")
+            raise UserError(f"compiling the ccl backend failed: {first.strip()}; see {log}, or install another g++")
         output.chmod(0o755)
         os.replace(output, target)

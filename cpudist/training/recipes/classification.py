@@ -83,7 +83,9 @@ def names_by_value(samples: Dataset, column: str) -> dict[Any, str]:
     if not isinstance(kind, ClassLabel):
         return dict(sorted(((value, str(value)) for value in values), key=lambda pair: _order(pair[1])))
     if min(values) < 0:  # as in many test splits of the hub
-        raise UserError(f"the samples are not labelled: the column {column} holds {min(values)}")
+        raise UserError(
+            f"the column {column} holds {min(values)}, which is no label; name another --label_column, or another split"
+        )
     return {value: kind.int2str(value) for value in sorted(values)}
 
 
@@ -103,9 +105,12 @@ def choose_names(train: Iterable[str], evaluation: Iterable[str], known: Sequenc
         return _of_model(wanted, list(known or ()))
     unknown = [name for name in wanted if name not in set(found)]
     if unknown:
-        raise UserError(f"label {unknown[0]!r} is in the validation data, but not in the training data: {_list(found)}")
+        raise UserError(
+            f"label {unknown[0]!r} is in the validation data, but not in the training data ({_list(found)}); "
+            "train on samples of it, or remove it"
+        )
     if len(found) < 2:
-        raise UserError(f"there is only one label, {found[0]!r}; there must be at least two to tell apart")
+        raise UserError(f"there is only one label, {found[0]!r}; give samples with two labels at least")
     # A model that knows the same classes keeps its own order.
     return list(known) if known and set(known) == set(found) else found
 
@@ -127,7 +132,9 @@ def _of_model(wanted: list[str], known: list[str]) -> list[str]:
     numbers = [str(number) for number in range(len(known))]
     if set(wanted) <= set(numbers):  # the data has the numbers of the model's names
         return numbers
-    raise UserError(f"label {unknown[0]!r} is unknown to the model, which tells apart: {_list(known)}")
+    raise UserError(
+        f"label {unknown[0]!r} is unknown to the model ({_list(known)}); evaluate a model that was trained on it"
+    )
 
 
 def _order(name: str) -> tuple[int, int, str]:

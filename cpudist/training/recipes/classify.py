@@ -109,7 +109,7 @@ def read_table(files: list[str], arguments: TrainingArguments) -> Dataset:
     """Read the table in `files`, or raise `UserError`: all must be CSV, all TSV, or all JSON or JSON lines."""
     suffixes = {Path(name).suffix.lower() for name in files}
     if len(suffixes) > 1 or not suffixes <= _FORMATS.keys():
-        raise UserError(f"cannot read {', '.join(files[:3])}: all files must be of one of {', '.join(_FORMATS)}")
+        raise UserError(f"cannot read {', '.join(files[:3])}; give files of one kind, {', '.join(_FORMATS)}")
     name, options = _FORMATS[suffixes.pop()]
     return data.load(name, arguments, data_files={"train": files}, split="train", **options)
 

@@ -70,9 +70,11 @@ class FileDataArguments(DataArguments):
         if self.dataset_name and (self.train_file or self.validation_file):
             raise UserError("--dataset_name and files exclude each other; give one, not both")
         if arguments.do_train and not (self.train_file or self.dataset_name):
-            raise UserError("--do_train needs --train_file or --dataset_name")
+            raise UserError("--do_train needs data; give --train_file or --dataset_name")
         if arguments.do_eval and not (self.validation_file or self.train_file or self.dataset_name):
-            raise UserError("--do_eval needs --validation_file or --dataset_name, or --train_file to hold a part out")
+            raise UserError(
+                "--do_eval needs data; give --validation_file or --dataset_name, or --train_file to hold a part out"
+            )
 
     def files(self) -> dict[str, list[str]]:
         """Return `find_files` of the splits "train" and "validation"; a split without files is left out."""
@@ -109,11 +111,13 @@ def find_files(entries: Sequence[str]) -> list[str]:
         else:
             found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
         if not found:
-            raise UserError(f"{entry} names no text file (looked from {Path.cwd()})")
+            raise UserError(
+                f"{entry} names no text file; give one, a folder of them, or a pattern (looked from {Path.cwd()})"
+            )
         files += found
     names = list(dict.fromkeys(str(file.resolve()) for file in files))
     if not any(Path(name).stat().st_size for name in names):
-        raise UserError(f"nothing to read: {', '.join(entries)} is empty")
+        raise UserError(f"{', '.join(entries)} is empty; give a file with text")
     return names
 
 
@@ -132,7 +136,9 @@ def load(path: str, arguments: TrainingArguments, **kwargs: Any) -> Any:
             # A DatasetGenerationError has no reason of its own.
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
             reason = (str(cause).strip() or repr(cause)).splitlines()[0]
-            raise UserError(f"cannot read {kwargs.get('data_files') or path}: {reason}") from error
+            raise UserError(
+                f"cannot read {kwargs.get('data_files') or path}: {reason}; mend the data, or give other data"
+            ) from error
 
 
 def choose_splits(
@@ -142,13 +148,15 @@ def choose_splits(
     found = ", ".join(sorted(splits))
     train, evaluation = splits.get("train"), None
     if arguments.do_train and train is None:
-        raise UserError(f"the data has no split train, only {found}")
+        raise UserError(f"the data has no split train, only {found}; leave --do_train out")
     if arguments.do_eval:
         # Names like validation_matched count too.
         names = [name for wanted in evaluation_splits for name in sorted(splits) if name.split("_")[0] == wanted]
         evaluation = splits[names[0]] if names else None
         if train is None and evaluation is None:
-            raise UserError(f"the data has no split {' or '.join(evaluation_splits)}, only {found}")
+            raise UserError(
+                f"the data has no split {' or '.join(evaluation_splits)}, only {found}; leave --do_eval out"
+            )
     return train, evaluation
 
 

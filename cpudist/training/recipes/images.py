@@ -146,7 +146,9 @@ def read_folder(folder: str, arguments: TrainingArguments) -> Mapping[str, Datas
     """Read the images below `folder`, labelled by their folders; raise `UserError` unless there are two classes."""
     root = Path(folder).expanduser()
     if not root.is_dir():
-        raise UserError(f"there is no folder {folder} (looked from {Path.cwd()})")
+        raise UserError(
+            f"there is no folder {folder}; name the one whose folders are the classes (looked from {Path.cwd()})"
+        )
     if not _holds_folders(root):
         raise UserError(f"{folder} does not hold two folders; {_FOLDERS}")
     # A class may be called "train", so a split is a folder that holds folders. datasets alone would also take files of
@@ -188,7 +190,7 @@ def choose_columns(samples: Dataset, image: str | None, label: str | None) -> tu
     if label is None:
         label = "label" if "label" in kinds else _only(samples, ClassLabel, "--label_column")
     if not isinstance(kinds[data.check_column(samples, image, "--image_column")], Image):
-        raise UserError(f"--image_column: the column {image} holds no images")
+        raise UserError(f"--image_column: the column {image} holds no images; {data.describe_columns(samples)}")
     return image, data.check_column(samples, label, "--label_column")
 
 
@@ -233,4 +235,4 @@ def _check_size(model: PreTrainedModel, shape: Shape) -> None:
             model(pixel_values=torch.zeros(1, shape.channels, shape.size, shape.size))
     except (ValueError, RuntimeError) as error:
         size, reason = f"{shape.size} x {shape.size} pixels", str(error).strip().splitlines()[0]
-        raise UserError(f"--image_size: the model does not take {size}: {reason}") from error
+        raise UserError(f"--image_size: the model does not take {size}: {reason}; leave it out") from error

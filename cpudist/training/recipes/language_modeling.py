@@ -179,7 +179,9 @@ def read_text(options: DataArguments, arguments: TrainingArguments) -> Mapping[s
     samples = next(iter(splits.values()))
     columns = string_columns(samples)
     if not columns:
-        raise UserError(f"{options.dataset_name} has no column of text, only {', '.join(samples.column_names)}")
+        raise UserError(
+            f"{options.dataset_name} has no column of text, only {', '.join(samples.column_names)}; give another one"
+        )
     column = {"column": "text" if "text" in columns else columns[0]}
     return {split: map_cached(rows, _as_lines, column, arguments, "Reading text") for split, rows in splits.items()}
 
@@ -196,7 +198,7 @@ def cut_into_blocks(lines: Dataset, tokenizer: Tokenizer, block_size: int, argum
     tokens, special = encoded["input_ids"], encoded["special_tokens_mask"]
     before, after = tokens[: special.index(0)], tokens[len(special) - special[::-1].index(0) :]
     if len(before) + len(after) >= block_size:
-        raise UserError(f"--block_size {block_size} leaves no room between the tokenizer's special tokens")
+        raise UserError(f"--block_size {block_size} leaves no room between the tokenizer's special tokens; give more")
     options = {"tokenizer": tokenizer, "block_size": block_size, "before": before, "after": after}
     desc = f"Cutting into blocks of {block_size} tokens"
     blocks = map_cached(lines, _cut, options, arguments, desc, batch_size=_LINES_PER_BATCH)
@@ -228,7 +230,7 @@ def _make_config(
         return load_pretrained(AutoConfig, model.model_name_or_path)
     model_type = model.model_type or new_type
     if model_type not in CONFIG_MAPPING:
-        raise UserError(f"--model_type: transformers knows no {model_type}")
+        raise UserError(f"--model_type: transformers knows no {model_type}; give one that it has, such as {new_type}")
     config = AutoConfig.for_model(
         model_type,
         vocab_size=len(tokenizer),

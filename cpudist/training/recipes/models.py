@@ -33,7 +33,9 @@ def load_pretrained(auto_class: Any, name: str, **kwargs: Any) -> Any:
     try:
         return auto_class.from_pretrained(name, **kwargs)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load {name}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(
+            f"cannot load {name}: {str(error).strip().splitlines()[0]}; give a folder, or the hub's name of a model"
+        ) from error
 
 
 def load_tokenizer(*names: str | None) -> PreTrainedTokenizerBase:
@@ -60,7 +62,9 @@ def new_model(
         return auto_class.from_config(config)
     except ValueError as error:
         given = f" with --config_overrides {overrides}" if overrides else ""
-        raise UserError(f"cannot make a {config.model_type}{given}: {' '.join(str(error).split())}") from error
+        raise UserError(
+            f"cannot make a {config.model_type}{given}: {' '.join(str(error).split())}; choose other sizes"
+        ) from error
 
 
 def max_length(wanted: int, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:

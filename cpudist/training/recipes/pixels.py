@@ -51,7 +51,7 @@ class Shape:
             with Pillow.open(io.BytesIO(image["bytes"]) if image["bytes"] else image["path"]) as opened:
                 picture = ImageOps.exif_transpose(opened).convert("L" if self.channels == 1 else "RGB")
         except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:  # all of them Pillow raises
-            raise UserError(f"cannot read the image {image['path'] or ''}: {error}") from error
+            raise UserError(f"cannot read the image {image['path'] or ''}: {error}; remove or replace it") from error
         if picture.size != (self.size, self.size):
             picture = picture.resize((self.size, self.size), Pillow.Resampling.BILINEAR)
         pixels = np.asarray(picture).reshape(self.size, self.size, self.channels)

@@ -77,7 +77,9 @@ def main(argv: list[str]) -> None:
     search = _search(options.data, [*train_questions, *questions])
     tokenizer = models.load_tokenizer(options.model.tokenizer_name, options.checkpoint, name)
     if not tokenizer.is_fast:
-        raise UserError(f"the tokenizer of {name} is not a fast one; only those say where in a text their tokens are")
+        raise UserError(
+            f"the tokenizer of {name} does not say where in a text its tokens are; give a fast one by --tokenizer_name"
+        )
     if tokenizer.pad_token is None:
         raise UserError(f"the tokenizer of {name} has no token to pad with; give another one by --tokenizer_name")
     model = models.load_model(AutoModelForQuestionAnswering, name, arguments)

@@ -107,8 +107,8 @@ def _check_lengths(
         room = max_length - special - len(tokens)
         if room <= stride:
             raise UserError(
-                f"question {name} has {len(tokens)} tokens and leaves its context {max(room, 0)} of "
-                f"{max_length}, which must be more than --doc_stride {stride}"
+                f"question {name} has {len(tokens)} tokens and leaves its context {max(room, 0)} of {max_length}, "
+                f"no more than --doc_stride {stride}; give a longer --max_seq_length, or a smaller --doc_stride"
             )
 
 

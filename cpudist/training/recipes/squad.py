@@ -49,21 +49,21 @@ def _read(path: str) -> list[Question]:
     try:
         content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}; give a file of questions in SQuAD's form") from error
     except ValueError as error:  # not JSON, or not UTF-8
-        raise UserError(f"{path} is not JSON: {error}") from error
+        raise UserError(f"{path} is not JSON: {error}; give a file in SQuAD's form") from error
     entries = content.get("data") if isinstance(content, dict) else content
     if not isinstance(entries, list):
-        raise UserError(f'{path} is not in the form of SQuAD: there is no list "data"')
+        raise UserError(f'{path} has no list "data"; give a file in SQuAD\'s form')
     return from_rows(_flat(entries, path), path)
 
 
 def _with_unique_ids(questions: list[Question], source: str) -> list[Question]:
     if not questions:
-        raise UserError(f"there are no questions in {source}")
+        raise UserError(f"there are no questions in {source}; give a file that has some")
     name, count = Counter(question.id for question in questions).most_common(1)[0]
     if count > 1:
-        raise UserError(f"{source}: {count} questions have the id {name}; predictions go by id")
+        raise UserError(f"{source}: {count} questions have the id {name}; give each an id of its own")
     return questions
 
 
@@ -86,7 +86,9 @@ def _question(row: Mapping[str, Any], where: str) -> Question:
     pairs = _answers(row, where)
     for text, start in pairs:
         if start < 0 or not context.startswith(text, start):
-            raise UserError(f"{where}: the answer {text!r} is not at answer_start {start} of its context")
+            raise UserError(
+                f"{where}: the answer {text!r} is not at answer_start {start} of its context; correct or remove it"
+            )
     answers, starts = tuple(text for text, _ in pairs), tuple(start for _, start in pairs)
     return Question(name, _get(row, "question", str, where), context, answers, starts)
 
@@ -104,13 +106,15 @@ def _answers(row: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
             pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
         return [(text, int(start)) for text, start in pairs if text.strip()]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f'{where}: its answers are not of the form {{"text", "answer_start"}}') from error
+        raise UserError(
+            f'{where}: its answers are not of the form {{"text", "answer_start"}}; correct or remove them'
+        ) from error
 
 
 def _get(entry: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
     value = entry.get(key) if isinstance(entry, Mapping) else None
     if not isinstance(value, kind):
-        raise UserError(f'{where} has no "{key}" as SQuAD defines it')
+        raise UserError(f'{where} has no "{key}" as SQuAD defines it; correct or remove it')
     return value
 
 

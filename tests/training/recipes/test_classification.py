@@ -24,7 +24,7 @@ def test_names_of_labels() -> None:
         (["a", None], None, "no label"),
         (["a", ""], None, "no label"),
         ([0.5, 1.0], None, "float64"),
-        ([-1, -1], ClassLabel(names=["x"]), "not labelled"),
+        ([-1, -1], ClassLabel(names=["x"]), "which is no label"),
         ([[1]], None, "strings or whole numbers"),
     ]:
         with pytest.raises(UserError, match=part):
@@ -37,9 +37,14 @@ def test_classes_of_training_and_of_models() -> None:
     assert classification.choose_names([], ["a"], ["b", "a"]) == ["b", "a"]
     assert classification.choose_names([], ["1"], ["no", "yes"]) == ["0", "1"]
     for train, evaluation, known, part in [
-        (["a", "b"], ["a", "c"], None, "label 'c' is in the validation data, but not in the training data: a, b"),
+        (
+            ["a", "b"],
+            ["a", "c"],
+            None,
+            r"label 'c' is in the validation data, but not in the training data \(a, b\); train",
+        ),
         (["a"], [], None, "only one label, 'a'"),
-        ([], ["c"], ["a", "b"], "label 'c' is unknown to the model, which tells apart: a, b"),
+        ([], ["c"], ["a", "b"], r"label 'c' is unknown to the model \(a, b\); evaluate a"),
     ]:
         with pytest.raises(UserError, match=part):
             classification.choose_names(train, evaluation, known)

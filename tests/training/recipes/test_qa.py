@@ -31,8 +31,8 @@ def arguments(tmp_path: Path) -> TrainingArguments:
     ("words", "part"),
     [
         ([], "model_name_or_path"),
-        (["--model_name_or_path", "m", "--do_train"], "--do_train needs --train_file"),
-        (["--model_name_or_path", "m", "--do_eval"], "--do_eval needs --validation_file"),
+        (["--model_name_or_path", "m", "--do_train"], "--do_train needs data; give --train_file"),
+        (["--model_name_or_path", "m", "--do_eval"], "--do_eval needs data; give --validation_file"),
         (
             ["--model_name_or_path", "m", "--do_train", "--train_file", "missing.json"],
             "missing.json names no text file",
@@ -71,7 +71,7 @@ def test_a_tokenizer_that_does_not_tell_positions_is_a_user_error(tmp_path: Path
     CanineTokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "canine"}))
     words = ["--do_train", "--train_file", questions.write(tmp_path), "--model_name_or_path", str(tmp_path)]
-    with pytest.raises(UserError, match="not a fast one"):
+    with pytest.raises(UserError, match="give a fast one by --tokenizer_name"):
         qa.main(["--output_dir", str(tmp_path / "out"), "--use_cpu", *words])
 
 
