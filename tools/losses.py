@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 VOCABULARY, LENGTH, BATCH = 1024, 64, 2  # tokens; tokens of a sample; samples of a rank in a step
 SIZES = {"n_layer": 6, "n_head": 6, "n_embd": 384, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 RATE, WARM_UP = 6e-4, 100
-EVALUATE = 256  # steps; a multiple of all K, so that evaluating adds no meeting
+EVALUATE = 256  # steps; a multiple of all K, so that evaluating adds no exchange
 Curve = list[tuple[int, float]]  # after how many steps, which held-out loss, in nats per token
 
 
