@@ -38,6 +38,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """Such as the test or the program that shows that a sentence is true."""
+    named = re.findall(r"`(?:[\w.]+ )*((?:cpudist|examples|scripts|tests|tools)/[\w./]*\w)", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_site_has_every_page() -> None:
     plan = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"- {page.name}\n" not in plan] == []
