@@ -50,16 +50,17 @@ Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& shar
              " and ", share.scalar_type());
   check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(), " elements does not hold ",
               size, " times ", share.numel());
-  check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares");
+  check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares; call contiguous()");
   return whole.view({-1}).split_with_sizes(std::vector<int64_t>(size, share.numel()));
 }
 
 Tensors split_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
   check_tensor("all_to_all_single", tensor);
-  check_value(tensor.is_contiguous(), "all_to_all_single needs contiguous tensors");
+  check_value(tensor.is_contiguous(), "all_to_all_single needs contiguous tensors; call contiguous()");
   const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
   if (splits.empty()) {
-    check_value(rows % size == 0, "all_to_all_single: ", rows, " rows do not divide among ", size, " ranks");
+    check_value(rows % size == 0, "all_to_all_single: ", rows, " rows do not divide among ", size,
+                " ranks; give split sizes");
     return tensor.split_with_sizes(std::vector<int64_t>(size, rows / size));
   }
   check_value(static_cast<int>(splits.size()) == size, "all_to_all_single needs ", size, " split sizes, got ",

@@ -56,7 +56,7 @@ void Engine::submit(const AsyncWorkPtr& work, bool background) {
   Finished finished;
   Lock lock(mutex_);
   check_usable();
-  check_value(!work->endpoint_->aborted(), work->call().name, ": the group has been aborted");
+  check_value(!work->endpoint_->aborted(), work->call().name, ": the group has been aborted; make a new one");
   work->start();
   in_flight_.push_back(work);
   progress(finished);
@@ -265,7 +265,8 @@ void Engine::wait_for_all(const GroupState& group, Milliseconds timeout) {
   }
   for (const auto& work : works) work->wait();
   if (hooks_.wait(timeout)) return;
-  throw backend_error("a completion hook has not returned for " + std::to_string(timeout.count() / 1000) + " s");
+  throw backend_error("a completion hook has not returned for " + std::to_string(timeout.count() / 1000) +
+                      " s; let it return sooner, or give the group a longer timeout");
 }
 
 void Engine::add(const std::shared_ptr<GroupState>& group) {

@@ -20,7 +20,7 @@ ProcessGroupCcl::ProcessGroupCcl(TransportPtr transport, int rank, int size, Mil
 }
 
 Call ProcessGroupCcl::next_call(const char* name, Milliseconds timeout, std::optional<int> peer) {
-  check_value(endpoint_ != nullptr, name, ": the group has been destroyed");
+  check_value(endpoint_ != nullptr, name, ": the group has been destroyed; make a new one");
   constexpr Milliseconds kLongest = std::chrono::hours(24 * 365 * 50);  // more nanoseconds would overflow
   const auto limit = std::min(timeout == c10d::kUnsetTimeout ? timeout_ : timeout, kLongest);
   return {name, peer ? 0 : ++sequence_, peer, rank_, size_, group_, limit};
@@ -66,7 +66,7 @@ WorkPtr ProcessGroupCcl::receive(Tensors& tensors, int source, int tag) {
 }
 
 void ProcessGroupCcl::registerOnCompletionHook(CompletionHook&& hook) {
-  if (onCompletionHook_) throw backend_error("this group has a completion hook already");
+  if (onCompletionHook_) throw backend_error("this group has a completion hook already; a group takes one");
   const auto shared =
       std::make_shared<const CompletionHook>(std::move(hook));  // shared, because a copy would need the GIL
   onCompletionHook_ = [shared](std::shared_ptr<c10d::WorkInfo> info) { (*shared)(std::move(info)); };

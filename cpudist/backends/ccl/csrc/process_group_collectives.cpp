@@ -31,8 +31,9 @@ WorkPtr ProcessGroupCcl::allreduce_sparse(Tensors& tensors, const c10d::Allreduc
   const Kind kind{"all_reduce", OpType::ALLREDUCE, "ccl:all_reduce"};
   auto& tensor = tensors.front();
   check_type(tensor.device().is_cpu(), kind.name, " takes CPU tensors, got one on ", tensor.device());
-  check_value(options.reduceOp == c10d::ReduceOp::SUM, kind.name, ": a sparse tensor can only be summed");
-  check_type(tensor.scalar_type() != at::kBool, kind.name, ": a sparse tensor of booleans cannot be summed");
+  check_value(options.reduceOp == c10d::ReduceOp::SUM, kind.name, ": a sparse tensor can only be summed; use SUM");
+  check_type(tensor.scalar_type() != at::kBool, kind.name,
+             ": a sparse tensor of booleans cannot be summed; convert it");
   const at::NoGradGuard no_grad;
   const auto input = tensor.coalesce();
   const auto layout = schedules::sparse_layout(input, size_);

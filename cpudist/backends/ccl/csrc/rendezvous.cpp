@@ -47,7 +47,7 @@ std::vector<std::string> all_gather(const Group& group, const std::string& key, 
   const auto deadline = Clock::now() + group.timeout;
   const auto missing = [&](int rank) {
     return TransportError("rank " + std::to_string(group.rank) + " still waits for rank " + std::to_string(rank) +
-                          " of " + std::to_string(group.size) + " to share '" + key + "'");
+                          " of " + std::to_string(group.size) + " to share '" + key + "'; look at its output");
   };
   auto& store = *group.store;
   if (group.rank == 0) {

@@ -168,7 +168,8 @@ void sum_sparse(Schedule& schedule, const at::Tensor& tensor, const at::Tensor& 
   for (int64_t r = 0; r < layout.size(0); ++r) {
     const auto* row = layout[r].const_data_ptr<int64_t>();
     const bool same = row[1] == sparse && std::equal(input.sizes().begin(), input.sizes().end(), row + 2);
-    check_value(same, "all_reduce: the sparse tensors of ranks ", rank, " and ", r, " have different shapes");
+    check_value(same, "all_reduce: the sparse tensors of ranks ", rank, " and ", r,
+                " have different shapes; pass equal ones");
     auto shape = input.values().sizes().vec();
     shape.front() = row[0];
     indices.push_back(at::empty({row[0], sparse}, at::kLong));

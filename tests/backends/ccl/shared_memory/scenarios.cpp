@@ -143,7 +143,7 @@ void gone(const std::string& folder, int rank) {
   if (rank == 1) raise(SIGKILL);
   const auto begin = Clock::now();
   const auto text = error_of([&] { complete(*sum(*transport, values), Milliseconds(30'000)); });
-  require(text == "rank 1 has ended or has left the group", "another error: " + text);
+  require(text == "rank 1 has ended or has left the group; look at its output", "another error: " + text);
   require(Clock::now() - begin < std::chrono::seconds(5), "it took too long");
   const auto message =
       error_of([&] { complete(*transport->recv(values.data(), 1000, 2 - rank), Milliseconds(30'000)); });

@@ -74,7 +74,7 @@ class Agreement final : public Request {
         if (expected != given) throw TransportError(count_mismatch(name_, of, given, r, expected));
       }
     }
-    throw TransportError(std::string(name_) + ": ranks have different counts");
+    throw TransportError(std::string(name_) + ": ranks have different counts; pass the same on both sides");
   }
 
   Communicator& communicator_;

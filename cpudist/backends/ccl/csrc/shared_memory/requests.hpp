@@ -59,7 +59,7 @@ class Watch {
     looked_ = now;
     const int rank = work.awaited_rank();
     if (rank < 0 || board.has(rank) || work.can_resume()) return;
-    throw TransportError("rank " + std::to_string(rank) + " has ended or has left the group");
+    throw TransportError("rank " + std::to_string(rank) + " has ended or has left the group; look at its output");
   }
 
   int idle_ = 0;
