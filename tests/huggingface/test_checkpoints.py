@@ -133,7 +133,7 @@ def test_a_run_that_is_killed_before_it_has_begun_takes_no_other_runs_checkpoint
     command = [str(BIN / "cpudist"), "launch", "--nproc", "2", "--max-restarts", "1", "--", *script]
     result = run([*command, "--max_steps", "2"], timeout=2 * BOUND)
     assert result.returncode == 0, result.output
-    said = f"cpudist: restart 1: no checkpoint of this run in {output} yet, starting as at first\n"
+    said = f"cpudist: restart 1: no checkpoint of this run in {output} yet, starting from the beginning\n"
     assert result.stderr.count(said) == 1, result.output
     found = json.loads((output / "found.json").read_text())
     assert len(found["losses"]) == 2
