@@ -119,7 +119,10 @@ def _help(title: str, module: str, words: list[str]) -> str:
 
 
 def _python() -> Iterator[str]:
-    yield "# Python\n\nAll are names of the package `cpudist`. Two programs use most of them, and the tests run them:\n"
+    yield (
+        "# Python\n\nAll are names of the package `cpudist`. Examples begin after `import cpudist, torch` and, but for"
+        " `notebook_launcher`, `cpudist.init()` on two ranks. The tests run them, and two programs that use most:\n"
+    )
     for example in ("one_program.py", "train_digits.py"):
         yield f'\n??? example "examples/{example}"\n\n'
         code = f"```python\n{(_ROOT / 'examples' / example).read_text()}```\n"
