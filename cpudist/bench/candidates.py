@@ -22,10 +22,12 @@ _TRANSPORT = "CPUDIST_TRANSPORT"
 
 
 def of_allreduce(world: World) -> Callable[[int, torch.dtype, int], dict[str, Candidate]]:
-    """Make the groups and return a function that makes the candidates, by name.
+    """Make the groups and return a function that makes the candidates, by name; none where the job is not on ccl.
 
     It takes the size of a tensor in bytes, its type, and the number of tensors that are used in turn.
     """
+    if world.backend != CCL:
+        return lambda size, dtype, buffers: {}
     oneccl, fake, mpi = _oneccl_group(), _fake_group(), _mpi(world)
 
     def make(size: int, dtype: torch.dtype, buffers: int) -> dict[str, Candidate]:

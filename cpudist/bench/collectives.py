@@ -1,4 +1,4 @@
-"""Times of collectives: the ccl process group, gloo, and for an allreduce the candidates of `candidates.py`.
+"""Times of collectives: the job's process group, gloo, and for an allreduce on ccl the candidates of `candidates.py`.
 
 The groups are called through `torch.distributed`, as a script does. Buffers change between calls, as gradients do.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from cpudist import job
 from cpudist.bench.candidates import COPY, DISPATCH, MPI, ONECCL, of_allreduce
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import (
@@ -63,18 +64,18 @@ while os.getppid() == parent:
         pass
 """
 
-# An operation allocates its buffers for so many elements on so many ranks, and returns the call, for any group. The
-# elements are zero, and stay zero however often they are summed.
+# An operation allocates its buffers for so many elements on so many ranks, on a device, and returns the call, for any
+# group. The elements are zero, and stay zero however often they are summed.
 Call = Callable[[dist.ProcessGroup], object]
-Operation = Callable[[int, int, torch.dtype], Call]
+Operation = Callable[[int, int, torch.dtype, torch.device], Call]
 Measurement = tuple[str, torch.dtype, int]
 
 
 def _whole(collective: Callable[..., object], **options: Any) -> Operation:
     """Return the operation in which every rank has one buffer of all elements."""
 
-    def operation(count: int, ranks: int, dtype: torch.dtype) -> Call:
-        data = torch.zeros(count, dtype=dtype)
+    def operation(count: int, ranks: int, dtype: torch.dtype, device: torch.device) -> Call:
+        data = torch.zeros(count, dtype=dtype, device=device)
         return lambda group: collective(data, group=group, **options)
 
     return operation
@@ -83,9 +84,9 @@ def _whole(collective: Callable[..., object], **options: Any) -> Operation:
 def _two(collective: Callable[..., object], divides_output: bool, divides_input: bool) -> Operation:
     """Return the operation with an output and an input, of which a divided one holds a rank's part of the elements."""
 
-    def operation(count: int, ranks: int, dtype: torch.dtype) -> Call:
+    def operation(count: int, ranks: int, dtype: torch.dtype, device: torch.device) -> Call:
         output, given = (
-            torch.zeros(count // ranks if divided else count, dtype=dtype)
+            torch.zeros(count // ranks if divided else count, dtype=dtype, device=device)
             for divided in (divides_output, divides_input)
         )
         return lambda group: collective(output, given, group=group)
@@ -127,7 +128,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
-        ratios = {f"{a}/{b}": found for a, b in _RATIOS if (found := self.ratio(a, b))}
+        ratios = {f"{a}/{b}": found for a, b in _pairs([self]) if (found := self.ratio(a, b))}
         return {
             "operation": self.operation,
             "dtype": self.dtype,
@@ -148,7 +149,8 @@ class CollectiveTimes:
         """Return two blocks of lines for each operation and type: times, and their ratios."""
         kinds = itertools.groupby(self.comparisons, lambda one: (one.operation, one.dtype))
         groups = [(f"{operation}, {dtype}", list(group)) for (operation, dtype), group in kinds]
-        return "\n\n".join(f"{name}\n{_times(group)}\n\n{_ratios(group)}" for name, group in groups)
+        blocks = [(f"{name}\n{_times(group)}", _ratios(group)) for name, group in groups]
+        return "\n\n".join(block for pair in blocks for block in pair if block)
 
     def panels(self) -> dict[str, dict[str, Timings]]:
         """Return what is drawn beside the allreduces: the other operations, at their largest size."""
@@ -156,7 +158,7 @@ class CollectiveTimes:
         bars = {
             f"{one.operation} of {size_cell(one.size)}, {name}": one.timings[name]
             for one in others.values()
-            for name in (CCL, GLOO)
+            for name in one.timings
         }
         return {"other operations, float32, in seconds": bars} if bars else {}
 
@@ -176,22 +178,42 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, beside_ot
     """
     # torch 2.13 has new names for two of the calls; torch 2.8 knows only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-    groups, candidates = both_groups(), of_allreduce(world)
+    groups, candidates = both_groups(world.backend), of_allreduce(world)
+    devices = {world.backend: world.device, GLOO: torch.device("cpu")}
     comparisons = []
     with busy(_cpus_of_node(world, groups[GLOO])) if beside_others else nullcontext():
         for name, dtype, size in _plan(quick, beside_others):
             say(f"{name} {precision.name(dtype)} {size_cell(size)}")
             buffers = max(2, min(32, _ROTATED_BYTES // size))
             count = size // dtype.itemsize // world.size * world.size
-            call = in_turn([_OPERATIONS[name](count, world.size, dtype) for _ in range(buffers)])
+            calls = {
+                device: in_turn([_OPERATIONS[name](count, world.size, dtype, device) for _ in range(buffers)])
+                for device in {*devices.values()}
+            }
             others = candidates(size, dtype, buffers) if name == _ALLREDUCE else {}
-            all_of_them = others | {backend: timed(partial(call, group)) for backend, group in groups.items()}
+            all_of_them = others | {
+                backend: timed(_completed(partial(calls[devices[backend]], group), devices[backend]))
+                for backend, group in groups.items()
+            }
             times = take_turns(
                 {key: together(candidate, groups[GLOO]) for key, candidate in all_of_them.items()},
                 replace(_turns(size, quick), means=beside_others),
             )
             comparisons.append(Comparison(name, size, times, precision.name(dtype)))
     return CollectiveTimes(tuple(comparisons), beside_others)
+
+
+def _completed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return a function that makes `call` and waits until the device has computed what it has written."""
+    if device.type == "cpu":
+        return call
+    synchronize = job.require().backend.synchronize
+
+    def call_and_wait() -> None:
+        call()
+        synchronize()
+
+    return call_and_wait
 
 
 @contextmanager
@@ -234,15 +256,27 @@ def _turns(size: int, quick: bool) -> Turns:
     return Turns(rounds=5, calls=min(max(160 * _MB // size, 5), 60), warm_up=3)
 
 
+def _names(comparisons: list[Comparison]) -> list[str]:
+    """Return the candidates in the order of the table; a backend that it does not know comes first."""
+    found = dict.fromkeys(name for one in comparisons for name in one.timings)
+    return [name for name in found if name not in _CANDIDATES] + [name for name in _CANDIDATES if name in found]
+
+
+def _pairs(comparisons: list[Comparison]) -> list[tuple[str, str]]:
+    others = [(GLOO, name) for name in _names(comparisons) if name not in _CANDIDATES]
+    return [(a, b) for a, b in (*others, *_RATIOS) if any(one.ratio(a, b) for one in comparisons)]
+
+
 def _times(comparisons: list[Comparison]) -> str:
-    names = [name for name in _CANDIDATES if any(name in one.timings for one in comparisons)]
+    names = _names(comparisons)
     return _sizes(comparisons, names, lambda one: [time_cell(one.timings.get(name)) for name in names])
 
 
 def _ratios(comparisons: list[Comparison]) -> str:
-    pairs = [(a, b) for a, b in _RATIOS if any(one.ratio(a, b) for one in comparisons)]
+    pairs = _pairs(comparisons)
     heads = [f"{a} / {b}" for a, b in pairs]
-    return _sizes(comparisons, heads, lambda one: [ratio_cell(one.ratio(a, b)) for a, b in pairs])
+    cells = _sizes(comparisons, heads, lambda one: [ratio_cell(one.ratio(a, b)) for a, b in pairs])
+    return cells if pairs else ""
 
 
 def _sizes(comparisons: list[Comparison], heads: list[str], cells: Callable[[Comparison], list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Times of a training step under DistributedDataParallel, on ccl and on gloo.
+"""Times of a training step under DistributedDataParallel, on ccl and on gloo, or on another backend's device.
 
 A step is forward, backward and optimizer of a BERT with 24 million parameters, on random tokens. Backends are compared
 at the buckets that are best for each. The same step without communication is the limit of both.
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist import job
 from cpudist.bench import workload
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import (
@@ -36,8 +37,6 @@ from cpudist.optimization import precision
 
 if TYPE_CHECKING:
     from cpudist.world import World
-
-BACKENDS = (CCL, GLOO)
 
 
 class Buckets(NamedTuple):
@@ -71,10 +70,11 @@ class StepTimes:
         """Return the buckets with which a step is fastest."""
         return min(self.buckets[backend], key=lambda buckets: self.buckets[backend][buckets].median)
 
-    def ratio(self) -> Ratio:
-        """Return gloo's time over ccl's, each with its best buckets."""
-        ccl, gloo = (self.buckets[backend][self.best(backend)] for backend in BACKENDS)
-        return ratio(gloo, ccl)
+    def ratios(self) -> dict[str, Ratio]:
+        """Return gloo's time over ccl's, and each backend's over no communication, with the best buckets of each."""
+        best = {_ALONE: self.alone, **{name: choices[self.best(name)] for name, choices in self.buckets.items()}}
+        pairs = [(GLOO, CCL), *((name, _ALONE) for name in self.buckets)]
+        return {f"{a} / {b}": ratio(best[a], best[b]) for a, b in pairs if a in best and b in best}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
@@ -88,7 +88,7 @@ class StepTimes:
                 },
             },
             "best": {backend: str(self.best(backend)) for backend in self.buckets},
-            "ratios": {"gloo/ccl": self.ratio().as_dict()},
+            "ratios": {name.replace(" / ", "/"): found.as_dict() for name, found in self.ratios().items()},
         }
 
 
@@ -129,39 +129,38 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTim
         say: is called with the progress, in words.
         quick: measure little, as a smoke test.
     """
-    groups = both_groups()
-    model = _Training(world.rank)
+    groups, choices = both_groups(world.backend), CHOICES[::-3] if quick else CHOICES
+    own, gloo = groups[world.backend], groups[GLOO]
+    if world.device.type != "cpu":  # gloo has no tensors of the device, and each kind of buckets is compiled anew
+        groups, choices = {world.backend: own}, (Buckets(job.require().backend.ddp_options()["bucket_cap_mb"], True),)
+    model = _Training(world)
     say(workload.describe(model.model))
-    return DdpTimes(tuple(_measure(model, dtype, groups, say, quick) for dtype in _DTYPES))
-
-
-def _measure(
-    model: _Training,
-    dtype: torch.dtype,
-    groups: dict[str, dist.ProcessGroup],
-    say: Callable[[str], None],
-    quick: bool,
-) -> StepTimes:
-    choices = CHOICES[::-3] if quick else CHOICES
-    candidates = {(_ALONE, CHOICES[0]): model.candidate(dtype, groups[CCL], CHOICES[0], communicate=False)}
-    for buckets in choices:
-        for backend, group in groups.items():
-            candidates[backend, buckets] = model.candidate(dtype, group, buckets)
-    name = precision.name(dtype)
-    turns = _QUICK if quick else _FULL
-    candidates = {key: together(candidate, groups[GLOO]) for key, candidate in candidates.items()}
-    timings = take_turns(candidates, turns, lambda progress: say(f"{name}, {progress}"))
-    by_backend = {backend: {buckets: timings[backend, buckets] for buckets in choices} for backend in groups}
-    return StepTimes(name, timings[_ALONE, CHOICES[0]], by_backend)
+    steps = []
+    for dtype in _DTYPES:
+        candidates = {(_ALONE, choices[0]): model.candidate(dtype, own, choices[0], communicate=False)}
+        for buckets in choices:
+            for backend, group in groups.items():
+                candidates[backend, buckets] = model.candidate(dtype, group, buckets)
+        name = precision.name(dtype)
+        timings = take_turns(
+            {key: together(candidate, gloo) for key, candidate in candidates.items()},
+            _QUICK if quick else _FULL,
+            lambda progress: say(f"{name}, {progress}"),  # noqa: B023 - called within the round
+        )
+        by_backend = {backend: {buckets: timings[backend, buckets] for buckets in choices} for backend in groups}
+        steps.append(StepTimes(name, timings[_ALONE, choices[0]], by_backend))
+    return DdpTimes(tuple(steps))
 
 
 class _Training:
     """A model, its optimizer and this rank's batch. Each turn wraps the model in a DDP of its own."""
 
-    def __init__(self, rank: int, shape: workload.Shape = workload.SMALL) -> None:
-        self.model = workload.bert()
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
-        self._tokens = workload.tokens(rank, shape)
+    def __init__(self, world: World) -> None:
+        self._backend = job.require().backend
+        self.model = workload.bert().to(world.device)
+        fused = "fused" in self._backend.optimizations
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=fused)
+        self._tokens = workload.tokens(world.rank).to(world.device)
 
     def candidate(
         self, dtype: torch.dtype, group: dist.ProcessGroup, buckets: Buckets, communicate: bool = True
@@ -180,13 +179,12 @@ class _Training:
 
 
 def _block(one: StepTimes) -> str:
+    backends = list(one.buckets)
     rows = [
-        [str(buckets) + "".join(f"  best of {b}" for b in BACKENDS if one.best(b) == buckets)]
-        + [time_cell(one.buckets[backend][buckets]) for backend in BACKENDS]
-        for buckets in one.buckets[BACKENDS[0]]
+        [str(buckets) + "".join(f"  best of {b}" for b in backends if one.best(b) == buckets)]
+        + [time_cell(one.buckets[backend][buckets]) for backend in backends]
+        for buckets in one.buckets[backends[0]]
     ]
-    lines = table(["buckets", *BACKENDS], rows)
-    return (
-        f"training step, {one.dtype}\n{lines}\n{_ALONE}: {time_cell(one.alone)}\n"
-        f"gloo / ccl, each at its best: {ratio_cell(one.ratio())}"
-    )
+    lines = [f"training step, {one.dtype}", table(["buckets", *backends], rows), f"{_ALONE}: {time_cell(one.alone)}"]
+    lines += [f"{pair}, each at its best: {ratio_cell(found)}" for pair, found in one.ratios().items()]
+    return "\n".join(lines)

@@ -99,7 +99,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     """
     if world.node_count == 1:
         raise UserError("bench hosts is about the network between hosts; start it as: mpirun -f hostfile -n 2 -ppn 1 …")
-    shape, groups = workload.SMALL if quick else _SHAPE, both_groups()
+    shape, groups = workload.SMALL if quick else _SHAPE, both_groups(CCL)
     say(workload.describe(workload.bert(), shape))
     times = HostTimes({}, {})
     for dtype in _DTYPES[: 1 if quick else None]:

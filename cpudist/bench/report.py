@@ -46,6 +46,7 @@ def environment(job: Job) -> dict[str, Any]:
     return {
         **machine(),
         **job.backend.details(),
+        "backend": world.backend,
         "launcher": world.launcher,
         "world_size": world.size,
         "hosts": list(world.hosts),
@@ -81,7 +82,7 @@ def headline(environment: Mapping[str, Any], busy: bool = False, means: bool = F
         means: whether a round counts by its mean, also without other work.
     """
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
-    transports = f"{', '.join(carriers)}; " if carriers else ""
+    transports = f"{', '.join(carriers)}; oneCCL uses " if carriers else ""
     times = "median of all calls (range of the rounds' medians)"
     if means:
         times = "median of the rounds' means (their range)"
@@ -89,7 +90,7 @@ def headline(environment: Mapping[str, Any], busy: bool = False, means: bool = F
         times = "beside other work on every core; median of the rounds' means (their range)"
     return (
         f"{environment['world_size']} ranks on {number_of(len(environment['hosts']), 'host')}, "
-        f"{environment['launcher']}, ccl over {transports}oneCCL uses {environment['transport']}\n"
+        f"{environment['launcher']}, {environment['backend']} over {transports}{environment['transport']}\n"
         f"rank 0: cpus {environment['cpus']}, {number_of(environment['threads'], 'thread')}, "
         f"{environment['cpu_model']}\n"
         f"times: {times}"

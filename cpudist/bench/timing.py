@@ -156,9 +156,10 @@ def together(candidate: Candidate, group: dist.ProcessGroup) -> Candidate:
     return measure
 
 
-def both_groups() -> dict[str, dist.ProcessGroup]:
-    """Return the job's own group, which is ccl, and a new one of the same ranks on gloo."""
-    ccl, gloo = dist.group.WORLD, dist.new_group(backend=GLOO)
-    assert ccl is not None
+def both_groups(backend: str) -> dict[str, dist.ProcessGroup]:
+    """Return the job's own group, which is of `backend`, and a new one of the same ranks on gloo."""
+    own = dist.group.WORLD
+    gloo = own if backend == GLOO else dist.new_group(backend=GLOO)
+    assert own is not None
     assert gloo is not None
-    return {CCL: ccl, GLOO: gloo}
+    return {backend: own, GLOO: gloo}

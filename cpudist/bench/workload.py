@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sysconfig
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from cpudist.job import require
 
 # Samples per rank and tokens per sample.
 Shape = tuple[int, int]
@@ -47,12 +50,14 @@ def describe(model: torch.nn.Module, shape: Shape = SMALL) -> str:
 
 
 def train_on(tokens: torch.Tensor, model: Any, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
-    """Make one step with a batch, as `tokens` returns it; under autocast if `dtype` is bfloat16."""
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+    """Make one step with a batch, as `tokens` returns it, and wait for it; under autocast if `dtype` is bfloat16."""
+    backend = require().backend
+    with backend.autocast(dtype) if dtype is torch.bfloat16 else nullcontext():
         loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    backend.synchronize()
 
 
 def write_gpt2(folder: Path, length: int) -> str:

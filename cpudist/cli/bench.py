@@ -22,6 +22,7 @@ DESCRIPTION = "Measure how fast the ranks of a job communicate and train; a laun
 _TIMEOUT = 300.0  # seconds, for any one call
 _ENOUGH_RANKS = {"collectives": 2, "ddp": 2, "hosts": 2, "train": 1}
 _JOBS = "jobs"
+_ON_ANY_BACKEND = ("collectives", "ddp")
 
 EPILOG = """\
 what is measured:
@@ -39,6 +40,8 @@ what is measured:
                 It says what --compress or --sync-every is worth on this network (docs/slow-networks.md)
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
+  --backend     collectives and ddp on another backend than ccl: on xla, tensors of the device (the allreduce beside
+                gloo's of CPU tensors), and a step that the device computes, with and without communication
   jobs          (a quarter of an hour) one script of Hugging Face's Trainer on two ranks, as torchrun and accelerate
                 launch start it on gloo, and mpirun on ccl, in float32 and bfloat16. No launcher: it starts them
 
@@ -57,6 +60,8 @@ examples:
   the options for slow networks, one rank per host; --only leaves out the others (CANDIDATE as the table names it):
     mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts
     mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts --only none --only int8 --only "sync-every 32"
+  PyTorch/XLA, whose tensors go through the host here:
+    mpirun -n 2 cpudist bench ddp --backend xla
   what is worth having on this CPU:
     cpudist bench train
   what a whole job gains here by being started with cpudist:
@@ -71,6 +76,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and where they were measured")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
+    parser.add_argument(
+        "--backend", default="ccl", metavar="NAME", help="of collectives and ddp: measure this one (ccl)"
+    )
     parser.add_argument(
         "--only", action="append", default=[], metavar="CANDIDATE", help="of hosts: compare these alone"
     )
@@ -98,7 +106,7 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     from cpudist import api
     from cpudist.bench import collectives, ddp, hosts, report, train
 
-    job = api.enter(launcher, "ccl", _TIMEOUT)
+    job = api.enter(launcher, options.backend, _TIMEOUT)
     world = job.world
     if world.size < _ENOUGH_RANKS[options.subject]:
         raise UserError("one rank alone does not communicate; start it as: mpirun -n 2 cpudist bench …")
@@ -162,6 +170,8 @@ def _check_options(options: argparse.Namespace) -> None:
             raise UserError("--only is for hosts: cpudist bench hosts --only CANDIDATE")
         if unknown := sorted({*options.only} - {*hosts.CANDIDATES}):
             raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(hosts.CANDIDATES)}")
+    if options.backend != "ccl" and options.subject not in _ON_ANY_BACKEND:
+        raise UserError(f"bench {options.subject} is about ccl; --backend is for {' and '.join(_ON_ANY_BACKEND)}")
     if options.busy and options.subject != "collectives":
         raise UserError("--busy is for collectives: cpudist bench collectives --busy")
 

@@ -103,22 +103,21 @@ class Communication:
         """Set how often hosts exchange, and the step `outer` that they make then, for models without their own.
 
         Raises:
-            UserError: as `local_steps`, or `outer` is given without `every`.
+            UserError: as `local_steps`.
         """
-        self.sync_every, chosen = self.local_steps(every, outer)
-        if outer is not None and self.sync_every is None:
-            raise UserError("--outer is the step that hosts make after an exchange; give --sync-every, too")
-        self.outer = chosen
+        self.sync_every, self.outer = self.local_steps(every, outer)
 
     def local_steps(self, every: str | int | None, outer: str | None) -> tuple[int | str | None, str]:
         """Return after how many steps hosts exchange, and the step that they make then; None stands for the job's.
 
         Raises:
-            UserError: a value is not known, or the backend makes no local steps.
+            UserError: a value is not known, the backend makes no local steps, or there is an `outer` without `every`.
         """
         every = self.sync_every if every is None else check_sync_every(every)
         if every is not None and not self._backend.steps_locally:
             raise UserError(f"the backend {self._backend.name} averages gradients in each step; leave --sync-every out")
+        if outer is not None and every is None:
+            raise UserError("--outer is the step that hosts make after an exchange; give --sync-every, too")
         return every, check_outer(outer or self.outer or OUTER[0])
 
     def finish(self) -> None:

@@ -107,6 +107,15 @@ def test_table_of_collectives() -> None:
     assert "oneCCL" not in broadcast[1]
 
 
+def test_a_backend_that_the_table_does_not_know_comes_first() -> None:
+    times = CollectiveTimes((Comparison("allreduce", 1 << 10, {"gloo": steady(1e-3), "other": steady(2e-3)}),))
+    seconds, ratios = (block.splitlines() for block in times.table().split("\n\n"))
+    assert seconds[1].split() == ["size", "other", "gloo"]
+    assert ratios == ["size  gloo / other", "1 KB  0.5 (0.5-0.5)"]
+    alone = CollectiveTimes((Comparison("allreduce", 1 << 10, {"gloo": steady(1e-3)}),))
+    assert len(alone.table().splitlines()) == 3, "no ratios"
+
+
 def test_times_beside_other_work_say_so() -> None:
     comparisons = (Comparison("allreduce", 1 << 10, {"ccl": steady(1e-5)}),)
     for busy in (False, True):
@@ -144,14 +153,16 @@ def test_each_backend_is_judged_at_its_best_buckets() -> None:
     )
     assert step.best("ccl") == large
     assert step.best("gloo") == small
-    assert step.ratio().spread == pytest.approx((1.25, 1.5))
+    assert step.ratios()["gloo / ccl"].spread == pytest.approx((1.25, 1.5))
     lines = DdpTimes((step,)).table().splitlines()
     assert lines[0] == "training step, float32"
     assert lines[2].startswith("1 MB  best of gloo ")
     assert lines[3].startswith("25 MB, views  best of ccl ")
     assert lines[4] == "no communication: 300 ms (300-300)"
     assert lines[5] == "gloo / ccl, each at its best: 1.38 (1.25-1.5)"
+    assert lines[6] == "ccl / no communication, each at its best: 1.33 (1.33-1.33)"
     assert step.as_dict()["best"] == {"ccl": "25 MB, views", "gloo": "1 MB"}
+    assert set(step.as_dict()["ratios"]) == {"gloo/ccl", "ccl/no communication", "gloo/no communication"}
 
 
 def test_choices_are_compared_with_plain_float32() -> None:

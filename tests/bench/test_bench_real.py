@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -68,6 +69,34 @@ def test_busy_is_for_collectives() -> None:
     result = jobs.run([str(jobs.BIN / "cpudist"), "bench", "train", "--busy"], timeout=120)
     assert result.returncode == 2, result.output
     assert "cpudist bench collectives --busy" in result.stderr
+
+
+@pytest.mark.versions
+def test_on_tensors_of_another_backends_device(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch_xla") is None:
+        pytest.skip("torch_xla is not installed")
+    kept = tmp_path / "xla.json"
+    for subject in ("collectives", "ddp"):
+        words = ["bench", subject, "--backend", "xla", "--quick", "--json", str(kept)]
+        result = jobs.run(jobs.mpirun(2, str(jobs.BIN / "cpudist"), *words), timeout=400)
+        assert result.returncode == 0, result.output
+        assert "mpi, xla over shared memory; oneCCL uses mpi\n" in result.stdout, result.output
+        assert "compiles again" not in result.stderr, result.output
+        results = json.loads(kept.read_text())["results"]
+        if subject == "collectives":
+            assert len(results) == 7
+            assert all(set(one["seconds"]) == {"xla", "gloo"} for one in results)
+            assert all(one["ratios"]["gloo/xla"]["median"] > 0 for one in results)
+        else:
+            assert [set(one["ratios"]) for one in results] == [{"xla/no communication"}] * 2
+            assert [one["best"] for one in results] == [{"xla": "100 MB, views"}] * 2
+
+
+@pytest.mark.parametrize("subject", ["hosts", "train", "jobs"])
+def test_what_is_about_ccl_takes_no_other_backend(subject: str) -> None:
+    result = jobs.run([str(jobs.BIN / "cpudist"), "bench", subject, "--backend", "xla"], timeout=120)
+    assert result.returncode == 2, result.output
+    assert f"bench {subject} is about ccl; --backend is for collectives and ddp" in result.stderr, result.output
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

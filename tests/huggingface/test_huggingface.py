@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -115,9 +116,11 @@ def test_ipex_and_bf16_train_and_what_is_saved_is_what_was_trained(tmp_path: Pat
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(("backend", "group"), [("gloo", "world"), ("ccl", "new")])
+@pytest.mark.parametrize(("backend", "group"), [("gloo", "world"), ("ccl", "new"), ("xla", "world")])
 def test_ddp_timeout_bounds_collectives(tmp_path: Path, backend: str, group: str) -> None:
     """On gloo, flags.py reads the bounds of both groups."""
+    if backend == "xla" and importlib.util.find_spec("torch_xla") is None:
+        pytest.skip("torch_xla is not installed")
     command = train("--backend", backend, str(SCRIPTS / "late.py"), str(tmp_path), backend, group)
     result = run(mpirun(2, *command), timeout=BOUND)
     if backend == "gloo" and not GLOO_CHANGES_ITS_TIMEOUT:
@@ -125,7 +128,9 @@ def test_ddp_timeout_bounds_collectives(tmp_path: Path, backend: str, group: str
         assert "--timeout 5" in result.stderr, result.output
         return
     assert result.returncode != 0, result.output
-    assert ("timed out after 5.0 s" if backend == "ccl" else "Timed out waiting 5000ms") in result.stderr, result.output
+    assert ("timed out after 5.0 s" if backend != "gloo" else "Timed out waiting 5000ms") in result.stderr, (
+        result.output
+    )
 
 
 def test_a_script_of_ones_own_without_cpudist_train(tmp_path: Path) -> None:

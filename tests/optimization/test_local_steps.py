@@ -213,6 +213,7 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: check_sync_every("often"), "from 1 on, or auto"),
         (lambda: check_outer("adam"), "--outer adam is not known; give nesterov or none"),
         (lambda: job.require().communication.set_local_steps(None, "none"), "give --sync-every, too"),
+        (lambda: cpudist.wrap(torch.nn.Linear(2, 1), outer="none"), "give --sync-every, too"),
         (lambda: train(model, second, 1, 2), "one optimizer updates a model"),
         (lambda: cpudist.step(optimizer, torch.amp.GradScaler("cpu")), "does not go with float16"),
         (lambda: made(every=2) and cpudist.wrap(model.module, sync_every=2, shard_optimizer=True), "shard_optimizer="),

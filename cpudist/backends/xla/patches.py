@@ -41,7 +41,7 @@ _OPERATIONS = {
 }
 # What every collective of torch_xla ends in (2.8): functions of its C++ part, and torch's functional operators.
 _COMMUNICATING = ("reduce", "gather", "all_to_all", "permute", "send", "recv")
-_FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
+_FUNCTIONAL = "_c10d_functional"
 
 
 def make_one_world(world: World, changes: Changes) -> None:
@@ -65,11 +65,13 @@ def make_one_world(world: World, changes: Changes) -> None:
     for name in vars(torch_xla._XLAC):
         if name.startswith("_xla_") and any(word in name for word in _COMMUNICATING):
             changes.attribute(torch_xla._XLAC, name, _refusing(name.removeprefix("_xla_")))
-    library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library(_FUNCTIONAL, "IMPL")  # type: ignore[no-untyped-call]
     changes.then(library._destroy)
+    operators: list[str] = torch._C._dispatch_get_all_op_names()
     with warnings.catch_warnings(action="ignore"):  # that these kernels replace the runtime's
-        for name in _FUNCTIONAL:
-            library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
+        for space, _, name in (operator.partition("::") for operator in operators):
+            if space == _FUNCTIONAL and name != "wait_tensor":
+                library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
     track_ddp_models(changes)
     in_parts = compiling.in_parts(torch_xla.compile, is_main_process=world.rank == 0)
     replace(torch_xla, {"compile": in_parts}, changes)

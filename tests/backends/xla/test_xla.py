@@ -123,6 +123,7 @@ def test_what_would_train_apart_or_leave_devices_idle_is_refused(
         (torchrun(2), "raises", "rank 1 on .* failed: ValueError: a bad batch; ending the job"),
         (mpirun(2), "dies", "rank 1 on .* ended without an error message"),
         (mpirun(2), "hangs", "rank 0 of 2 timed out after 8.0 s"),
+        (mpirun(2), "stalls", r"no step, collective or batch for \S+ s on any rank \(--stall 3\): all ranks write"),
     ],
 )
 def test_a_rank_that_goes_wrong_ends_the_job(launch: list[str], way: str, says: str) -> None:
@@ -131,6 +132,9 @@ def test_a_rank_that_goes_wrong_ends_the_job(launch: list[str], way: str, says: 
     assert result.returncode != 0, result.output
     assert re.search(f"^cpudist: .*{says}" if way != "hangs" else says, result.stderr, re.MULTILINE), result.output
     assert "finished" not in result.stdout, result.output
+    if way == "stalls":
+        assert re.search(r"rank 1 .* never reached all_reduce", result.stderr), result.output
+        assert result.stderr.count("in <module>") == 2, result.output
     if way == "dies":
         ccl = run([*launch, *python, str(CHECKS / "fails.py"), way, "ccl"], timeout=60)
         assert ccl.returncode == result.returncode, (ccl.output, result.output)
@@ -257,6 +261,23 @@ def test_a_recipe_has_the_same_perplexity_and_says_what_it_replaced(
     assert perplexity == pytest.approx([perplexity[0]] * 3, rel=1e-3)
     assert found["xla"]["details"]["gradients"] == "through the host, over ccl"
     assert found["xla"]["steps"] == 20
+
+
+def test_dynamo_trains_on_a_mesh_as_without_it() -> None:
+    program = (
+        "import sys, torch, cpudist; world = cpudist.init('xla', mesh='data=2,model=2'); torch.manual_seed(0);"
+        "layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4);"
+        "model = cpudist.wrap(torch.nn.Sequential(*layers).to(world.device));"
+        "compiled = torch.compile(model, backend='openxla') if sys.argv[1] == 'compiled' else model;"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for batch in torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)):\n"
+        "    loss = compiled(batch.to(world.device)).square().mean(); optimizer.zero_grad(); loss.backward()\n"
+        "    cpudist.step(optimizer); print('loss', loss.item())\n"
+    )
+    found = [_start(1, sys.executable, "-c", program, way).stdout for way in ("eager", "compiled")]
+    eager, compiled = ([float(text) for text in re.findall(r"loss (\S+)", text)] for text in found)
+    assert len(eager) == 4
+    assert compiled == pytest.approx(eager, rel=1e-4)
 
 
 def test_bfloat16_is_autocast_and_a_mesh_of_one_device_is_told() -> None:

@@ -12,4 +12,4 @@ arguments = TrainingArguments(sys.argv[1], ddp_backend=sys.argv[2], ddp_timeout=
 group = dist.new_group() if sys.argv[3] == "new" else None
 if dist.get_rank() == 1:
     threading.Event().wait()
-dist.all_reduce(torch.ones(1), group=group)
+dist.all_reduce(torch.ones(1, device=arguments.device), group=group)

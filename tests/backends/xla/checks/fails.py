@@ -1,4 +1,7 @@
-"""One rank of a job goes wrong, WAY BACKEND: WAY is raises, dies (killed) or hangs (never comes to the reduction)."""
+"""One rank of a job goes wrong, WAY BACKEND.
+
+WAY is raises, dies (killed), hangs (never comes to the reduction) or stalls (the same, and the job looks for that).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import torch
 
 import cpudist
 
-world = cpudist.init(sys.argv[2], timeout=8)
+stalls = sys.argv[1] == "stalls"
+world = cpudist.init(sys.argv[2], timeout=100 if stalls else 8, stall=3 if stalls else None)
 model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number in range(100_000):
