@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 _KEY = "status/{rank}"
+_REQUESTS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ def status_of(world: World, backend: Backend | None, *, at_end: bool = False) ->
         at_end,
         backend is None or calls is not None,
     )
+
+
+def heartbeat(ranks: int) -> float:
+    """Return the seconds between two statuses of one rank, or other requests that all ranks repeat: at least 1."""
+    return max(1.0, ranks / _REQUESTS_PER_SECOND)
 
 
 def publish(store: Connection, status: RankStatus) -> None:

@@ -25,7 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cpudist.console import say
 from cpudist.errors import StartupTimeout
 from cpudist.job.abort import abort
-from cpudist.job.watch import CLAIMS, HEARTBEATS_PER_SECOND, REPORTED
+from cpudist.job.rank_status import heartbeat
+from cpudist.job.watch import CLAIMS, REPORTED
 from cpudist.store import StoreLost
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
 _SHOWN = "stall/shown/{rank}"  # that rank has written its stacks
-_BEAT_SECONDS = 1.0
 _SHOW_SECONDS = 2.0  # for a rank to write its stacks
 _STOP_SECONDS = 10.0  # for a request to the store
 
@@ -74,7 +74,7 @@ class Stall:
         self._seconds, self._world, self._store, self._progress = seconds, world, store, progress
         self._explain, self._show, self._before_end = explain, show, before_end
         self._alone = world.size == 1  # or the store is lost
-        self._beat_seconds = max(_BEAT_SECONDS, world.size / HEARTBEATS_PER_SECOND)
+        self._beat_seconds = heartbeat(world.size)
         # The timer comes after the other ranks have noticed, which then wait for the stacks that it writes.
         late = 2 * self._beat_seconds + 1
         self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS

@@ -17,7 +17,7 @@ from cpudist.console import say
 from cpudist.errors import StartupTimeout
 from cpudist.job import reports
 from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
-from cpudist.job.rank_status import RankStatus, publish, published
+from cpudist.job.rank_status import RankStatus, heartbeat, publish, published
 from cpudist.losses import Loss
 from cpudist.store import Address, Connection, StoreLost
 
@@ -37,9 +37,7 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # that rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_HEARTBEAT_SECONDS = 1.0
 _MISSED_HEARTBEATS = 4  # of a rank that does not answer
-HEARTBEATS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
 _FOLLOW_SECONDS = 1.0  # the failed rank ends first: launchers report the first that ends
 _RANK_0_TIMEOUTS = 10  # for rank 0 to finish after another rank: it alone may still save or upload a model
 GRACE_SECONDS = 3.0  # for another rank to print or write before this rank ends the job
@@ -86,7 +84,7 @@ class Watch:
         self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
         self._ending = threading.Lock()
         self._warned = False
-        self._heartbeat = max(_HEARTBEAT_SECONDS, world.size / HEARTBEATS_PER_SECOND)
+        self._heartbeat = heartbeat(world.size)
         self._stop = threading.Event()
         self._at_end = False
         self._rank_0_finished = False

@@ -27,14 +27,13 @@ from typing import Any
 
 from cpudist.console import first_line, say
 from cpudist.errors import StartupTimeout
+from cpudist.job.rank_status import heartbeat
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # from Kubernetes, the keyboard, Slurm with --signal=USR1@60
 
 _SIGNAL = "cpudist/interruption/signal"
 _KNOW = "cpudist/interruption/know"  # how many ranks know
 _LAST_STEP = "cpudist/interruption/last_step"
-_LOOK_SECONDS = 1.0
-_LOOKS_PER_SECOND = 500.0  # of all ranks together, at most, as for the watch
 _STORE_SECONDS = 5.0
 _INSISTS_SECONDS = 1.0  # a launcher forwards what the terminal has sent already; a person takes longer to repeat it
 
@@ -130,7 +129,7 @@ class Interruption:
 
     def _look(self) -> None:
         try:
-            while self.signal is None and not self._stop.wait(max(_LOOK_SECONDS, self._size / _LOOKS_PER_SECOND)):
+            while self.signal is None and not self._stop.wait(heartbeat(self._size)):
                 if self._received is not None:
                     self._threads_store.set(_SIGNAL, str(self._received))
                 if self._threads_store.check([_SIGNAL]):
