@@ -40,8 +40,8 @@ what is measured:
                 It says what --compress or --sync-every is worth on this network (docs/slow-networks.md)
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
-  --backend     collectives and ddp on another backend than ccl: on xla, tensors of the device (the allreduce beside
-                gloo's of CPU tensors), and a step that the device computes, with and without communication
+  --backend     collectives and ddp on another backend than ccl: collectives of tensors on its device beside gloo's of
+                CPU tensors, and a step that the device computes, with and without communication
   jobs          (a quarter of an hour) one script of Hugging Face's Trainer on two ranks, as torchrun and accelerate
                 launch start it on gloo, and mpirun on ccl, in float32 and bfloat16. No launcher: it starts them
 
@@ -60,8 +60,6 @@ examples:
   the options for slow networks, one rank per host; --only leaves out the others (CANDIDATE as the table names it):
     mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts
     mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts --only none --only int8 --only "sync-every 32"
-  PyTorch/XLA, whose tensors go through the host here:
-    mpirun -n 2 cpudist bench ddp --backend xla
   what is worth having on this CPU:
     cpudist bench train
   what a whole job gains here by being started with cpudist:

@@ -36,7 +36,7 @@ class Graphs:
         self._shapes: Shapes | None = None
         self._known: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._change: str | None = None
-        self._aside = False
+        self._aside = self._trained = False
         self._steps = 0
         self._warm = False
         self._warned = False
@@ -59,6 +59,7 @@ class Graphs:
         if not training:  # evaluation compiles its own graphs
             self._aside = True
             return
+        self._trained = True
         key = tuple(sorted(shapes.items()))
         if self._shapes is not None and key not in self._known:
             self._change = _difference(self._shapes, shapes)
@@ -69,15 +70,16 @@ class Graphs:
         """Note that a step has been given to the device. Steps are warm-up until one compiles nothing, at most ten."""
         count = _compiled()[0]
         fresh, self._compiled = count - self._compiled, count
-        if fresh == 0:
-            self._warm = True
-        elif (self._warm or self._steps >= _LONGEST_WARM_UP) and not self._aside:
-            self._warn()
-        self._steps += 1
+        if self._trained:  # otherwise the job waits for the device for another reason, such as a checkpoint
+            if fresh == 0:
+                self._warm = True
+            elif (self._warm or self._steps >= _LONGEST_WARM_UP) and not self._aside:
+                self._warn()
+            self._steps += 1
         handed_back = _handed_back()
         self.waits += handed_back > self._waited_for
         self._waited_for = handed_back
-        self._aside = False
+        self._aside = self._trained = False
         self._change = None
 
     def summary(self) -> dict[str, Any]:
