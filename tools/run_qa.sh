@@ -14,6 +14,6 @@ hosts=$(mktemp)
 trap 'rm "$hosts"' EXIT
 echo localhost >"$hosts"
 
-timeout 600 mpirun -f "$hosts" -n 4 -ppn 2 -genv OMP_NUM_THREADS=1 python3 "$folder/run_qa.py" "${words[@]}" \
+timeout 600 mpirun -f "$hosts" -n 4 -ppn 2 -genv OMP_NUM_THREADS=23 python3 "$folder/run_qa.py" "${words[@]}" \
     --output_dir "$output/then" --no_cuda --ddp_backend ccl --use_ipex --bf16
 timeout 600 mpirun -n 2 cpudist-train "$folder/run_qa.py" "${words[@]}" --output_dir "$output/today" --use_cpu --bf16

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _KEY = "cpudist/pinning/{rank}"
 _WARNED = "cpudist/pinning/warned"
 
+_BY_SCRIPT = "torch.set_num_threads"
 _STEPS = 3  # the first one warms up and is not looked at
 _SECONDS = 0.2  # of CPU time of the busiest thread: less does not show which threads compute
 
@@ -56,16 +57,22 @@ def follow(pinning: Pinning, changes: Changes) -> Pinning:
     return pinning.bind(changes)
 
 
-def _chosen_threads() -> int | None:
-    """Return the number of threads that the script has set in torch; None if the number is torch's default."""
+def _chosen_threads() -> tuple[int, str] | None:
+    """Return torch's number of threads and who has set it; None if it is torch's default, or that of a variable."""
     import torch
 
     found = torch.get_num_threads()
+    machine = this_machine()
     given = thread_variables.threads_set(os.environ)
-    if given is not None:
-        return None if found == given[0] else found
-    usable = this_machine().usable
-    return None if found in (len(usable.cpus), len(usable.cores)) else found
+    if given is None:
+        usable = machine.usable
+        return None if found in (len(usable.cpus), len(usable.cores)) else (found, _BY_SCRIPT)
+    number, variable = given
+    if found == number:
+        return None
+    # MKL, which torch asks where it is built with it, lowers a variable's number to that of the machine's cores.
+    lowered = found == len(machine.topology.cores) < number
+    return found, variable if lowered else _BY_SCRIPT
 
 
 class PinningCheck:

@@ -94,12 +94,14 @@ def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
     return pinning.bind(Changes())  # never undone: the process ends with the job
 
 
-def decide(launcher: Launcher, arguments: Sequence[str], chosen_threads: int | None = None) -> Pinning | None:
+def decide(
+    launcher: Launcher, arguments: Sequence[str], chosen_threads: tuple[int, str] | None = None
+) -> Pinning | None:
     """Return what `pin` would assign to this rank. Nothing is changed.
 
     Args:
         launcher, arguments: as for `pin`.
-        chosen_threads: the number of threads that the script has set in torch; None if it has set none.
+        chosen_threads: torch's number of threads, and what has set it; None where that is to be decided here.
     """
     try:
         placement = launcher.placement()
@@ -113,9 +115,8 @@ def decide(launcher: Launcher, arguments: Sequence[str], chosen_threads: int | N
     else:
         rank, ranks = placement.local_rank, placement.local_size
     starter = starter_of(launcher.rank_variable)
-    user_threads, variable = threads_of_user(launcher, os.environ, starter) or (None, THREADS)
-    if chosen_threads is not None:
-        user_threads, variable = chosen_threads, "torch.set_num_threads"
+    chosen = chosen_threads or threads_of_user(launcher, os.environ, starter)
+    user_threads, variable = chosen or (None, THREADS)
     options = PlanOptions(ranks, data_workers(arguments), user_threads, variable, placement.size > 1)
     try:
         share = own_share(this_machine(), starter.cpus, rank, ranks, options)

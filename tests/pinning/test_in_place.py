@@ -104,6 +104,13 @@ def test_threads_that_openmp_has_bound_stay(shares: tuple[RankPlan, ...]) -> Non
     assert warnings == []
 
 
+def test_the_variable_is_named_where_mkl_has_lowered_its_number() -> None:
+    """A guide's number of threads is for the guide's machines; torch takes as many as there are cores."""
+    found, (line,) = run(jobs.mpirun(2, sys.executable, SCRIPT, "off", "plain"), {"OMP_NUM_THREADS": "1000"})
+    assert found["plain"][0]["during"]["omp_threads"] == found["off"][0]["during"]["omp_threads"]
+    assert line.endswith(" of a rank; set OMP_NUM_THREADS to 1")
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_under_intel_mpi(turned: bool, shares: tuple[RankPlan, ...]) -> None:
     """Ranks pin themselves unless Intel MPI has pinned them, here the first one to the last CPUs."""

@@ -83,7 +83,7 @@ def test_the_one_thread_that_torchrun_sets_is_overruled(chosen: int | None, monk
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("cpudist.pinning.this_machine", machine)
     monkeypatch.setattr("cpudist.pinning.starter_of", lambda variable: Starter(NODE, {}))
-    pinning = decide(launchers.detect(), ["train.py"], chosen)
+    pinning = decide(launchers.detect(), ["train.py"], chosen and (chosen, "torch.set_num_threads"))
     assert pinning is not None
     assert pinning.plan.omp_threads == (chosen or 31)
 
