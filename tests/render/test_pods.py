@@ -104,9 +104,11 @@ class Pods:
         group.limit("cpu", cpu__max=f"{cpus}00000 100000", cpu__cfs_quota_us=f"{cpus}00000")
         group.limit("memory", memory__max=str(memory), memory__limit_in_bytes=str(memory))
         words = [self._here(word) for word in (*container["command"], *container["args"])]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         if container["name"] != "worker":  # sshd, which is root's here, needs capabilities to become root
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            words = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", *words]
+            # ssh too: it sets the groups of KnownHostsCommand, where its user is root.
+            kept = ",+setgid" if container["name"] == "launcher" else ""
+            words = ["setpriv", "--no-new-privs", f"--bounding-set=-all{kept}", "--inh-caps=-all", *words]
         for size in (volume.get("emptyDir", {}).get("sizeLimit") for volume in spec["volumes"]):
             if size:
                 remount = f"mount -o remount,size={size.removesuffix('i')} /dev/shm"
