@@ -26,43 +26,38 @@ _IN_ALL_ENVIRONMENTS = ("intel-mpi, 2 ranks", "torchrun, 2 ranks")
 def test_collectives_and_what_torch_builds_on_them(name: str, tmp_path: Path) -> None:
     """Every collective agrees with gloo; DDP, FSDP, DTensor, checkpoints and functional collectives work."""
     checks = ["collectives.py 40", f"stack.py {tmp_path / 'checkpoint'}"]
-    said = ["checks passed", "carried by shared_memory\n", "stack passed"]
     if name.startswith("intel-mpi"):
-        checks += ["functional.py", "sharded.py"]
-        said += ["functional collectives passed", "sharded passed"]
-    check_said(run_all(JOBS[name], *checks), *said)
+        checks += ["functional.py", "sharded.py", "progress.py"]
+    check_passed(JOBS[name], checks, "carried by shared_memory\n")
 
 
 @pytest.mark.job
 @pytest.mark.parametrize("name", ["intel-mpi, 3 ranks", "mpich, 2 ranks", "torchrun, 2 ranks"])
 def test_collectives_over_oneccl_alone(name: str) -> None:
     checks = ["collectives.py 40"]
-    if name.startswith("torchrun"):  # over libfabric
-        checks.append("edges.py")
-    result = run_all(JOBS[name], *checks, **only("oneccl"))
-    check_said(result, "checks passed", "carried by oneccl\n", *[f"{check[:-3]} passed" for check in checks[1:]])
+    if not name.startswith("mpich"):  # over MPI and over libfabric
+        checks += ["edges.py", "progress.py"]
+    check_passed(JOBS[name], checks, "carried by oneccl\n", **only("oneccl"))
 
 
 @pytest.mark.job
 @pytest.mark.parametrize("transport", ["shared_memory", "oneccl"])
 @pytest.mark.parametrize("progress", ["naps", "polls"])
 def test_collectives_and_edges_with_and_without_a_core_to_spare(progress: str, transport: str) -> None:
-    checks = ["edges.py", *(["collectives.py 25", "threads.py"] if transport == "shared_memory" else [])]
-    result = run_all(JOBS["intel-mpi, 2 ranks"], *checks, CPUDIST_TEST_PROGRESS=progress, **only(transport))
-    check_said(result, f"progress: {progress}", "edges passed")
+    checks = ["edges.py", "progress.py"]
     if transport == "shared_memory":
-        check_said(result, "checks passed", "threads passed")
+        checks += ["collectives.py 25", "threads.py"]
+    said = f"progress: {progress}"
+    check_passed(JOBS["intel-mpi, 2 ranks"], checks, said, CPUDIST_TEST_PROGRESS=progress, **only(transport))
 
 
 @pytest.mark.job
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_collectives_and_edges_across_hosts(ranks: int) -> None:
     """4 ranks on 2 hosts: inside by shared memory, across by oneCCL. 3 ranks do not divide: oneCCL alone."""
-    checks = {2: ["edges.py"], 3: ["collectives.py 15"], 4: ["collectives.py 15", "edges.py", "threads.py"]}[ranks]
-    result = run_all(jobs.mpirun(ranks, sys.executable), *checks, CPUDIST_TEST_HOSTS="2")
-    check_said(result, *(["checks passed"] if ranks > 2 else []), *(["edges passed"] if ranks != 3 else []))
-    if ranks == 4:
-        check_said(result, "threads passed")
+    edges = ["edges.py", "progress.py"]
+    checks = {2: edges, 3: ["collectives.py 15"], 4: ["collectives.py 15", *edges, "threads.py"]}[ranks]
+    result = check_passed(jobs.mpirun(ranks, sys.executable), checks, CPUDIST_TEST_HOSTS="2")
     if ranks > 2:
         assert ("hierarchy" in result.stdout) == (ranks == 4), result.output
 
@@ -70,28 +65,28 @@ def test_collectives_and_edges_across_hosts(ranks: int) -> None:
 @pytest.mark.job
 def test_a_future_wakes_the_thread_that_completes_it() -> None:
     variables = {"CPUDIST_TEST_HOSTS": "2", "CPUDIST_TEST_PROGRESS": "naps", "CPUDIST_TEST_NAP": "3600"}
-    check_said(run_all(JOBS["intel-mpi, 2 ranks"], "nap.py", **variables), "nap passed")
+    check_passed(JOBS["intel-mpi, 2 ranks"], ["nap.py"], **variables)
 
 
 @pytest.mark.job
 @pytest.mark.parametrize(("ranks", "wire"), [(2, "int8"), (3, "bf16"), (4, "int8")])
 def test_allreduces_that_are_converted_across_hosts(ranks: int, wire: str) -> None:
     """Sums within what the format allows, the same bits on all ranks, and errors that the next calls make good."""
-    result = run_all(jobs.mpirun(ranks, sys.executable), f"compressed.py {wire}", CPUDIST_TEST_HOSTS="2")
-    check_said(result, f"checks of {wire} passed")
+    check_passed(jobs.mpirun(ranks, sys.executable), [f"compressed.py {wire}"], CPUDIST_TEST_HOSTS="2")
 
 
-def check_said(result: jobs.Result, *said: str) -> None:
-    for words in said:
+def check_passed(launch: list[str], checks: list[str], *said: str, **env: str) -> jobs.Result:
+    """Run these programs of checks/ in one job: each says that it has passed, and the job what else is `said`."""
+    result = run_all(launch, *checks, **env)
+    for words in (*(f"{check.partition('.')[0]} passed" for check in checks), *said):
         assert words in result.stdout, result.output
     assert "CCL_WARN" not in result.output
+    return result
 
 
 @pytest.mark.job
 def test_the_transports_agree_and_shared_memory_gives_all_ranks_the_same_bits() -> None:
-    result = run(JOBS["intel-mpi, 3 ranks"], "compare.py", "60")
-    assert result.returncode == 0, result.output
-    assert "60 cases agree" in result.stdout, result.output
+    check_passed(JOBS["intel-mpi, 3 ranks"], ["compare.py 60"])
 
 
 @pytest.mark.job

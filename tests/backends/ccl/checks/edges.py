@@ -1,22 +1,17 @@
-"""What is asked of a process group beyond the collectives themselves: odd tensors, odd moments, other threads."""
+"""What is asked of a process group beyond the collectives themselves: odd tensors, memory, errors."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from every_check import run_checks
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
+from program import leave, run_checks
 
 import cpudist
-from cpudist import job
 
 world = cpudist.init("ccl", timeout=20)
 TOTAL = sum(range(world.size))
@@ -44,33 +39,6 @@ def peak_resident() -> int:
     """The most that `resident` has been since /proc/self/clear_refs was written to."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
-
-
-def check_a_peer_needs_progress_while_this_rank_makes_a_group() -> None:
-    tensor = torch.full((16 * MB,), float(world.rank))
-    work = dist.all_reduce(tensor, async_op=True)
-    if world.rank == 0:
-        job.require().store.set("edges/entering", "1")
-        dist.new_group()
-        work.wait()
-    else:
-        job.require().store.get("edges/entering")
-        work.wait()
-        dist.new_group()
-    assert tensor[[0, -1]].tolist() == [TOTAL, TOTAL]
-
-
-def check_a_peer_needs_progress_while_this_rank_is_elsewhere() -> None:
-    """This rank waits in the store; it might be a file, or another library's barrier."""
-    tensor = torch.full((16 * MB,), float(world.rank))
-    work = dist.all_reduce(tensor, async_op=True)
-    if world.rank == 0:
-        job.require().store.get("edges/arrived")
-    else:
-        work.wait()
-        job.require().store.set("edges/arrived", "1")
-    work.wait()
-    assert tensor[[0, -1]].tolist() == [TOTAL, TOTAL]
 
 
 def check_inference_mode_ends_before_the_operation() -> None:
@@ -167,125 +135,6 @@ def check_float16_averages_do_not_overflow() -> None:
     assert tiny.tolist() == [world.size * 2.0**-24] * 3
 
 
-def check_a_callback_waits_for_another_operation() -> None:
-    first, second, third = (torch.full((n,), float(world.rank)) for n in (10, 100_000, 5))
-    later = dist.all_reduce(second, async_op=True).get_future()
-
-    def then(future: torch.futures.Future) -> float:
-        later.wait()
-        inside = dist.all_reduce(third, async_op=True).get_future()
-        inside.wait()
-        dist.barrier()
-        return float(future.value()[0][0] + second[0] + third[0])
-
-    result = dist.all_reduce(first, async_op=True).get_future().then(then)
-    assert result.wait() == 3 * TOTAL
-
-
-def check_futures_like_those_of_ddp() -> None:
-    """Many calls under way while this rank computes; the thread that completes one runs its callback."""
-
-    def mean(future: torch.futures.Future) -> torch.Tensor:
-        return future.value()[0].div_(world.size)
-
-    for _ in range(5):
-        buckets = [torch.full((count,), float(world.rank + count)) for count in (1_000_000, 300_000, 10_000, 10, 1)]
-        means = [dist.all_reduce(bucket, async_op=True).get_future().then(mean) for bucket in buckets]
-        torch.rand(500, 500) @ torch.rand(500, 500)
-        for bucket, result in zip(buckets, torch.futures.wait_all(means), strict=True):
-            assert result.data_ptr() == bucket.data_ptr()
-            torch.testing.assert_close(result, torch.full_like(bucket, TOTAL / world.size + len(bucket)))
-
-
-def check_power_sgd() -> None:
-    """Its hook waits for one all_reduce in the callback of another."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    for _ in range(5):
-        model(torch.randn(8, 64)).square().mean().backward()
-    gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    everyone = [torch.empty_like(gradients) for _ in range(world.size)]
-    dist.all_gather(everyone, gradients)
-    for theirs in everyone:
-        torch.testing.assert_close(theirs, gradients)
-
-
-def check_other_threads_run_while_one_asks() -> None:
-    """The peers come only when another Python thread of this rank has called them: the GIL must be free."""
-    for name, ask in (
-        ("get_future", lambda work: work.get_future().wait()),
-        ("is_completed", lambda work: [None for _ in iter(work.is_completed, True)]),
-        ("wait", lambda work: work.wait()),
-    ):
-        key = f"edges/gil/{name}"
-        if world.rank == 0:
-            work = dist.all_reduce(torch.zeros(10), async_op=True)
-            asking = threading.Event()
-            caller = threading.Thread(target=lambda: (asking.wait(), job.require().store.set(key, "1")))  # noqa: B023
-            caller.start()
-            asking.set()
-            ask(work)
-            caller.join()
-        else:
-            job.require().store.get(key)
-            dist.all_reduce(torch.zeros(10))
-
-
-def check_many_threads_wait_at_once() -> None:
-    """Each thread waits on a group of its own; which of them makes progress is left to chance."""
-    groups = [dist.new_group() for _ in range(3)]
-
-    def use(group: dist.ProcessGroup) -> None:
-        for i in range(100):
-            tensor = torch.full((1 + 997 * (i % 5),), float(world.rank))
-            work = dist.all_reduce(tensor, group=group, async_op=True)
-            if i % 3 == 0:
-                work.get_future().wait()
-            elif i % 3 == 1:
-                work.wait()
-            else:
-                while not work.is_completed():
-                    pass
-            assert tensor[-1] == TOTAL
-
-    with ThreadPoolExecutor(len(groups)) as pool:
-        list(pool.map(use, groups))
-
-
-def check_small_calls_go_between_the_pieces_of_large_ones() -> None:
-    """A thread with calls of 4 bytes gets its turn again and again during each call of another thread.
-
-    Where large calls were not cut into pieces, there would be about one small call for each, however often it is tried.
-    """
-    large_calls, groups = 6, [dist.new_group() for _ in range(2)]
-    counts = []
-    for _ in range(10):  # more than once: how many there are is the scheduler's choice on a busy machine
-        counts.append(_small_calls_beside(large_calls, groups))
-        if counts[-1] > 4 * large_calls:  # the same number on all ranks, for each call has all of them
-            return
-    raise AssertionError(f"{counts} small calls beside {large_calls} large ones")
-
-
-def _small_calls_beside(large_calls: int, groups: list[dist.ProcessGroup]) -> int:
-    large = torch.zeros(16 * MB)
-
-    def reduce_large() -> None:
-        for _ in range(large_calls):
-            dist.all_reduce(large, group=groups[0])
-
-    thread = threading.Thread(target=reduce_large)
-    thread.start()
-    calls, finished = 0, torch.zeros(1, dtype=torch.int32)
-    while finished.item() < world.size:
-        finished.fill_(not thread.is_alive())
-        dist.all_reduce(finished, group=groups[1])
-        calls += 1
-    thread.join()
-    return calls
-
-
 def check_a_finished_work_holds_no_buffers() -> None:
     handles = []
     before = resident()
@@ -313,26 +162,6 @@ def check_a_large_reduce_scatter_makes_no_second_copy() -> None:
     assert ROOMY or more < shares.nbytes // 2, f"{more // MB} MB for an input of {shares.nbytes // MB} MB"
 
 
-def check_calls_are_matched_in_order() -> None:
-    """Mixed sizes under way together, finishing in any order: each meets its counterpart, not a neighbour's."""
-    generator = torch.Generator().manual_seed(5)
-    for round_number in range(6):
-        sizes = torch.randint(0, 7, (24,), generator=generator).tolist()
-        counts = [(1, 10, 1000, 30_000, 300_000, 1_100_000, 2_400_000)[size] for size in sizes]
-        tensors = [torch.full((count,), float(world.rank + i)) for i, count in enumerate(counts)]
-        if round_number % 2:
-            with dist._coalescing_manager(async_ops=True) as manager:
-                for tensor in tensors:
-                    dist.all_reduce(tensor)
-            manager.wait()
-        else:
-            works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-            for work in works[::-1] if world.rank else works:
-                work.wait()
-        for i, tensor in enumerate(tensors):
-            assert tensor[[0, -1]].tolist() == [TOTAL + i * world.size] * 2
-
-
 def check_errors_are_those_of_python() -> None:
     group = dist.group.WORLD
     options = dist.BroadcastOptions()
@@ -347,13 +176,6 @@ def check_errors_are_those_of_python() -> None:
     dist.barrier()
 
 
-def main() -> None:
-    number = run_checks(globals(), only=os.environ.get("CPUDIST_TEST_ONLY", ""))
-    dist.barrier()
-    if world.rank == 0:
-        print(f"{number} edges passed on {world}")
-    cpudist.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(globals())
+    leave(world)

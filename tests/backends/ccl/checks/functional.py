@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from program import leave
 
 import cpudist
 
@@ -84,10 +85,7 @@ def main() -> None:
     world = cpudist.init("ccl", timeout=60)
     for check in (check_each, check_gradients, check_order, check_traced):
         check(world.rank, world.size)
-    dist.barrier()
-    if world.rank == 0:
-        print(f"functional collectives passed on {world}")
-    cpudist.shutdown()
+    leave(world)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from every_check import run_checks
+from program import run_checks
 
 import cpudist
 

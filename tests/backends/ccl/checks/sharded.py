@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-import torch.distributed as dist
+from program import leave
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -110,10 +110,7 @@ def main() -> None:
     check_fsdp_in_bfloat16(mesh, norms, world.rank)
     check_tensor_parallel(mesh, alone)
     check_dtensor(mesh)
-    dist.barrier()
-    if world.rank == 0:
-        print(f"sharded passed on {world}")
-    cpudist.shutdown()
+    leave(world)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from program import leave
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -86,10 +87,7 @@ def main() -> None:
     hooked.register_comm_hook(None, fp16_compress_hook)
     hooked(batches(world.size)[0].chunk(world.size)[world.rank]).sum().backward()
 
-    dist.barrier()
-    if world.rank == 0:
-        print(f"stack passed on {world}")
-    cpudist.shutdown()
+    leave(world)
 
 
 if __name__ == "__main__":

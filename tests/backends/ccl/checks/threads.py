@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
+from program import leave
 
 import cpudist
 from cpudist.backends.ccl import extension
@@ -94,6 +95,4 @@ for lanes in (2, 4):
     assert module.bytes_of_threads() == before
     dist.destroy_process_group(group)
 torch.set_num_threads(1)
-if world.rank == 0:
-    print(f"threads passed: {CclBackend().details()['computing_threads_carried']}")
-cpudist.shutdown()
+leave(world, f", {CclBackend().details()['computing_threads_carried']}")
