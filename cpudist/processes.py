@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+SSH_DAEMONS = ("sshd", "sshd-session")
 _SHELLS = frozenset(("sh", "dash", "bash"))
 _ENDED = "ZX"  # states of a process whose parent has not yet asked for its exit status
 _MOST_ANCESTORS = 64  # bounds the walk where process ids are reused meanwhile

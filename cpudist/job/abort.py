@@ -19,13 +19,12 @@ from typing import NoReturn
 
 from cpudist.console import flush_output
 from cpudist.launchers.mpis import MPIS
-from cpudist.processes import Process, read_all
+from cpudist.processes import SSH_DAEMONS, Process, read_all
 
 _ABORT_SECONDS = 3.0  # for MPI_Abort to return
 LAUNCHER_SECONDS = 8  # for the launcher to end the other ranks and itself
 _PROGRAMS = frozenset(program for mpi in MPIS for program in mpi.programs)
 _DAEMONS = frozenset(daemon for mpi in MPIS for daemon in mpi.daemons)
-_SSHD = ("sshd", "sshd-session")
 
 # Arguments: seconds to wait, then processes as "id:start time". A new process with an old id has another start time.
 _SCRIPT = """
@@ -120,12 +119,14 @@ def _left_by_launcher(processes: dict[int, Process], pid: int, agent: int | None
     children = defaultdict(list)
     for process in processes.values():
         children[process.parent].append(process)
-    top = next(process for process in reversed(above) if process.name not in _SSHD)
+    top = next(process for process in reversed(above) if process.name not in SSH_DAEMONS)
     found = [top]
     for process in found:
         found += children[process.pid]
     # Keep an sshd that carries the user's own sessions too (ssh's ControlMaster).
-    connections = [process for process in above if process.name in _SSHD and set(children[process.pid]) <= set(found)]
+    connections = [
+        process for process in above if process.name in SSH_DAEMONS and set(children[process.pid]) <= set(found)
+    ]
     return [*(process for process in reversed(found) if process.pid != pid), *connections]
 
 
@@ -136,7 +137,7 @@ def _launchers_above(processes: dict[int, Process], pid: int) -> list[Process]:
     while process is not None and (process := processes.get(process.parent)) is not None:
         if process.name in _PROGRAMS | _DAEMONS:
             above.append(process)
-        elif above and above[-1].name in _DAEMONS and process.name in _SSHD:
+        elif above and above[-1].name in _DAEMONS and process.name in SSH_DAEMONS:
             return [*above, process]  # sshd has started this daemon, and would wait for its lost client
         elif above:
             break

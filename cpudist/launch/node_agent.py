@@ -25,13 +25,12 @@ import time
 from contextlib import suppress
 
 from cpudist import processes
-from cpudist.processes import Process
+from cpudist.processes import SSH_DAEMONS, Process
 
 KEEPALIVE_TIMEOUT = 25.0  # seconds
 _SCAN_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _KILL_SECONDS = 5.0
-_SSH_DAEMONS = ("sshd", "sshd-session")
 JOB_ID = "CPUDIST_JOB_ID"
 
 
@@ -144,7 +143,7 @@ class _Agent:
         shared = {process.parent for process in processes.read_all().values() if process.pid not in own}
         for pid in parents - shared:
             process = processes.read(pid)
-            if process is not None and process.name in _SSH_DAEMONS:
+            if process is not None and process.name in SSH_DAEMONS:
                 _signal(process, signal.SIGKILL)
 
     def kill_all(self) -> int:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
+from cpudist.console import one_line
 from cpudist.errors import UserError
 
 MAIN = "__main__"
@@ -138,7 +139,7 @@ def _refusal(value: Any) -> str | None:
     try:
         _Pickler(io.BytesIO()).dump(value)
     except Exception as error:  # noqa: BLE001 - objects raise what they like
-        return " ".join(str(error).split()) or type(error).__name__
+        return one_line(str(error)) or type(error).__name__
     return None
 
 

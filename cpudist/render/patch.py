@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cpudist.console import one_line
 from cpudist.render.document import Noted
 from cpudist.render.values import Invalid
 
@@ -30,7 +31,7 @@ def read_template(file: str) -> Any:
     try:
         template = YAML(typ="safe").load(Path(file))
     except (OSError, ValueError, YAMLError) as error:
-        return Invalid(file, f"cannot be read: {' '.join(str(error).split())}")
+        return Invalid(file, f"cannot be read: {one_line(str(error))}")
     return template if _is_template(template) else Invalid(file, _NO_TEMPLATE)
 
 

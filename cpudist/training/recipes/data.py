@@ -19,6 +19,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetsError
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 
+from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.version import __version__
 
@@ -135,9 +136,8 @@ def load(path: str, arguments: TrainingArguments, **kwargs: Any) -> Any:
         except (OSError, ValueError, DatasetsError) as error:
             # A DatasetGenerationError has no reason of its own.
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-            reason = (str(cause).strip() or repr(cause)).splitlines()[0]
             raise UserError(
-                f"cannot read {kwargs.get('data_files') or path}: {reason}; mend the data, or give other data"
+                f"cannot read {kwargs.get('data_files') or path}: {first_line(cause)}; mend the data, or give other data"
             ) from error
 
 

@@ -33,6 +33,7 @@ from transformers import (
 from transformers.hf_argparser import HfArg
 
 from cpudist.backends import layouts
+from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.training.recipes import classification, data, models, script
 from cpudist.training.recipes.convnet import ConvnetConfig
@@ -234,5 +235,5 @@ def _check_size(model: PreTrainedModel, shape: Shape) -> None:
         with torch.no_grad():
             model(pixel_values=torch.zeros(1, shape.channels, shape.size, shape.size))
     except (ValueError, RuntimeError) as error:
-        size, reason = f"{shape.size} x {shape.size} pixels", str(error).strip().splitlines()[0]
+        size, reason = f"{shape.size} x {shape.size} pixels", first_line(error)
         raise UserError(f"--image_size: the model does not take {size}: {reason}; leave it out") from error

@@ -21,6 +21,7 @@ from transformers import (
     set_seed,
 )
 
+from cpudist.console import first_line, one_line
 from cpudist.errors import UserError
 from cpudist.job import current
 
@@ -34,7 +35,7 @@ def load_pretrained(auto_class: Any, name: str, **kwargs: Any) -> Any:
         return auto_class.from_pretrained(name, **kwargs)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"cannot load {name}: {str(error).strip().splitlines()[0]}; give a folder, or the hub's name of a model"
+            f"cannot load {name}: {first_line(error)}; give a folder, or the hub's name of a model"
         ) from error
 
 
@@ -63,7 +64,7 @@ def new_model(
     except ValueError as error:
         given = f" with --config_overrides {overrides}" if overrides else ""
         raise UserError(
-            f"cannot make a {config.model_type}{given}: {' '.join(str(error).split())}; choose other sizes"
+            f"cannot make a {config.model_type}{given}: {one_line(str(error))}; choose other sizes"
         ) from error
 
 

@@ -13,6 +13,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from cpudist.backends.compression import AUTO
+from cpudist.console import one_line
 from cpudist.errors import UserError
 from cpudist.huggingface.restarts import newest_of_run, newest_whole, seen_by_all
 from cpudist.job import current
@@ -89,7 +90,7 @@ def parse(recipe: str, description: str | None, argv: list[str], model: type, da
         )
     except (ValueError, TypeError, OSError) as error:
         # From the checks of the dataclasses, of which TrainingArguments has many, or from a bad file.
-        raise UserError(f"{recipe}: {' '.join(str(error).split())}") from error
+        raise UserError(f"{recipe}: {one_line(str(error))}") from error
     if unknown:
         raise UserError(
             f"{parser.prog} does not know {' '.join(unknown)}; --help lists its options, "
