@@ -137,7 +137,7 @@ def load(path: str, arguments: TrainingArguments, **kwargs: Any) -> Any:
             # A DatasetGenerationError has no reason of its own.
             cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
             raise UserError(
-                f"cannot read {kwargs.get('data_files') or path}: {first_line(cause)}; mend the data, or give other data"
+                f"cannot read {kwargs.get('data_files') or path}: {first_line(cause)}; mend them, or give others"
             ) from error
 
 
