@@ -348,6 +348,7 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
             bound = START_SECONDS + timeout + MARGIN_SECONDS
             ended = bed.watch("h0", command, bound, {**CACHE, **FAULTS[fault].variables})
             breaker.join(60)
+            assert broken, f"the job ended before it was at work: {ended.returncode}\n{ended.output}"
             ranks = folder / "stderr"
             output = ended.output + (ranks.read_text(errors="replace") if ranks.exists() else "")
             said = [line for line in output.splitlines() if line.startswith("cpudist: ")]
