@@ -6,7 +6,6 @@
 #include <iterator>
 #include <utility>
 
-#include "backoff.hpp"
 #include "endpoint.hpp"
 #include "errors.hpp"
 #include "kernels/floating_point.hpp"
@@ -59,16 +58,18 @@ void Engine::submit(const AsyncWorkPtr& work, bool background) {
   check_value(!work->endpoint_->aborted(), work->call().name, ": the group has been aborted; make a new one");
   work->start();
   in_flight_.push_back(work);
+  // The new one first: what the others do takes longer, and peers may wait for this one only.
+  progress_from(std::prev(in_flight_.end()), finished);
   progress(finished);
   if (background) call_thread();
   announce(lock, finished);
 }
 
-// Advances every work; returns whether something has moved.
-bool Engine::progress(Finished& finished) {
+// Advances these works and those that were started later; returns whether something has moved.
+bool Engine::progress_from(Works::iterator it, Finished& finished) {
   const kernels::DefaultFloatingPoint floating_point;
   bool moved = false;
-  for (auto it = in_flight_.begin(); it != in_flight_.end();) {
+  while (it != in_flight_.end()) {
     try {
       const auto progress = (*it)->advance();
       moved = moved || progress != Progress::kWaiting;
@@ -99,45 +100,20 @@ void Engine::complete(AsyncWork& work) {
 }
 
 // Completes the futures of these works. Their callbacks may wait for other works, so another thread polls meanwhile.
+// Threads that wait for these works get the core: this thread might keep it for a time slice.
 void Engine::announce(Lock& lock, Finished& finished) {
   if (finished.empty()) return;
   if (any_future(finished)) call_thread();
+  if (sleepers_ > 0) turn_.notify_all();
+  const bool hands_over = sleepers_ + handing_over_ > 0;
   lock.unlock();
   for (const auto& work : finished) work->announce();
   finished.clear();
   lock.lock();
-}
-
-void Engine::wait(AsyncWork& work, Milliseconds timeout) {
-  if (work.done()) return;
-  // The clock starts here and not with the work, because the caller may have computed for long in between.
-  const WithoutGil without_gil;
-  const auto begin = Clock::now();
-  const auto limit = timeout == kNoTimeout ? work.call().timeout : timeout;
-  Backoff backoff;
-  Finished finished;
-  Lock lock(mutex_);
-  ++waiting_;
-  work.deadline_ = std::max(work.deadline_, begin + limit);
-  while (!work.done() && usable()) {
-    const bool moved = progress(finished);
-    const auto now = Clock::now();
-    if (!work.done() && now - begin > limit) expire(work, begin, finished);
-    if (!finished.empty()) {
-      --waiting_;
-      announce(lock, finished);
-      ++waiting_;
-    }
-    if (work.done()) break;
-    if (moved) backoff.reset(now);
-    lock.unlock();
-    backoff.pause(now);
-    lock.lock();
-  }
-  --waiting_;
-  call_thread();
-  blocked_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
-  if (!work.done()) check_usable();
+  if (!hands_over) return;
+  ++handing_over_;
+  yield(lock);
+  --handing_over_;
 }
 
 void Engine::poll() {
@@ -192,27 +168,6 @@ void Engine::abandon_all(const std::string& reason, Finished& finished) {
   abandoned_.splice(abandoned_.end(), in_flight_);
   out_of_use_ = true;
   wake_.notify_all();
-}
-
-void Engine::drain(Milliseconds limit) {
-  const WithoutGil without_gil;
-  const auto begin = Clock::now();
-  Backoff backoff;
-  Finished finished;
-  Lock lock(mutex_);
-  while (usable() && !in_flight_.empty()) {
-    const bool moved = progress(finished);
-    announce(lock, finished);
-    const auto now = Clock::now();
-    const bool over = std::all_of(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
-      return limit == kNoTimeout ? now - work->started() > work->call().timeout : now - begin > limit;
-    });
-    if (over) return;
-    if (moved) backoff.reset(now);
-    lock.unlock();
-    backoff.pause(now);
-    lock.lock();
-  }
 }
 
 void Engine::abort(const GroupState& group) {

@@ -96,11 +96,16 @@ class Engine {
 
  private:
   using Lock = std::unique_lock<FairMutex>;
+  using Works = std::list<AsyncWorkPtr>;
   using Finished = std::vector<AsyncWorkPtr>;
 
   static void after_fork_in_child();
   void check_usable() const;
-  bool progress(Finished& finished);
+  bool progress(Finished& finished) { return progress_from(in_flight_.begin(), finished); }
+  bool progress_from(Works::iterator it, Finished& finished);
+  void poll_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline, Finished& finished);
+  static void yield(Lock& lock);
+  void sleep_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline);
   void complete(AsyncWork& work);
   void announce(Lock& lock, Finished& finished);
   void expire(AsyncWork& work, Clock::time_point since, Finished& finished);
@@ -111,22 +116,29 @@ class Engine {
   void run();
   void poll_until_finished(Lock& lock, Finished& finished);
   // Whether one of these works has a future.
-  template <typename Works>
-  static bool any_future(const Works& works) {
+  template <typename List>
+  static bool any_future(const List& works) {
     return std::any_of(works.begin(), works.end(), [](const auto& work) { return work->future_.defined(); });
   }
   bool needs_thread() const { return !in_flight_.empty() && waiting_ == 0 && !thread_polls_; }
 
   FairMutex mutex_;  // guards the transports and all members below
-  std::list<AsyncWorkPtr> in_flight_;
-  std::list<AsyncWorkPtr> abandoned_;  // never freed, because transports may
-                                       // still write to their buffers
+  Works in_flight_;
+  Works abandoned_;  // never freed, because transports may
+                     // still write to their buffers
   std::vector<std::weak_ptr<GroupState>> groups_;
   CompletionHooks hooks_;
   std::string reason_;
   std::atomic<bool> out_of_use_{false};
   std::atomic<int64_t> blocked_ns_{0};
-  int waiting_ = 0;  // threads in wait(), which poll, so that the engine's thread need not
+
+  // The threads in wait(). The one that came last polls, so that the engine's thread need not. The others sleep until
+  // their work is done or nobody polls: threads that poll by turns would take the core from each other.
+  int waiting_ = 0;
+  int sleepers_ = 0;
+  int handing_over_ = 0;  // threads that have yielded the core to those that wait for what they have completed
+  std::thread::id poller_;
+  std::condition_variable_any turn_;
 
   // The engine's threads. One of them polls; there are more while callbacks of futures block the others.
   std::atomic<bool> polls_{false};

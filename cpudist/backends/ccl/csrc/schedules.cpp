@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
@@ -108,7 +109,7 @@ static void unpack(const at::Tensor& message, const Tensors& tensors) {
   }
 }
 
-static void allreduce_packed(Schedule& schedule, const Tensors& tensors, const ReduceOp& op) {
+static void allreduce_packed(Schedule& schedule, Tensors tensors, const ReduceOp& op) {
   const at::NoGradGuard no_grad;
   int64_t total = 0;
   for (const auto& tensor : tensors) total += tensor.numel();
@@ -122,7 +123,7 @@ static void allreduce_packed(Schedule& schedule, const Tensors& tensors, const R
     to += source.nbytes();
   }
   allreduce(schedule, message, op);
-  schedule.finish.push_back([tensors, message] { unpack(message, tensors); });
+  schedule.finish.push_back([tensors = std::move(tensors), message] { unpack(message, tensors); });
 }
 
 // What is packed depends only on sizes and types, which are the same on all ranks.

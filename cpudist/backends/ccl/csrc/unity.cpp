@@ -10,6 +10,7 @@
 #include "endpoint.cpp"
 #include "engine.cpp"
 #include "engine_threads.cpp"
+#include "engine_waits.cpp"
 #include "farewell.cpp"
 #include "hierarchy.cpp"
 #include "mailbox.cpp"

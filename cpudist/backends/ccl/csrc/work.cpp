@@ -1,12 +1,14 @@
 #include "work.hpp"
 
+#include <utility>
+
 #include "engine.hpp"
 
 namespace cpudist {
 
 AsyncWork::AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
                      std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs)
-    : Work(call.rank, type, profiling_title, inputs),
+    : Work(call.rank, type, profiling_title, std::move(inputs)),
       endpoint_(std::move(endpoint)),
       call_(std::move(call)),
       started_(Clock::now()),

@@ -13,7 +13,7 @@ namespace cpudist::shared_memory {
 // peer, and much shorter than a time slice of a process that shares the core.
 constexpr int kLooks = 16;
 // How many stops of a coroutine one test may pass; each is followed by the work of at most one piece.
-constexpr int kStops = 4;
+constexpr int kStops = 2;
 
 inline Progress advance(const Coroutine& work) {
   for (int stops = 0; stops < kStops; ++stops) {

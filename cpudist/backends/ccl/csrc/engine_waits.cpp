@@ -1,0 +1,97 @@
+// How threads wait for works.
+#include <sched.h>
+
+#include <algorithm>
+
+#include "backoff.hpp"
+#include "engine.hpp"
+
+namespace cpudist {
+
+static const std::thread::id kNobody;
+
+void Engine::wait(AsyncWork& work, Milliseconds timeout) {
+  if (work.done()) return;
+  // The clock starts here and not with the work, because the caller may have computed for long in between.
+  const WithoutGil without_gil;
+  const auto begin = Clock::now();
+  const auto deadline = begin + (timeout == kNoTimeout ? work.call().timeout : timeout);
+  Finished finished;
+  Lock lock(mutex_);
+  ++waiting_;
+  work.deadline_ = std::max(work.deadline_, deadline);
+  for (bool polls = true; !work.done() && usable(); polls = poller_ == kNobody) {
+    if (polls) {
+      poll_until_done(lock, work, deadline, finished);
+    } else {
+      sleep_until_done(lock, work, deadline);
+    }
+    if (!work.done() && usable() && Clock::now() > deadline) expire(work, begin, finished);
+    // Callbacks may wait for other works, for which the engine's thread polls then.
+    const int away = any_future(finished) ? 1 : 0;
+    waiting_ -= away;
+    announce(lock, finished);
+    waiting_ += away;
+  }
+  --waiting_;
+  call_thread();
+  blocked_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+  if (!work.done()) check_usable();
+}
+
+// Returns also when another work is finished, whose thread must be told, and when another thread has begun to poll.
+void Engine::poll_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline, Finished& finished) {
+  Backoff backoff;
+  const auto self = poller_ = std::this_thread::get_id();
+  if (handing_over_ > 0) yield(lock);
+  while (poller_ == self && !work.done() && usable()) {
+    const bool moved = progress(finished);
+    const auto now = Clock::now();
+    if (!finished.empty() || now > deadline) break;
+    if (moved) backoff.reset(now);
+    lock.unlock();
+    backoff.pause(now);
+    lock.lock();
+  }
+  if (poller_ != self) return;
+  poller_ = kNobody;
+  if (sleepers_ > 0) turn_.notify_all();
+}
+
+// Returns also when nobody polls any more.
+void Engine::sleep_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline) {
+  ++sleepers_;
+  turn_.wait_until(lock, deadline, [&] { return work.done() || !usable() || poller_ == kNobody; });
+  --sleepers_;
+  if (work.done()) return;
+  yield(lock);  // the thread that has polled goes on first: it often calls again at once
+}
+
+void Engine::yield(Lock& lock) {
+  lock.unlock();
+  sched_yield();
+  lock.lock();
+}
+
+void Engine::drain(Milliseconds limit) {
+  const WithoutGil without_gil;
+  const auto begin = Clock::now();
+  Backoff backoff;
+  Finished finished;
+  Lock lock(mutex_);
+  while (usable() && !in_flight_.empty()) {
+    const bool moved = progress(finished);
+    announce(lock, finished);
+    const auto now = Clock::now();
+    const bool over = std::all_of(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
+      return limit == kNoTimeout ? now - work->started() > work->call().timeout : now - begin > limit;
+    });
+    if (over) return;
+    if (moved) backoff.reset(now);
+    lock.unlock();
+    backoff.pause(now);
+    lock.lock();
+  }
+}
+
+}  // namespace cpudist
