@@ -157,7 +157,7 @@ class _Training:
 
     def __init__(self, world: World) -> None:
         self._backend = job.require().backend
-        self.model = workload.bert().to(world.device)
+        self.model = workload.bert(world.device)
         fused = "fused" in self._backend.optimizations
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=fused)
         self._tokens = workload.tokens(world.rank).to(world.device)

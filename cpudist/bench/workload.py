@@ -20,7 +20,7 @@ _VOCABULARY, _WIDTH, _LAYERS, _HEADS = 30522, 384, 7, 12
 _TEXT_BYTES = 1_000_000  # more than any schedule trains on
 
 
-def bert() -> torch.nn.Module:
+def bert(device: torch.device | str = "cpu") -> torch.nn.Module:
     """Return a BERT with 24.5 million parameters in training mode, the same on every rank and at every call."""
     from transformers import BertConfig, BertForMaskedLM
     from transformers.utils import logging
@@ -34,8 +34,9 @@ def bert() -> torch.nn.Module:
         intermediate_size=4 * _WIDTH,
     )
     torch.manual_seed(0)
-    model: torch.nn.Module = BertForMaskedLM(config).train()
-    return model
+    model: Any = BertForMaskedLM(config).train().to(device)
+    model.tie_weights()  # torch_xla makes two parameters of a tied one when it moves them
+    return model  # type: ignore[no-any-return]
 
 
 def tokens(rank: int, shape: Shape = SMALL) -> torch.Tensor:

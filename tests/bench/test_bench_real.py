@@ -72,24 +72,23 @@ def test_busy_is_for_collectives() -> None:
 
 
 @pytest.mark.versions
-def test_on_tensors_of_another_backends_device(tmp_path: Path) -> None:
-    if importlib.util.find_spec("torch_xla") is None:
-        pytest.skip("torch_xla is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed")
+@pytest.mark.parametrize("subject", ["collectives", pytest.param("ddp", marks=pytest.mark.long)])  # it compiles long
+def test_on_the_device_of_another_backend(tmp_path: Path, subject: str) -> None:
     kept = tmp_path / "xla.json"
-    for subject in ("collectives", "ddp"):
-        words = ["bench", subject, "--backend", "xla", "--quick", "--json", str(kept)]
-        result = jobs.run(jobs.mpirun(2, str(jobs.BIN / "cpudist"), *words), timeout=400)
-        assert result.returncode == 0, result.output
-        assert "mpi, xla over shared memory; oneCCL uses mpi\n" in result.stdout, result.output
-        assert "compiles again" not in result.stderr, result.output
-        results = json.loads(kept.read_text())["results"]
-        if subject == "collectives":
-            assert len(results) == 7
-            assert all(set(one["seconds"]) == {"xla", "gloo"} for one in results)
-            assert all(one["ratios"]["gloo/xla"]["median"] > 0 for one in results)
-        else:
-            assert [set(one["ratios"]) for one in results] == [{"xla/no communication"}] * 2
-            assert [one["best"] for one in results] == [{"xla": "100 MB, views"}] * 2
+    words = ["bench", subject, "--backend", "xla", "--quick", "--json", str(kept)]
+    result = jobs.run(jobs.mpirun(2, str(jobs.BIN / "cpudist"), *words), timeout=400)
+    assert result.returncode == 0, result.output
+    assert "mpi, xla over shared_memory; oneCCL uses mpi\n" in result.stdout, result.output
+    assert "compiles again" not in result.stderr, result.output
+    results = json.loads(kept.read_text())["results"]
+    if subject == "collectives":
+        assert len(results) == 7
+        assert all(set(one["seconds"]) == {"xla", "gloo"} for one in results)
+        assert all(one["ratios"]["gloo/xla"]["median"] > 0 for one in results)
+    else:
+        assert [set(one["ratios"]) for one in results] == [{"xla/no communication"}] * 2
+        assert [one["best"] for one in results] == [{"xla": "100 MB, views"}] * 2
 
 
 @pytest.mark.parametrize("subject", ["hosts", "train", "jobs"])
