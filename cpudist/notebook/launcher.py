@@ -37,6 +37,9 @@ def notebook_launcher(
     backend: str = "auto",
     timeout: float = 300.0,
     master_port: int | str | None = None,
+    interface: str | None = None,
+    record: str | os.PathLike[str] | None = None,
+    data_workers: int = 0,
     **options: Any,
 ) -> Any:
     """Run a function of this notebook, or script, on several ranks, and return its value on rank 0.
@@ -69,6 +72,9 @@ def notebook_launcher(
         backend: as for `cpudist.init`. On accelerators, there is one rank for each device of the node.
         timeout: bound on the start and on every collective, in seconds.
         master_port: another name of `use_port`.
+        interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
+        record: the file of the run record, which rank 0 writes.
+        data_workers: processes that load data for each rank, to be given cores of their own.
         options: the backend's own, as for `cpudist.init`.
 
     Returns:

@@ -7,6 +7,7 @@ import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers
@@ -50,6 +51,9 @@ class Settings:
     template: string.Template | None
     job: str
     token: str
+    interface: str | None
+    record: Path | None
+    data_workers: int
 
     def placement(self, local_rank: int) -> Placement:
         """Return the numbers of a rank of this node, and of its job."""
@@ -111,6 +115,9 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         template=_template(given["log_line_prefix_template"]),
         job=str(given["rdzv_id"]),
         token=os.environ.get("CPUDIST_TOKEN", ""),
+        interface=given["interface"],
+        record=None if given["record"] is None else Path(given["record"]),
+        data_workers=_count(given, "data_workers", 0),
     )
 
 

@@ -39,7 +39,7 @@ def main() -> None:
     mailbox = Mailbox(descriptor)
     with open(f"/proc/self/fd/{payload}", "rb") as file:
         sys.path[:], settings = pickle.load(file)
-        pinning = pin(launcher, [])  # it may execute this process again
+        pinning = pin(launcher, [f"--data-workers={settings.data_workers}"])  # it may execute this process again
         for inherited in (payload, descriptor):
             os.set_inheritable(inherited, False)
         sys.argv = [""]
@@ -54,8 +54,10 @@ def main() -> None:
         from cpudist.training.run import run_target
 
         try:
-            running = api.enter(launcher, settings.backend, settings.timeout, settings.options, None, pinning)
-            run_target(_Call(file, mailbox, rank), running, None)
+            running = api.enter(
+                launcher, settings.backend, settings.timeout, settings.options, settings.interface, pinning
+            )
+            run_target(_Call(file, mailbox, rank), running, settings.record)
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             mailbox.leave(Failure.of(rank, error, traceback_of(error, from_user_code(error.__traceback__))))
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback

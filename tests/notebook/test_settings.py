@@ -30,6 +30,9 @@ GIVEN: dict[str, Any] = {
     "rdzv_endpoint": "",
     "rdzv_conf": None,
     "rdzv_id": "none",
+    "interface": None,
+    "record": None,
+    "data_workers": 0,
 }
 
 
@@ -53,6 +56,7 @@ GIVEN: dict[str, Any] = {
         ({"backend": "nccl"}, "there is no backend 'nccl'; choose auto or one of ccl, gloo, xla"),
         ({"mixed_precision": "fp8"}, "mixed_precision='fp8' cannot be used, no CPU computes in it"),
         ({"mixed_precision": None}, "mixed_precision=None cannot be used"),
+        ({"data_workers": -1}, "data_workers must be a whole number from 0 on"),
         ({"max_restarts": -1}, "max_restarts must be a whole number from 0 on"),
         ({"timeout": 0}, "timeout must be a number of seconds above 0"),
         ({"timeout": "soon"}, "timeout must be a number of seconds above 0"),

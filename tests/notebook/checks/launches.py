@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+from pathlib import Path
 
 import torch
 
@@ -125,7 +127,11 @@ def main(what: str) -> None:
         torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
         Learner()(examples[0]["x"][None], examples[0]["labels"][None])["loss"].backward()
         with tempfile.TemporaryDirectory() as folder:
-            found = cpudist.notebook_launcher(make(3.0), ("x", folder), mixed_precision="bf16", backend="ccl")
+            file = Path(folder, "record.json")
+            options = {"mixed_precision": "bf16", "backend": "ccl", "interface": "lo", "record": file}
+            found = cpudist.notebook_launcher(make(3.0), ("x", folder), **options)
+            record = json.loads(file.read_text())
+        assert (record["exit"], record["steps"], record["network"]["interface"]) == ("completed", 3, "lo"), record
         assert isinstance(found["net"], Net)
         print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
         print(found["trained"])
