@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cpudist.errors import UserError
+from cpudist.launchers import openmpi
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi import MpiLauncher, MpirunOptions
 from cpudist.launchers.mpich import Mpich
@@ -35,6 +36,7 @@ def command(mpi: type[MpiLauncher], version: str = "", **options: Any) -> str:
 def test_command_lines_with_a_hostfile() -> None:
     train = " ".join(TRAIN)
     options = {"hostfile": "hosts", "interface": "eth1", "all_output": True}
+    folder = Path(openmpi.__file__).parent
     assert command(IntelMpi, **options) == (
         "/mpi/bin/mpirun -launcher ssh -genv I_MPI_PIN off -machinefile hosts -iface eth1 -prepend-rank -n 3 " + train
     )
@@ -42,7 +44,8 @@ def test_command_lines_with_a_hostfile() -> None:
         "/mpi/bin/mpirun -launcher ssh -bind-to none -f hosts -iface eth1 -prepend-rank -n 3 " + train
     )
     assert command(OpenMpi, "mpirun (Open MPI) 4.1.4", **options) == (
-        "/mpi/bin/mpirun --bind-to none --hostfile hosts --mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth1 "
+        f"/mpi/bin/mpirun --bind-to none --hostfile hosts --mca plm_rsh_agent sh {folder}/openmpi_ssh.sh "
+        "--mca plm_rsh_assume_same_shell 0 --mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth1 "
         "--tag-output -x CCL_LOG_LEVEL -x PATH -n 3 " + train
     )
     assert command(OpenMpi, "mpirun (Open MPI) 5.0.8", **options) == (
