@@ -118,7 +118,9 @@ class Sharding:
             self._place(name, parameter, spec)
             if any(partition.names_in(entry) for entry in spec):
                 self._placed[parameter] = name
-        return model.register_forward_pre_hook(self._place_inputs, with_kwargs=True)
+        # torch.compile cannot read mark_sharding (2.9).
+        place = torch.compiler.disable(self._place_inputs)  # type: ignore[no-untyped-call]
+        return model.register_forward_pre_hook(place, with_kwargs=True)
 
     def spec_of_parts(self) -> Any:
         """Return how a loader feeds this host's part of each batch; None where the host feeds the whole batch."""
