@@ -35,7 +35,7 @@ def bert(device: torch.device | str = "cpu") -> torch.nn.Module:
     )
     torch.manual_seed(0)
     model: Any = BertForMaskedLM(config).train().to(device)
-    model.tie_weights()  # torch_xla makes two parameters of a tied one when it moves them
+    model.tie_weights()  # moving them to some devices makes two parameters of a tied one
     return model  # type: ignore[no-any-return]
 
 
