@@ -88,11 +88,11 @@ def test_a_program_for_the_runtime_trains_as_one_job() -> None:
 
 
 def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
-    """There would be 24 of the model's size."""
+    """There would be 12 of the model's size."""
     result = _start(2, *train("--backend", "xla", str(CHECKS / "ddp_memory.py")))
     grown = [float(number) for number in re.findall(r"grew by (\S+) models", result.stdout)]
     assert len(grown) == 2, result.output
-    assert max(grown) < 14, "gradients, their sum, and what compiling takes"
+    assert max(grown) < 8, "gradients, their sum, and what compiling takes"
 
 
 @pytest.mark.parametrize(

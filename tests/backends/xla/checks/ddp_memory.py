@@ -10,7 +10,7 @@ import torch_xla
 import torch_xla.distributed.xla_backend
 from torch.nn.parallel import DistributedDataParallel
 
-LAYERS, WIDTH = 24, 1024
+LAYERS, WIDTH = 12, 1024
 
 
 def peak() -> int:
