@@ -68,24 +68,9 @@ def plan(page: str) -> bytes:
     return _svg(figure)
 
 
-def losses(page: str) -> bytes:
-    """Draw the losses of the quickstart over its steps, from the table under this heading."""
-    head, *rows = _table(page, "## What a training looks like")
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    axes = figure.subplots()
-    for column, color in (("training", "tab:blue"), ("held-out text", "tab:orange")):
-        points = [(int(row[0]), float(cell)) for row in rows if (cell := row[head.index(column)])]
-        axes.plot(*zip(*points, strict=True), "o-", color=color, label=column)
-    axes.set(xlabel="step", ylabel="loss")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return _svg(figure)
-
-
 PICTURES: dict[str, tuple[Callable[[str], bytes], str]] = {
     "allreduce": (allreduce, "Times of an allreduce over the size of the tensor, both axes logarithmic"),
     "jobs": (jobs, "Samples per second of whole jobs, in float32 and bfloat16"),
-    "losses": (losses, "The loss of a small language model over 500 steps, on the training text and on held-out text"),
     "plan": (plan, "The cores of two NUMA nodes: seven compute for each rank, and one moves its messages"),
 }
 
