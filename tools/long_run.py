@@ -1,19 +1,19 @@
 """Train a recipe on 2 hosts x 2 ranks under random faults with restarts, and beside it without faults; compare the two.
 
-    python tools/long_run.py [--steps 60000] [--every 180] [--seed 0] [--hours 4]
+    python tools/long_run.py [--hours 2] [--every 180] [--seed 0]
 
 As root: the hosts are namespaces of this machine. Every 180 seconds a rank is killed or stopped, or the store or all
-ssh connections of the first host are killed. Prints each fault, and at the end both losses and the share of time lost:
-from the last step before a failure until the step after it has been taken, of the whole time. Both jobs run at the same
-time, so that whatever else the machine does slows both.
+ssh connections of the first host are killed. Prints each fault, and at the end both losses after as many steps, and the
+share of time lost: from the last step before a failure until the step after it has been taken, of the whole time. Both
+jobs run at the same time, so that whatever else the machine does slows both; SIGTERM to `cpudist launch` ends them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -22,6 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 import psutil
 
@@ -33,30 +34,30 @@ from jobs import BIN
 
 _MODEL = ["--config_overrides", "n_layer=2,n_embd=64,n_head=4", "--vocab_size", "512", "--block_size", "64"]
 _LAST = 50  # steps whose mean is the loss at the end
+_END_SECONDS = 60.0  # until a job has ended after SIGTERM
 _FAULTS = ["rank killed", "rank stopped", "store killed", "ssh lost"]
 
 
 def main() -> None:
     """Print what happened; exit with status 1 if a run did not come to its end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60_000)
+    parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--every", type=float, default=180.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hours", type=float, default=4.0, help="after which both jobs are ended, as failed")
     options = parser.parse_args()
     if reason := missing():
         sys.exit(reason)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        runs = [_Run(Path(folder) / name, options.steps, options.hours * 3600) for name in ("plain", "faults")]
+        plain, broken = runs = [_Run(Path(folder) / name, options.hours * 3600) for name in ("plain", "faults")]
         strikes = _Strikes(options.every, options.seed)
-        ends = [pool.submit(runs[0].train, None), pool.submit(runs[1].train, strikes)]
-        (seconds, loss), (with_faults, loss_with_faults) = (end.result() for end in ends)
-    print(f"without faults: {seconds:.0f} s, loss {loss:.4f}")
-    restarts = f"{strikes.count} faults, {runs[1].restarts} restarts"
-    print(f"with faults: {with_faults:.0f} s, loss {loss_with_faults:.4f}, {restarts}")
-    print(
-        f"lost: {runs[1].lost:.0f} s, {runs[1].lost / with_faults:.3f} of the time; {runs[1].again} steps taken again"
-    )
+        for end in [pool.submit(plain.train, None), pool.submit(broken.train, strikes)]:
+            end.result()
+    last = min(len(run.losses) for run in runs)
+    for name, run in (("without faults", plain), ("with faults", broken)):
+        loss = fmean(run.losses[:last][-_LAST:])
+        print(f"{name}: {len(run.losses)} steps in {run.seconds:.0f} s, loss {loss:.4f} after {last} steps")
+    print(f"{strikes.count} faults, {broken.restarts} restarts, {broken.again} steps taken again")
+    print(f"lost: {broken.lost:.0f} s, {broken.lost / broken.seconds:.3f} of the time")
 
 
 class _Strikes:
@@ -103,19 +104,22 @@ class _Run:
     """One training, and what its output tells while it runs.
 
     Attributes:
+        losses: of each step, as it was taken first.
+        seconds: from the start to the end.
         restarts: how often the job has gone on from a checkpoint, or from the beginning.
         again: steps that were taken more than once.
         lost: seconds from the last step before each failure until the step after it was taken.
     """
 
-    def __init__(self, folder: Path, steps: int, bound: float) -> None:
-        self.restarts, self.again, self.lost = 0, 0, 0.0
-        self._folder, self._steps, self._bound = folder, steps, bound
-        self._step, self._furthest, self._at, self._behind = 0, 0, 0.0, False
+    def __init__(self, folder: Path, bound: float) -> None:
+        self.losses: list[float] = []
+        self.seconds, self.restarts, self.again, self.lost = 0.0, 0, 0, 0.0
+        self._folder, self._bound = folder, bound
+        self._step, self._at, self._behind = 0, 0.0, False
         (folder / "bed").mkdir(parents=True)
 
-    def train(self, strikes: _Strikes | None) -> tuple[float, float]:
-        """Train to the end; return the seconds and the loss at the end."""
+    def train(self, strikes: _Strikes | None) -> None:
+        """Train until the time is over."""
         with Bed(self._folder / "bed") as bed:
             over = threading.Event()
             threads = [threading.Thread(target=self._follow, args=(over,))]
@@ -124,27 +128,29 @@ class _Run:
             for thread in threads:
                 thread.start()
             variables = {**CACHE, "HF_DATASETS_CACHE": str(self._folder / "data")}
+            timer = threading.Timer(self._bound, lambda: _find(bed, "h0", "cpudist launch")[0].terminate())
+            timer.start()
             began = time.monotonic()
             try:
-                ended = bed.watch("h0", self._command(bed), self._bound, variables)
+                ended = bed.watch("h0", self._command(bed), self._bound + _END_SECONDS, variables)
             finally:
+                timer.cancel()
                 over.set()
                 if strikes is not None:
                     strikes.over.set()
                 for thread in threads:
                     thread.join()
-        if ended.returncode or ended.left:
+        if ended.returncode != 128 + signal.SIGTERM or ended.left:
             sys.exit(f"status {ended.returncode}, left: {ended.left}\n{ended.output[-4000:]}")
-        state = json.loads((self._folder / "out" / f"checkpoint-{self._steps}" / "trainer_state.json").read_text())
-        losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry][-_LAST:]
-        return ended.at - began, sum(losses) / len(losses)
+        self.seconds = ended.at - began
 
     def _command(self, bed: Bed) -> list[str]:
         text = f"{sysconfig.get_path('stdlib')}/[a-d]*.py"
         words = ["launch", "--hostfile", bed.hostfile(), "--ppn", "2", "--max-restarts", "1000", "--"]
         words += ["--timeout", "30", "--compress", "none"]  # auto would choose by what it measures: another loss
         words += ["clm", *_MODEL, "--train_file", text, "--output_dir", str(self._folder / "out"), "--do_train"]
-        words += ["--max_steps", str(self._steps), "--save_steps", "100", "--save_total_limit", "2"]
+        words += ["--max_steps", "10000000", "--lr_scheduler_type", "constant"]
+        words += ["--save_steps", "100", "--save_total_limit", "2"]
         words += ["--learning_rate", "1e-3", "--per_device_train_batch_size", "4", "--disable_tqdm", "true"]
         return [str(BIN / "cpudist"), *words, "--logging_steps", "1"]
 
@@ -168,18 +174,19 @@ class _Run:
         if "starting again (" in line:
             self.restarts += 1
             self._step, self._behind = 0, True
-            print(f"{time.strftime('%T')} step {self._furthest}, {self.lost:.0f} s lost so far: {line}", flush=True)
+            print(f"{time.strftime('%T')} step {len(self.losses)}, {self.lost:.0f} s lost so far: {line}", flush=True)
         elif found := re.search(r"going on from \S*checkpoint-(\d+)", line):
             self._step = int(found[1])
-        elif line.startswith("{'loss'"):
+        elif found := re.match(r"\{'loss': '?([-0-9.e]+)", line):
             self._step += 1
-            if self._step <= self._furthest:
+            if self._step <= len(self.losses):
                 self.again += 1
                 return
             if self._behind:
                 self.lost += time.monotonic() - self._at
                 self._behind = False
-            self._furthest, self._at = self._step, time.monotonic()
+            self.losses.append(float(found[1]))
+            self._at = time.monotonic()
 
 
 if __name__ == "__main__":
