@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from cpudist.checkpoints import files, state
 from cpudist.checkpoints.ranks import Ranks
 
 STEPS = 4  # of each kind in a round
+FOREGROUND, BACKGROUND = "foreground", "background"
 
 
 def main() -> None:
@@ -44,13 +46,13 @@ def main() -> None:
         dist.broadcast_object_list(shared)
         measured = _measure(Path(shared[0]), options.rounds, workload.tokens(world.rank))
         if world.rank == 0:
-            size = sum(path.stat().st_size for path in Path(shared[0]).rglob("*") if path.is_file()) / 4
-            print(f"{size / 1e6:.0f} MB in a checkpoint")
+            newest = Path(shared[0], FOREGROUND, f"checkpoint-{options.rounds}")
+            print(f"{sum(path.stat().st_size for path in newest.iterdir()) / 1e6:.0f} MB in a checkpoint")
             rows = [[name, time_cell(Timings(tuple((one,) for one in seconds)))] for name, seconds in measured.items()]
             print(table(["", "time"], rows))
             for name, of, to in (
-                ("pause in the background, of a copy", "in the background: pause", "a copy in memory"),
-                ("step in the background, of a step", "in the background: step meanwhile", "a step"),
+                ("pause in the background, of a copy", f"{BACKGROUND}: pause", "a copy in memory"),
+                ("step in the background, of a step", f"{BACKGROUND}: step meanwhile", "a step"),
                 ("checksums, of all of reading", "compare checksums", "read it again, all of it"),
             ):
                 ratios = [one / other for one, other in zip(measured[of], measured[to], strict=True)]
@@ -67,14 +69,12 @@ def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     ranks = Ranks()
     series = {
-        name: cpudist.Checkpoints(folder / name.split()[-1], asynchronous=name == "in the background")
-        for name in ("in the foreground", "in the background")
+        FOREGROUND: cpudist.Checkpoints(folder / FOREGROUND),
+        BACKGROUND: cpudist.Checkpoints(folder / BACKGROUND, asynchronous=True),
     }
     measured: dict[str, list[float]] = defaultdict(list)
 
-    def step() -> None:
-        workload.update(model(input_ids=tokens, labels=tokens).loss, optimizer)
-
+    step = partial(workload.train_on, tokens, model, optimizer, torch.float32)
     for number in range(-1, rounds):  # the first round does not count
         seconds: dict[str, float] = {}
         seconds["a step"] = statistics.median(_timed(step) for _ in range(STEPS))
@@ -83,10 +83,8 @@ def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[
             seconds[f"{name}: pause"] = _timed(checkpoints.save, number + 1, model=model, optimizer=optimizer)
             seconds[f"{name}: step meanwhile"] = statistics.median(_timed(step) for _ in range(STEPS))
             seconds[f"{name}: rest of the writing"] = _timed(checkpoints.wait)
-        path = folder / "foreground" / f"checkpoint-{number + 1}"
-        seconds["compare checksums"] = _timed(files.damage, path, ranks)
-        restore = series["in the foreground"].restore
-        seconds["read it again, all of it"] = _timed(restore, model=model, optimizer=optimizer)
+        seconds["compare checksums"] = _timed(files.damage, folder / FOREGROUND / f"checkpoint-{number + 1}", ranks)
+        seconds["read it again, all of it"] = _timed(series[FOREGROUND].restore, model=model, optimizer=optimizer)
         if number >= 0:
             for name, one in seconds.items():
                 measured[name].append(one)
