@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,9 +29,9 @@ SMALL_CALLS = 3000
 def main() -> None:
     world = cpudist.init("ccl")
     gloo = dist.new_group(backend="gloo")
-    names = {"one by one": one_by_one, "coalescing manager": with_manager, "all_reduce_coalesced": coalesced}
+    calls = {"one by one": one_by_one, "coalescing manager": with_manager, "all_reduce_coalesced": coalesced}
     tensors = [torch.zeros(256) for _ in range(MANY)]
-    candidates = {name: together(timed(lambda call=call: call(tensors)), gloo) for name, call in names.items()}
+    candidates = {name: together(timed(partial(call, tensors)), gloo) for name, call in calls.items()}
     timings = take_turns(candidates, Turns(rounds=10, calls=20, warm_up=5))
     if world.rank == 0:
         for name in ("coalescing manager", "all_reduce_coalesced"):

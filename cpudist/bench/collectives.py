@@ -274,9 +274,10 @@ def _times(comparisons: list[Comparison]) -> str:
 
 def _ratios(comparisons: list[Comparison]) -> str:
     pairs = _pairs(comparisons)
+    if not pairs:
+        return ""
     heads = [f"{a} / {b}" for a, b in pairs]
-    cells = _sizes(comparisons, heads, lambda one: [ratio_cell(one.ratio(a, b)) for a, b in pairs])
-    return cells if pairs else ""
+    return _sizes(comparisons, heads, lambda one: [ratio_cell(one.ratio(a, b)) for a, b in pairs])
 
 
 def _sizes(comparisons: list[Comparison], heads: list[str], cells: Callable[[Comparison], list[str]]) -> str:

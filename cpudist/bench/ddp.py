@@ -70,11 +70,11 @@ class StepTimes:
         """Return the buckets with which a step is fastest."""
         return min(self.buckets[backend], key=lambda buckets: self.buckets[backend][buckets].median)
 
-    def ratios(self) -> dict[str, Ratio]:
+    def ratios(self) -> dict[tuple[str, str], Ratio]:
         """Return gloo's time over ccl's, and each backend's over no communication, with the best buckets of each."""
         best = {_ALONE: self.alone, **{name: choices[self.best(name)] for name, choices in self.buckets.items()}}
         pairs = [(GLOO, CCL), *((name, _ALONE) for name in self.buckets)]
-        return {f"{a} / {b}": ratio(best[a], best[b]) for a, b in pairs if a in best and b in best}
+        return {(a, b): ratio(best[a], best[b]) for a, b in pairs if a in best and b in best}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
@@ -88,7 +88,7 @@ class StepTimes:
                 },
             },
             "best": {backend: str(self.best(backend)) for backend in self.buckets},
-            "ratios": {name.replace(" / ", "/"): found.as_dict() for name, found in self.ratios().items()},
+            "ratios": {f"{a}/{b}": found.as_dict() for (a, b), found in self.ratios().items()},
         }
 
 
@@ -156,9 +156,8 @@ class _Training:
     """A model, its optimizer and this rank's batch. Each turn wraps the model in a DDP of its own."""
 
     def __init__(self, world: World) -> None:
-        self._backend = job.require().backend
         self.model = workload.bert(world.device)
-        fused = "fused" in self._backend.optimizations
+        fused = "fused" in job.require().backend.optimizations
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=fused)
         self._tokens = workload.tokens(world.rank).to(world.device)
 
@@ -186,5 +185,5 @@ def _block(one: StepTimes) -> str:
         for buckets in one.buckets[backends[0]]
     ]
     lines = [f"training step, {one.dtype}", table(["buckets", *backends], rows), f"{_ALONE}: {time_cell(one.alone)}"]
-    lines += [f"{pair}, each at its best: {ratio_cell(found)}" for pair, found in one.ratios().items()]
+    lines += [f"{a} / {b}, each at its best: {ratio_cell(found)}" for (a, b), found in one.ratios().items()]
     return "\n".join(lines)

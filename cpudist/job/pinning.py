@@ -62,16 +62,15 @@ def _chosen_threads() -> tuple[int, str] | None:
     import torch
 
     found = torch.get_num_threads()
-    machine = this_machine()
     given = thread_variables.threads_set(os.environ)
     if given is None:
-        usable = machine.usable
+        usable = this_machine().usable
         return None if found in (len(usable.cpus), len(usable.cores)) else (found, _BY_SCRIPT)
     number, variable = given
     if found == number:
         return None
     # MKL, which torch asks where it is built with it, lowers a variable's number to that of the machine's cores.
-    lowered = found == len(machine.topology.cores) < number
+    lowered = found == len(this_machine().topology.cores) < number
     return found, variable if lowered else _BY_SCRIPT
 
 

@@ -72,9 +72,8 @@ class OpenMpi(MpiLauncher):
         # Without a file it counts this host's cores, and refuses more ranks than those.
         local = ["--host", f"localhost:{options.count}"]
         words += [cls.hostfile_option, options.hostfile] if options.hostfile else local
-        chosen = "OMPI_MCA_plm_rsh_agent" in options.variables  # by the user
-        if options.hostfile and not is_prrte and not chosen and " " not in str(_SSH):  # it splits the words at spaces
-            words += ["--mca", "plm_rsh_agent", f"sh {_SSH}", "--mca", "plm_rsh_assume_same_shell", "0"]
+        if options.hostfile and not is_prrte:
+            words += _ssh_arguments(options)
         if options.interface:
             words += ["--prtemca", "prte_if_include"] if is_prrte else ["--mca", "oob_tcp_if_include"]
             words += [options.interface, "--mca", "btl_tcp_if_include", options.interface]
@@ -115,6 +114,14 @@ class OpenMpi(MpiLauncher):
             if program is not None and program.name in (*self.programs, *self.daemons, "prte"):
                 yield program.parent.parent / "lib"
                 yield program.parent.parent / "lib64"
+
+
+def _ssh_arguments(options: MpirunOptions) -> list[str]:
+    """Return what starts the daemons through any login shell; nothing where the user has chosen another way."""
+    # Open MPI splits the agent's command at spaces, so the script's path must have none.
+    if "OMPI_MCA_plm_rsh_agent" in options.variables or " " in str(_SSH):
+        return []
+    return ["--mca", "plm_rsh_agent", f"sh {_SSH}", "--mca", "plm_rsh_assume_same_shell", "0"]
 
 
 def _major(version: str) -> int:

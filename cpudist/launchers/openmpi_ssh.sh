@@ -1,7 +1,8 @@
 #!/bin/sh
 # Open MPI 4 calls this in place of ssh: sh openmpi_ssh.sh HOST COMMAND
-# It writes the command for the login shell of this host's user, and the other host may have another one (csh, fish). So
-# sh runs it there. Open MPI asks for the shell first, by `echo $SHELL`; bash is the one for which it reads no .profile.
+# Open MPI writes COMMAND for the login shell of this host's user. The login shell on HOST may be another one (csh, fish),
+# so sh runs COMMAND there. Open MPI first asks for the shell, by `echo $SHELL`. We answer bash, because for other Bourne
+# shells it reads .profile.
 host=$1
 shift
 # Quoted for any shell: within single quotes csh reads exclamation marks and fish reads backslashes.

@@ -117,7 +117,7 @@ def test_output_that_cannot_be_written_is_an_error(to: str, said: str) -> None:
 
 
 def test_a_launcher_that_starts_no_rank_is_ended() -> None:
-    """As Open MPI's waits for ever for a daemon that a firewall keeps from answering."""
+    """Open MPI's launcher waits without a bound when a firewall blocks its daemons' answers."""
     words = [sys.executable, "-c", SUPERVISE, "import time; time.sleep(1000)"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -175,9 +175,8 @@ def functional(name):
 
 operators = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
 names = {name for space, _, name in operators if space == "_c10d_functional"} - {"wait_tensor"}
-names = {
-    name for name in names if not name.endswith(("_", "_out"))
-}  # those that write into tensors fail in torch itself
+# Those that write into tensors fail in torch itself.
+names = {name for name in names if not name.endswith(("_", "_out"))}
 assert {"all_reduce", "broadcast", "all_gather_into_tensor_coalesced", "all_to_all_single"} < names
 refused = {
     "all_to_all": lambda: xla_model.all_to_all(value, 0, 0, 2),
