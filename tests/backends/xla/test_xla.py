@@ -24,7 +24,7 @@ if importlib.util.find_spec("torch_xla") is None:
 CHECKS = Path(__file__).parent / "checks"
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "tests" / "huggingface" / "scripts"
-BOUND = 300.0
+BOUND = 400.0
 
 
 def _start(ranks: int, *command: str) -> Result:
