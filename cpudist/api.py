@@ -111,8 +111,6 @@ def shutdown() -> None:
     """
     running = current()
     if running is not None and not running.owned_by_cli:
-        if running.pinning_check is not None:
-            running.pinning_check.finish()
         running.shutdown()
 
 

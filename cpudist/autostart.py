@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
     from cpudist.console import end_now
     from cpudist.errors import USER_ERROR, UserError
     from cpudist.huggingface.training_arguments import add_fields
+    from cpudist.training.run import time_trainer
 
     added = add_fields(cls, ["ccl"], Changes())
     original = cls.__post_init__
@@ -82,6 +84,9 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
             if self.ddp_timeout is default:
                 self.ddp_timeout = timeout.default
             cls.__post_init__(self)  # now the job's
+            started = job.require()
+            started.record.leave_in(Path(self.output_dir))
+            time_trainer(started)
         elif given := [name for name in added if getattr(self, name)]:
             # Without a job the ranks cannot agree on which reports; all of them have the same arguments.
             end_now(USER_ERROR, _refusal(given) if launcher.is_main_process else "")

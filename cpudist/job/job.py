@@ -89,26 +89,31 @@ class Job:
         self.record.network = {"interface": interface_of(host), "address": host}
         self.pinning_check = PinningCheck(pinning, self.world, self.store, self.record) if pinning else None
         membership.on_failure = lambda: self.record.write("failed")
+        membership.on_end = self.finish
 
     @property
     def store(self) -> Store:
         """The key-value store that all ranks share."""
         return self._membership.rendezvous.store
 
-    def shutdown(self, exit: Exit = "completed") -> None:
-        """Wait for the other ranks, write the record with `exit`, and undo all changes."""
-        self.wait_for_all()
+    def finish(self, exit: Exit = "completed") -> None:
+        """Wait for the other ranks, and write the record with `exit`."""
+        if self.pinning_check is not None:
+            self.pinning_check.finish()
+        self._membership.wait_for_all()
+        if self.pinning_check is not None:
+            self.pinning_check.collect()
         self.communication.finish()
         self.record.write(exit)
+
+    def shutdown(self, exit: Exit = "completed") -> None:
+        """Finish, and undo all changes."""
+        self.finish(exit)
         self.close()
 
     def finish_before_end(self, wait: Callable[[], None]) -> None:
         """Have `wait` called before this rank says that it has finished; it returns at once when called again."""
         self._membership.unfinished.append(wait)
-
-    def wait_for_all(self) -> None:
-        """Wait until all ranks have finished; does nothing a second time."""
-        self._membership.wait_for_all()
 
     def close(self) -> None:
         """Undo all changes without waiting for the other ranks."""

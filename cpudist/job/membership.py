@@ -36,6 +36,7 @@ class Membership:
         changes: what the job changes in this process; `close` undoes it.
         backend: reports the calls that are under way; None until it has started.
         on_failure: called on rank 0 before it ends in a failure.
+        on_end: called when the process ends in a job that nothing has shut down; it waits for the other ranks.
         unfinished: waits for work in the background that must be done before the job ends.
 
     Args:
@@ -57,6 +58,7 @@ class Membership:
         self.changes = changes
         self.backend: Backend | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = self.wait_for_all
         self.unfinished: list[Callable[[], None]] = []
         self._watch: Watch | None = None
         self._stacks: StackServer | None = None
@@ -154,7 +156,7 @@ class Membership:
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             self.fail(error, lambda _error: None)
-        self.wait_for_all()
+        self.on_end()
 
     def _serve_stacks(self) -> None:
         """Let `cpudist stacks` find this rank from now on."""

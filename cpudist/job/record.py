@@ -66,6 +66,7 @@ class RunRecord:
 
     def __init__(self, world: World, backend: Backend, members: Sequence[Member], restarts: int) -> None:
         self.path: Path | None = None
+        self._results: Path | None = None
         self.dtype: str | None = None
         self.optimizations: list[str] = []
         self.training = Training()
@@ -95,6 +96,14 @@ class RunRecord:
             self.path = path
         self.write("running")
 
+    def leave_in(self, folder: Path) -> None:
+        """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.
+
+        It is never alone there: Hugging Face's scripts refuse an output folder that is not empty, also when a job whose
+        first attempt saved nothing starts again.
+        """
+        self._results = folder
+
     def note_gradients_of(self, model: torch.nn.Module) -> None:
         """Note how the gradients of a wrapped model are reduced, at its first use: until then hooks may be added."""
 
@@ -115,6 +124,8 @@ class RunRecord:
         Raises:
             OSError: it cannot be written, and the job has not failed.
         """
+        if self.path is None and self._results is not None and any(self._results.glob("*")):
+            self.path = self._results / "cpudist.json"
         if self._world.rank != 0 or self.path is None:
             return
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")

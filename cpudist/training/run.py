@@ -42,7 +42,7 @@ def run_target(target: Target, job: Job, record_path: Path | None, checkpoint_on
     if job.world.rank != 0:
         _quiet_libraries(job.changes)
     job.record.begin(record_path)
-    job.changes.then(after_import("transformers.trainer", lambda module: _time_steps(module, job)))
+    time_trainer(job)
     if checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
     try:
@@ -53,10 +53,6 @@ def run_target(target: Target, job: Job, record_path: Path | None, checkpoint_on
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-    if (check := job.pinning_check) is not None:
-        check.finish()
-        job.wait_for_all()
-        check.collect()
     job.shutdown()
     return 0
 
@@ -70,6 +66,11 @@ def _quiet_libraries(changes: Changes) -> None:
     logging.getLogger("transformers").addHandler(logging.NullHandler())  # without a handler, warnings go to stderr
     if not sys.warnoptions:  # the user has given neither -W nor PYTHONWARNINGS
         changes.ignored_warnings()
+
+
+def time_trainer(job: Job) -> None:
+    """Let every Trainer write its steps and losses into the run record."""
+    job.changes.then(after_import("transformers.trainer", lambda module: _time_steps(module, job)))
 
 
 def _time_steps(trainer_module: ModuleType, job: Job) -> None:

@@ -46,7 +46,8 @@ def _trained(command: list[str], output: Path, flags: list[str]) -> dict[str, An
     result = run(mpirun(2, *genv, *command, str(SCRIPTS / "answers.py"), *words), timeout=BOUND, env=EXPORTED)
     assert result.returncode == 0, result.output
     found: dict[str, Any] = json.loads((output / "found.json").read_text())
-    return {**found, "result": result}
+    record = output / "cpudist.json"
+    return {**found, "result": result, "record": json.loads(record.read_text()) if record.exists() else None}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,8 @@ def test_the_documented_command_as_printed(as_printed: dict[str, Any]) -> None:
     assert as_printed["losses"][-1] < as_printed["losses"][0] / 2
     assert as_printed["right"] > as_printed["questions"] / 3
     assert result.stderr.count("cpudist: optimize: ") == 1, result.output
+    record = as_printed["record"]
+    assert (record["exit"], record["world_size"], record["backend"], record["steps"]) == ("completed", 2, "ccl", 20)
 
 
 @pytest.mark.versions
@@ -111,6 +114,7 @@ def test_arguments_from_files_and_code_and_a_rank_that_fails(
     assert result.stdout.replace("\n", "") == "truetrue", result.output  # Open MPI mixes lines of its ranks
     assert result.stderr.count("RuntimeError: rank 1 has had enough\n") == 1, result.output
     assert "failed: RuntimeError: rank 1 has had enough; ending the job\n" in result.stderr, result.output
+    assert json.loads((tmp_path / "cpudist.json").read_text())["exit"] == "failed"
 
 
 def test_arguments_that_do_not_ask_for_ccl_change_nothing(tmp_path: Path) -> None:

@@ -95,6 +95,19 @@ def test_a_named_file_stays(record: RunRecord, tmp_path: Path) -> None:
     assert record.path == tmp_path / "deep" / "record.json"
 
 
+def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, tmp_path: Path) -> None:
+    record.path, folder = None, tmp_path / "out"
+    record.leave_in(folder)
+    record.write("failed")
+    assert not folder.exists()
+    folder.mkdir()
+    record.write("failed")
+    assert not list(folder.iterdir())
+    (folder / "checkpoint-5").mkdir()
+    record.write("failed")
+    assert json.loads((folder / "cpudist.json").read_text())["exit"] == "failed"
+
+
 @pytest.mark.parametrize(
     ("count", "share", "expected"), [(1, 0.95, 0), (20, 0.95, 18), (100, 0.95, 94), (2, 0.5, 0), (3, 1.0, 2)]
 )

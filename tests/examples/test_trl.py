@@ -1,0 +1,78 @@
+"""TRL's own scripts with adapters, unmodified: supervised fine-tuning and DPO come to the same on ccl as on gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+from jobs import mpirun, run, torchrun
+
+pytestmark = pytest.mark.job
+
+if importlib.util.find_spec("trl") is None:
+    pytest.skip("trl is not installed: it comes with cpudist[dev], and needs a newer datasets", allow_module_level=True)
+
+_ROWS = {
+    "sft": lambda text: {"text": text},
+    "dpo": lambda text: {"prompt": text[:30], "chosen": text[30:60], "rejected": text[60:90]},
+}
+
+
+def _model(folder: Path, texts: list[str]) -> str:
+    """Save a new Llama of two layers with its tokenizer: no package brings a pretrained one."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    special = {"eos_token": "</s>", "pad_token": "<pad>"}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    raw.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=list(special.values()), initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("script", [pytest.param("sft", marks=pytest.mark.long), "dpo"])
+def test_adapters_are_the_same_as_on_gloo(script: str, tmp_path: Path) -> None:
+    found = (inspect.getdoc(value) for module in (json, random, statistics) for value in vars(module).values())
+    texts = [text for text in found if text and len(text) > 90][:48]
+    assert len(texts) == 48
+    data = tmp_path / "data" / "train.jsonl"
+    data.parent.mkdir()
+    data.write_text("".join(json.dumps(_ROWS[script](text)) + "\n" for text in texts))
+
+    words = ["-m", f"trl.scripts.{script}", "--model_name_or_path", _model(tmp_path / "model", texts)]
+    words += ["--dataset_name", str(data.parent), "--use_peft", "--lora_target_modules", "q_proj", "v_proj"]
+    words += ["--max_length", "64", "--max_steps", "4", "--per_device_train_batch_size", "4", "--learning_rate", "1e-2"]
+    words += ["--use_cpu", "--bf16", "false", "--gradient_checkpointing", "false", "--logging_steps", "1"]
+    words += ["--report_to", "none", "--save_strategy", "no"]
+    saved = {}
+    for backend, launch in ("ccl", mpirun(2, "python")), ("gloo", torchrun(2)):
+        output = tmp_path / backend
+        variables = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+        result = run([*launch, *words, "--ddp_backend", backend, "--output_dir", str(output)], 300, variables)
+        assert result.returncode == 0, result.output
+        saved[backend] = (output / "adapter_model.safetensors").read_bytes()
+    record = json.loads((tmp_path / "ccl" / "cpudist.json").read_text())
+    assert (record["backend"], record["world_size"], record["steps"]) == ("ccl", 2, 4)
+    assert saved["ccl"] == saved["gloo"]
