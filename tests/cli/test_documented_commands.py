@@ -137,6 +137,7 @@ RUN_BY = {
     r"mpirun -f \S+ .*--compress bf16": "backends/ccl/test_ccl.py",
     r"mpirun -f \S+ .*--(ddp_)?sync.every": "hosts/test_jobs.py",
     r"mpirun -f \S+ .*python3 run_qa.py": "huggingface/test_documented.py",
+    r"mpirun -f \S+ .*python3 -m trl": "examples/test_trl.py",
     r"mpirun -f \S+ .*cpudist-train": "hosts/test_jobs.py",
     r"srun .*cpudist-train": "launch/test_srun.py",
     r"torchrun .*cpudist-train": "huggingface/test_checkpoints.py",

@@ -13,7 +13,8 @@ from cpudist.backends.ccl.build import cache_folder
 
 pytestmark = pytest.mark.job
 
-SCRIPT = Path(__file__).with_name("checks") / "moved.py"
+CHECKS = Path(__file__).with_name("checks")
+HOROVOD = CHECKS / "from_horovod.py"
 PAGE = Path(__file__).parents[2] / "docs" / "moving.md"
 CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 
@@ -28,7 +29,7 @@ def _trained(folder: Path) -> None:
 def test_horovods_lines(bed: Bed, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("h0:1\nh1:1\n")
     command = [str(BIN / "cpudist"), "launch", "--hostfile", str(tmp_path / "hosts"), "--"]
-    result = bed.run("h0", [*command, str(SCRIPT), str(tmp_path), "horovod"], timeout=240, env=CACHE)
+    result = bed.run("h0", [*command, str(HOROVOD), str(tmp_path)], timeout=240, env=CACHE)
     assert result.returncode == 0, result.output
     _trained(tmp_path)
 
@@ -38,13 +39,13 @@ def test_the_check_has_the_pages_lines() -> None:
     new = [row.split(" | ")[1] for row in rows if row.startswith("| `hvd.") or "= hvd." in row]
     lines = [code for cell in new for code in re.findall(r"`([^`]+[)a-z])`", cell) if "(" in code or "world." in code]
     assert len(lines) >= 4
-    assert [line for line in lines if line not in SCRIPT.read_text()] == []
+    assert [line for line in lines if line not in HOROVOD.read_text()] == []
 
 
 def test_torchruns_command_on_each_of_two_hosts(bed: Bed, tmp_path: Path) -> None:
     command = [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "h0:29400", "--no-python", str(BIN / "cpudist-train")]
-    command += [str(SCRIPT), str(tmp_path), "torchrun"]
+    command += [str(CHECKS / "from_torchrun.py"), str(tmp_path)]
     other = bed.start("h1", command, tmp_path / "h1.log", CACHE)
     result = bed.run("h0", command, timeout=240, env=CACHE)
     assert result.returncode == 0, result.output + (tmp_path / "h1.log").read_text()
