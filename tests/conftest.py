@@ -22,6 +22,10 @@ hypothesis.settings.load_profile("busy")
 # installed; it reads this variable when it is imported. Jobs do not inherit it: see jobs.py.
 os.environ["USE_TORCH_XLA"] = "0"
 
+# Tests and jobs run side by side. By default OpenMP's threads spin while they wait for one that another process has
+# displaced: on two busy cores a step of training took four times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 _STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _unmarked: list[str] = []  # the test that runs, if it is not marked `job`
 _costs: defaultdict[str, Counter[str]] = defaultdict(Counter)  # folder -> tests, jobs and seconds

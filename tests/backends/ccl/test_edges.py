@@ -14,8 +14,9 @@ pytestmark = pytest.mark.job
 transports = pytest.mark.parametrize("transport", ["shared_memory", "oneccl"])
 
 
-@transports
-@pytest.mark.parametrize("name", ["intel-mpi, 2 ranks", "torchrun, 2 ranks"])
+@pytest.mark.parametrize(
+    ("name", "transport"), [("intel-mpi, 2 ranks", "shared_memory"), ("torchrun, 2 ranks", "oneccl")]
+)
 def test_a_forked_child_is_no_rank_and_what_was_sent_arrives_after_the_sender_has_left(
     name: str, transport: str
 ) -> None:

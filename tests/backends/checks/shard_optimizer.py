@@ -218,11 +218,12 @@ def check_refusals() -> None:
 
 def main() -> None:
     world = cpudist.init(BACKEND, timeout=60)
-    for check in (
-        *(check_optimizers, check_gradients_are_zeroed, check_state_is_divided),
-        *(check_checkpoints, check_other_size, check_refusals),
-    ):
-        check()
+    if world.size == 3:
+        for check in (check_optimizers, check_gradients_are_zeroed, check_state_is_divided):
+            check()
+        check_checkpoints()
+        check_refusals()
+    check_other_size()
     dist.barrier()
     if world.rank == 0:
         print(f"shard_optimizer passed on {world.size} ranks of {world.backend}")
