@@ -236,7 +236,7 @@ class Watch:
         status = self._own_status(at_end=self._at_end)
         publish(self._watched, status)
         (loss,) = reports.explain_losses([Loss("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
-        self._watched.report_on_disconnect(_LOST, str(self.world.rank), CLAIMS, f"{loss}; the job is over")
+        self._watched.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:
             if call.seconds > self.timeout / 3:
                 self._report_stall(call)

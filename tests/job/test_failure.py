@@ -177,6 +177,30 @@ def test_a_plain_script_fails_like_this_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
+def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_first(tmp_path: Path) -> None:
+    """As a launcher kills it, which ends all ranks of a host at once: the store has the last word."""
+    path = tmp_path / "killed.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import os, signal, time
+            import cpudist
+            from cpudist.job import watch
+            world = cpudist.init("gloo")
+            if world.rank == 0:
+                watch.published = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # what it asks for its report
+                time.sleep(300)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+    )
+    result = run(_plain_processes([sys.executable, str(path)]), timeout=BOUND)
+    said = [line for line in result.stderr.splitlines() if line.startswith("cpudist:")]
+    assert len(said) == 1, result.output
+    assert re.fullmatch(r"cpudist: rank 1 on \S+ ended without an error message.*; the job is over", said[0]), said
+
+
+@pytest.mark.job
 def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) -> None:
     """Also where the working folder is removed while the job runs."""
     what = "import tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); time.sleep(3)"
