@@ -200,12 +200,17 @@ def _meaningful(value: Any) -> Iterable[Any]:
     if isinstance(value, types.FunctionType) and value.__module__ == MAIN:
         used = (part for _, part in _used_by(value) if isinstance(part, (types.FunctionType, type)))
         return value.__code__, value.__defaults__, value.__kwdefaults__, *used
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
     if isinstance(value, type) and value.__module__ == MAIN:
-        return (part for part in vars(value).values() if isinstance(part, types.FunctionType))
+        parts = (getattr(part, "__func__", getattr(part, "fget", part)) for part in vars(value).values())
+        return *value.__bases__, *(part for part in parts if isinstance(part, types.FunctionType))
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, dict):
         return *value, *value.values()
     if dataclasses.is_dataclass(value):
         return (vars(value),)
-    return str(getattr(value, "__qualname__", "")), str(getattr(value, "dtype", "")), str(getattr(value, "shape", ""))
+    return type(value), *(str(getattr(value, name, "")) for name in ("__qualname__", "dtype", "shape"))

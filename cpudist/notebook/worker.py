@@ -55,8 +55,9 @@ def main() -> None:
 
         try:
             running = api.enter(
-                launcher, settings.backend, settings.timeout, settings.options, settings.interface, pinning
+                launcher, settings.backend, settings.join_timeout, settings.options, settings.interface, pinning
             )
+            running.set_timeout(settings.timeout)
             run_target(_Call(file, mailbox, rank), running, settings.record)
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             mailbox.leave(Failure.of(rank, error, traceback_of(error, from_user_code(error.__traceback__))))

@@ -16,12 +16,19 @@ from cpudist.notebook.carry import digest
 CELLS = """
 from functools import partial
 lr = 0.1
-class Net:
+class Base:
+    def reset(self): return 7
+class Net(Base):
     def forward(self, x): return helper(x) if x in {"a", "b", "c"} else x
+    @property
+    def size(self): return 10
+    @staticmethod
+    def make(): return Net(20)
 def helper(x): return x + 1
 def train(x, scale=2):
     def inner(): return [helper(y) for y in (x, lr)]
     return (inner(), Net, train) if scale else None
+net, bound, part = Net(), Net().forward, partial(helper, 5)
 """
 
 
@@ -59,12 +66,21 @@ def test_the_same_code_in_another_process(cells: Any) -> None:
         ("scale=2", "scale=3", True),
         ('"c"}', '"d"}', True),
         ("(x, lr)", "(x, 1)", True),
+        ("return 7", "return 8", True),
+        ("return 10", "return 11", True),
+        ("Net(20)", "Net(21)", True),
         ("lr = 0.1", "lr = 0.2", False),
         ("def helper", "\n\ndef helper", False),
     ],
 )
 def test_code(cells: Any, before: str, after: str, differs: bool) -> None:
     assert (digest(cells()["train"]) != digest(cells(before, after)["train"])) is differs
+
+
+@pytest.mark.parametrize(("name", "before", "after"), [("net", "7", "8"), ("bound", "+ 1", "+ 2"), ("part", "5", "6")])
+def test_code_behind_objects(cells: Any, name: str, before: str, after: str) -> None:
+    assert digest(cells()[name]) == digest(cells()[name])
+    assert digest(cells()[name]) != digest(cells(before, after)[name])
 
 
 @pytest.mark.parametrize(
