@@ -25,7 +25,7 @@ _SCRIPT = """\
 {directives}
 
 # The ranks of this job, and nobody else, know it.
-export CPUDIST_TOKEN="${{CPUDIST_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}}"
+export CPUDIST_TOKEN="${{CPUDIST_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')}}"
 {exports}{srun}
 status=$?
 
