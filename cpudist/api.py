@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from cpudist import huggingface, launchers
+from cpudist import backends, huggingface, launchers
 from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
 from cpudist.job.pinning import decide_in_place
@@ -51,7 +51,7 @@ def init(
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.
         options: the backend's own, which ``cpudist-train --help`` lists; there ``show_sharding=True`` is
-            ``--show-sharding``.
+            ``--show-sharding``. Those of another backend have no effect here, as one line says.
 
     Returns:
         This rank's `World`.
@@ -72,6 +72,7 @@ def init(
     if running is None:
         launcher = launchers.detect()
         pinning = decide_in_place(launcher) if pin else None
+        options = backends.applicable(backend, options, launcher.is_main_process)
         running = enter(launcher, backend, check_timeout(timeout), options, interface, pinning)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
@@ -136,14 +137,16 @@ def wrap(
         sync_every: let hosts train apart, and exchange every so many steps of the optimizer, or as often as "auto"
             finds right. None: the one of ``cpudist-train --sync-every``.
         outer: the step that they make then: "nesterov" or "none". None: the one of ``cpudist-train --outer``.
-        options: the backend's own; those of `DistributedDataParallel` for ccl and gloo.
+        options: those of `DistributedDataParallel`.
+
+    What a backend does not have, has no effect on it, as one line says; ``cpudist-train`` refuses it.
 
     Returns:
         The wrapped model.
 
     Raises:
-        UserError: there is no running job, the backend takes no such options, or the backend or the model does
-            not allow `shard_optimizer`, this `compress` or this `sync_every`, or ranks differ in them.
+        UserError: there is no running job, an option does not go with another one or with the model, its value is not
+            known, or ranks differ in them.
 
     Examples:
         >>> world = cpudist.init()
@@ -152,6 +155,7 @@ def wrap(
         torch.Size([4, 2])
     """
     job = require()
+    compress, sync_every, outer = job.communication.applicable(compress, sync_every, outer)
     if shard_optimizer:
         master_weights.check_without(model, "shard_optimizer=True")
         options["shard_optimizer"] = True

@@ -20,7 +20,7 @@ from cpudist.backends.options import Option
 from cpudist.console import say
 from cpudist.errors import UserError
 
-__all__ = ["AUTO", "Backend", "Option", "choose", "get", "make", "names", "plugins", "register"]
+__all__ = ["AUTO", "Backend", "Option", "applicable", "choose", "get", "make", "names", "plugins", "register"]
 
 # What "auto" means: the first of these that every rank can use.
 AUTO = ("ccl", "gloo")
@@ -95,6 +95,27 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
     backend = get(name)()
     backend.configure(**options or {})
     return backend
+
+
+def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) -> dict[str, Any]:
+    """Return those of a program's `options` that have an effect on a backend; the others are named in one line.
+
+    A program for several backends can so give options of each. Those that no backend has are left to `make` to refuse.
+
+    Args:
+        backend: its name, or "auto".
+        options: what the program says; see `Backend.configure`.
+        is_main_process: whether this process tells the user.
+
+    Raises:
+        UserError: no backend has that name.
+    """
+    cls = get(AUTO[0] if backend == "auto" else backend)
+    known = {option.name for plugin in plugins().values() for option in plugin.options}
+    kept = {name: value for name, value in options.items() if name not in known or cls.applies(name, options)}
+    if is_main_process and (without := [name for name in options.keys() - kept.keys() if options[name]]):
+        say(f"{', '.join(sorted(without))} has no effect on the backend {cls.name} as it is used here")
+    return kept
 
 
 def plugins() -> dict[str, type[Backend]]:

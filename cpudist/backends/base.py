@@ -72,6 +72,11 @@ class Backend(ABC):
         self.configured = with_defaults(self.name, self.options, values)
 
     @classmethod
+    def applies(cls, name: str, values: Mapping[str, Any]) -> bool:
+        """Return whether the option `name` has an effect on this backend beside the options `values`."""
+        return any(option.name == name for option in cls.options)
+
+    @classmethod
     def findings(cls, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
         """Tell `cpudist doctor` what this backend would do on this machine.
 

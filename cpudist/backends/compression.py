@@ -30,13 +30,18 @@ def check_scheme(text: str) -> str:
     return text
 
 
+def has(backend: Backend, scheme: str) -> bool:
+    """Return whether gradients can cross the network in `scheme`, which `check_scheme` has returned."""
+    return scheme in (AUTO, NONE) or scheme.partition(":")[0] in backend.compressions
+
+
 def check_backend(backend: Backend, scheme: str) -> None:
     """Check that gradients can cross the network in `scheme`, which `check_scheme` has returned.
 
     Raises:
         UserError: they cannot on this backend; the message names the remedy.
     """
-    if scheme not in (AUTO, NONE) and scheme.partition(":")[0] not in backend.compressions:
+    if not has(backend, scheme):
         known = " or ".join(sorted(backend.compressions))
         remedy = f"use {known}" if known else "leave it out"
         raise UserError(f"the backend {backend.name} cannot compress gradients by --compress {scheme}; {remedy}")

@@ -6,7 +6,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from cpudist.backends import embedding_rows
-from cpudist.backends.compression import AUTO, NONE, OUTER, check_backend, check_outer, check_scheme, check_sync_every
+from cpudist.backends.compression import (
+    AUTO,
+    NONE,
+    OUTER,
+    check_backend,
+    check_outer,
+    check_scheme,
+    check_sync_every,
+    has,
+)
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -50,6 +59,30 @@ class Communication:
         """
         check_backend(self._backend, check_scheme(scheme))
         self.compression = scheme
+
+    def applicable(
+        self, scheme: str | None, every: str | int | None, outer: str | None
+    ) -> tuple[str | None, str | int | None, str | None]:
+        """Return a model's own options without those that the backend does not have; rank 0 names them in one line.
+
+        Args:
+            scheme: in which its gradients cross the network.
+            every: after how many steps hosts exchange.
+            outer: the step that they make then.
+
+        Raises:
+            UserError: one of them is not known on any backend.
+        """
+        without = []
+        if scheme is not None and not has(self._backend, check_scheme(scheme)):
+            without.append(f"compress={scheme}")
+            scheme = NONE
+        if every is not None and check_sync_every(every) and not self._backend.steps_locally:
+            without.append(f"sync_every={every}")
+            every = outer = None
+        if without and self.world.rank == 0:
+            say(f"{self._backend.name} averages gradients without {' and '.join(without)}, which has no effect here")
+        return scheme, every, outer
 
     def making_ddp(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Return the context in which a model that averages in each step is put in DDP, before `compress`."""

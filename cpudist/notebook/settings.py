@@ -91,7 +91,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     address, port = _rendezvous_address(given, nodes)
     timeout = float(check_timeout(given["timeout"]))
     backend = given["backend"]
-    options = given.get("options") or {}
+    options = backends.applicable(backend, given.get("options") or {}, node_rank == 0)
     chosen = None
     if backend != "auto" or options:
         chosen = backends.make(backends.AUTO[0] if backend == "auto" else backend, options)

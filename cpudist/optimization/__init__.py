@@ -42,11 +42,13 @@ def optimize(
         dtype: what to compute in: ``torch.float32``; ``torch.bfloat16``, with bfloat16 parameters and float32 master
             weights; ``torch.float16``, with autocast, on CPUs that have it, and on GPUs (scale the loss, and give the
             scaler to `cpudist.step`).
-        ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch.
+        ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch. It has no
+            effect on other backends than ccl and gloo.
         autocast: for bfloat16, keep float32 parameters and use autocast: slower, but it works for every model and
             optimizer, also for those that mix number formats or call a closure.
         compile: compile with ``torch.compile``, which takes a minute. Not beside Intel's extension (2.8): once it is
-            loaded, compiled models get wrong gradients, so this process then runs them eagerly to its end.
+            loaded, compiled models get wrong gradients, so this process then runs them eagerly to its end. It has no
+            effect on a backend that compiles by itself.
         keep_memory: keep freed memory in the process, for the next step. The peak of memory grows by up to half; use
             False where memory is scarce.
 
@@ -66,8 +68,12 @@ def optimize(
     """
     choice.check(dtype)
     reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
-    if ipex and reason:
+    if ipex and reason and choice.fits("ipex"):
         raise UserError(f"{reason}; leave ipex out to go on without it")
+    because = [reason] if reason else []
+    if compile and not choice.fits("compile"):
+        because.append("compile=True has no effect there")
+        compile = False
     if compile:
         choice.check_compiling()
     chosen = choice.apply_kernels(model, optimizer, reason, keep_memory) + choice.multiply(dtype)
@@ -86,7 +92,7 @@ def optimize(
         model = torch.compile(model)  # type: ignore[assignment]
         chosen.append("torch.compile")
     choice.note(chosen)
-    choice.announce(chosen, dtype, reason, because=f" ({reason})" if reason else "")
+    choice.announce(chosen, dtype, reason, because=f" ({'; '.join(because)})" if because else "")
     return model, optimizer
 
 

@@ -51,7 +51,6 @@ GIVEN: dict[str, Any] = {
         ({"num_nodes": 2, "master_addr": 7}, "master_addr must be the name or address of a node, not 7"),
         ({"master_port": 70000}, "master_port must be a port from 1 to 65535"),
         ({"master_port": "http"}, "master_port must be a port"),
-        ({"backend": "gloo", "mesh": "data=2"}, "the backend gloo takes no --mesh"),
         ({"bogus": 1}, "the backend ccl takes no --bogus"),
         ({"backend": "nccl"}, "there is no backend 'nccl'; choose auto or one of ccl, gloo, xla"),
         ({"mixed_precision": "fp8"}, "mixed_precision='fp8' cannot be used, no CPU computes in it"),

@@ -226,6 +226,24 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         job.require().communication.set_local_steps("4")
 
 
+def test_in_code_what_the_backend_lacks_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpudist.init("gloo", pin=False)
+    try:
+        monkeypatch.setattr(type(job.require().backend), "steps_locally", False)  # as on xla
+        model = cpudist.wrap(torch.nn.Linear(2, 1), compress="int8", sync_every=4, outer="none")
+        says = "cpudist: gloo averages gradients without compress=int8 and sync_every=4, which has no effect here\n"
+        assert capsys.readouterr().err.endswith(says)
+        assert local_steps.of(model.module) is None
+        wrong: dict[str, Any]
+        for wrong in ({"compress": "int9"}, {"sync_every": 0}):
+            with pytest.raises(UserError, match=r"int9 is not known|0 is no number of steps"):
+                cpudist.wrap(torch.nn.Linear(2, 1), **wrong)
+    finally:
+        cpudist.shutdown()
+
+
 def test_a_job_without_a_wrapped_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     start_as_one_of_two()
     job.require().communication.set_local_steps("auto")

@@ -65,8 +65,12 @@ class XlaBackend(Backend):
     def configure(self, **values: Any) -> None:
         super().configure(**values)
         for option in self.options:
-            if option.name.endswith("sharding") and self.configured[option.name] and not self.configured["mesh"]:
+            if self.configured[option.name] and not self.applies(option.name, self.configured):
                 raise UserError(f"{option.flag} is for a mesh; give --mesh data=-1 or the like")
+
+    @classmethod
+    def applies(cls, name: str, values: Mapping[str, Any]) -> bool:
+        return super().applies(name, values) and not (name.endswith("sharding") and not values.get("mesh"))
 
     @property
     def _sharding(self) -> Sharding | None:
@@ -147,10 +151,8 @@ class XlaBackend(Backend):
         return {"USE_TORCH_XLA": "1"}  # accelerate and transformers look for it first then
 
     def prepare(self, model: torch.nn.Module) -> None:
-        if model in self._prepared:  # a script may train one model with several Trainers
-            return
-        self._prepared.add(model)
-        if self._program is not None:
+        if self._program is not None and model not in self._prepared:  # several Trainers may train one model
+            self._prepared.add(model)
             self._program.watch(model)
 
     def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
@@ -166,16 +168,15 @@ class XlaBackend(Backend):
 
     def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, which takes `options`; under a mesh, place the model on it instead."""
-        if shard_optimizer:
-            raise UserError("shard_optimizer=True is for the backends ccl and gloo; on xla, --mesh fsdp=-1 divides it")
-        self.prepare(model)
-        if self._sharding is not None:
-            if options:
-                raise UserError(f"under --mesh there is no DDP to take {', '.join(options)}; leave them out")
-            return model
-        from torch.distributed import get_world_size
+        from torch.distributed import get_rank, get_world_size
         from torch.nn.parallel import DistributedDataParallel
 
+        if shard_optimizer and get_rank() == 0:
+            say("xla: shard_optimizer=True has no effect; --mesh fsdp=-1 divides parameters and the optimizer's state")
+        self.prepare(model)
+        if self._sharding is not None:
+            self._sharding.check_ddp_options(options)
+            return model
         if not self._through_host:  # PyTorch/XLA's documentation: DDP alone may not start from rank 0's weights
             from torch_xla.core import xla_model
 
@@ -211,10 +212,8 @@ class XlaBackend(Backend):
         self.end_step()
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
         if self._sharding is not None and tensor.device.type == "xla":  # one program: it is every process's already
-            return tensor.detach().cpu().to(torch.float64)
+            return tensor.detach().cpu().double()
         return super().mean(tensor)
 
     def scaler(self) -> Any:

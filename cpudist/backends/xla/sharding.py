@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_xla import runtime
@@ -87,6 +89,18 @@ class Sharding:
         """Divide parameters by `layout`, unless the user has given a table; see `Backend.use_layout`."""
         if not self.table.exact:
             self.table = partition.Table(layout, source)
+
+    def check_ddp_options(self, options: Mapping[str, Any]) -> None:
+        """Check that options of `DistributedDataParallel` have no effect here, where nothing is wrapped in it.
+
+        Raises:
+            UserError: one of them changes what DDP computes.
+            TypeError: DDP has no such option.
+        """
+        inspect.signature(DistributedDataParallel).bind(None, **options)
+        for name in ("process_group", "device_mesh", "mixed_precision"):
+            if options.get(name) is not None:
+                raise UserError(f"under --mesh there is no DDP to take {name}=, which changes results; leave it out")
 
     def mark_for_script(self, t: Any, mesh: Any, partition_spec: Any) -> Any:
         """Replace `mark_sharding` for scripts.

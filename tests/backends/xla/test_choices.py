@@ -7,6 +7,7 @@ import json
 import math
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -129,6 +130,25 @@ def test_options_of_xla_are_refused_elsewhere() -> None:
             backends.make("xla", {name: "x"})
     with pytest.raises(UserError, match="--device gpu is not known; the backend xla takes cpu, cuda, tpu"):
         backends.make("xla", {"device": "gpu"})
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "kept", "says"),
+    [
+        ("gloo", {"mesh": "data=2", "device": None}, [], "cpudist: mesh has no effect on the backend gloo"),
+        ("auto", {"mesh": "data=2", "bogus": 1}, ["bogus"], "mesh has no effect on the backend ccl"),
+        ("xla", {"sharding": "table.json", "device": "cpu"}, ["device"], "sharding has no effect on the backend xla"),
+        ("xla", {"sharding": "table.json", "mesh": "data=2"}, ["sharding", "mesh"], ""),
+    ],
+)
+def test_in_code_options_that_do_not_apply_have_no_effect(
+    capsys: pytest.CaptureFixture[str], backend: str, options: dict[str, Any], kept: list[str], says: str
+) -> None:
+    assert backends.applicable(backend, options, True) == {name: options[name] for name in kept}
+    said = capsys.readouterr().err
+    assert (says in said) if says else not said
+    backends.applicable(backend, options, False)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def test_every_collective_takes_tensors_of_the_device(host: str) -> None:
         assert f"rank {rank}: all collectives agree over xla_{host}" in result.stdout, result.output
     warning = "warning: xla sends gradients over gloo and not over ccl, rank 1 says: no compiler\n"
     assert result.stderr.count(warning) == (host == "gloo"), result.output
+    for says in ("xla averages gradients without sync_every=4,", "xla: shard_optimizer=True has no effect;"):
+        assert result.stderr.count(says) == 1, result.output
 
 
 def test_a_program_for_the_runtime_trains_as_one_job() -> None:
@@ -286,15 +288,19 @@ def test_bfloat16_is_autocast_and_a_mesh_of_one_device_is_told() -> None:
         "world = cpudist.init('xla', mesh='data=-1');"
         "model = torch.nn.Linear(8, 8).to(world.device);"
         "optimizer = torch.optim.AdamW(model.parameters());"
-        "model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16); model = cpudist.wrap(model);"
+        "model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16);"
+        "model = cpudist.wrap(model, find_unused_parameters=True, process_group=None);"
         "inputs = torch.rand(4, 8).to(world.device); outputs = model(inputs); outputs.sum().backward();"
         "cpudist.step(optimizer); exact = torch.nn.functional.linear(inputs, *model.parameters());"
         "print(outputs.dtype, 0 < (outputs - exact).abs().max().item() < 0.05)\n"
         "with autocast(world.device): print('the runtime\\'s:', (inputs @ inputs.T).dtype)\n"
+        "try: cpudist.wrap(model, process_group=torch.distributed.group.WORLD)\n"
+        "except cpudist.UserError as error: print(error)\n"
         "cpudist.shutdown(); print('afterwards:', autocast.__module__)"
     )
     result = _start(1, sys.executable, "-c", program)
     assert "torch.float32 True\nthe runtime's: torch.bfloat16\n" in result.stdout, result.output
+    assert "under --mesh there is no DDP to take process_group=, which changes results" in result.stdout, result.output
     assert "afterwards: torch_xla.amp.autocast_mode" in result.stdout, result.output
     assert "optimize: native, bfloat16 autocast" in result.stderr, result.output
     assert "warning: --mesh data=-1 has one device; on the CPU CPU_NUM_DEVICES says" in result.stderr, result.output
