@@ -4,7 +4,7 @@
 - `joining.py`: how ranks meet. `group.py`, `transfers.py`: their process group, and tensors through the host.
 - `patches.py`, `compiling.py`: what a job changes in torch_xla, torch and accelerate. `syncfree.py`: optimizers for
   float16.
-- `graphs.py`: what the runtime compiles, and why.
+- `graphs.py`: what the runtime compiles, and why. `tied.py`: parameters that modules share.
 - `mesh.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD). `checkpoint.py`: its checkpoints.
 
 It is registered through the entry point ``cpudist.backends`` like a backend of another package. Only this folder

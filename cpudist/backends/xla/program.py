@@ -11,6 +11,7 @@ from torch_xla import runtime
 from cpudist.backends.xla import devices, joining, patches
 from cpudist.backends.xla.graphs import Graphs
 from cpudist.backends.xla.sharding import Sharding
+from cpudist.backends.xla.tied import keep_tied
 from cpudist.console import say
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Program:
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
         patches.replace_autocast(changes)
+        keep_tied(changes)
         self.graphs = Graphs(warns=world.rank == 0)
 
     @property

@@ -282,10 +282,13 @@ def test_dynamo_trains_on_a_mesh_as_without_it() -> None:
     assert compiled == pytest.approx(eager, rel=1e-4)
 
 
-def test_bfloat16_is_autocast_and_a_mesh_of_one_device_is_told() -> None:
+def test_bfloat16_is_autocast_tied_weights_stay_tied_and_a_mesh_of_one_device_is_told() -> None:
     program = (
         "import torch, cpudist; from torch_xla.amp import autocast;"
         "world = cpudist.init('xla', mesh='data=-1');"
+        "tied = torch.nn.Sequential(torch.nn.Embedding(4, 8), torch.nn.Linear(8, 4));"
+        "tied[1].weight = tied[0].weight; tied.to(world.device);"
+        "print('tied:', tied[1].weight is tied[0].weight, tied[1].weight.device, len(list(tied.parameters())));"
         "model = torch.nn.Linear(8, 8).to(world.device);"
         "optimizer = torch.optim.AdamW(model.parameters());"
         "model, optimizer = cpudist.optimize(model, optimizer, dtype=torch.bfloat16);"
@@ -299,6 +302,7 @@ def test_bfloat16_is_autocast_and_a_mesh_of_one_device_is_told() -> None:
         "cpudist.shutdown(); print('afterwards:', autocast.__module__)"
     )
     result = _start(1, sys.executable, "-c", program)
+    assert "tied: True xla:0 2\n" in result.stdout, result.output
     assert "torch.float32 True\nthe runtime's: torch.bfloat16\n" in result.stdout, result.output
     assert "under --mesh there is no DDP to take process_group=, which changes results" in result.stdout, result.output
     assert "afterwards: torch_xla.amp.autocast_mode" in result.stdout, result.output
