@@ -17,7 +17,7 @@ class UserError(Exception):
         ...     cpudist.Checkpoints("out", keep=0)
         ... except cpudist.UserError as error:
         ...     print(error)
-        keep is how many checkpoints stay, a whole number from 1 on, not 0
+        keep must be a whole number of checkpoints from 1 on, not 0
     """
 
     def _render_traceback_(self) -> list[str]:

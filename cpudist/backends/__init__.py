@@ -159,7 +159,7 @@ def choose(
             raise UserError(f"backend {candidate.name} cannot be used on rank {rank}: {reason}")
         if is_main_process:
             say(f"warning: not using {candidate.name}, rank {rank} says: {reason}")
-    raise UserError("no backend can be used on all ranks; the warnings above say why, and cpudist doctor what to do")
+    raise UserError("no backend can be used on all ranks; read the warnings above, and run cpudist doctor")
 
 
 def _tell_of_other_devices(chosen: str) -> None:

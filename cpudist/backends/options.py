@@ -54,5 +54,5 @@ def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, 
         choices = known[name].choices
         if choices and value not in (*choices, known[name].default):
             allowed = ", ".join(map(str, choices))
-            raise UserError(f"{known[name].flag} {value} is not known; the backend {backend} takes {allowed}")
+            raise UserError(f"{known[name].flag} {value} is not known; give the backend {backend} one of {allowed}")
     return {**{name: option.default for name, option in known.items()}, **values}

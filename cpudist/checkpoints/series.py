@@ -52,7 +52,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, keep: int = 2, asynchronous: bool = False) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise UserError(f"keep is how many checkpoints stay, a whole number from 1 on, not {keep!r}")
+            raise UserError(f"keep must be a whole number of checkpoints from 1 on, not {keep!r}")
         self.folder = Path(folder).absolute()
         self.keep = keep
         self.values: dict[str, Any] = {}
@@ -197,8 +197,8 @@ def _checked(step: int, ranks: Ranks) -> int:
     """
     steps = ranks.all_gather(step)
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise UserError(f"step is how many steps were taken, a whole number from 0 on, not {step!r}")
+        raise UserError(f"step must be a whole number of steps from 0 on, not {step!r}")
     for rank, other in enumerate(steps):
         if other != steps[0]:
-            raise UserError(f"rank {rank} saves step {other} and rank 0 step {steps[0]}; all ranks save the same one")
+            raise UserError(f"rank {rank} saves step {other} and rank 0 step {steps[0]}; save one step on all ranks")
     return step

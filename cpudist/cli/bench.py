@@ -165,13 +165,14 @@ def _check_options(options: argparse.Namespace) -> None:
         from cpudist.bench import hosts  # late: it imports torch
 
         if options.subject != "hosts":
-            raise UserError("--only is for hosts: cpudist bench hosts --only CANDIDATE")
+            raise UserError("--only is for hosts; run cpudist bench hosts --only CANDIDATE")
         if unknown := sorted({*options.only} - {*hosts.CANDIDATES}):
             raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(hosts.CANDIDATES)}")
     if options.backend != "ccl" and options.subject not in _ON_ANY_BACKEND:
-        raise UserError(f"bench {options.subject} is about ccl; --backend is for {' and '.join(_ON_ANY_BACKEND)}")
+        takers = " and ".join(_ON_ANY_BACKEND)
+        raise UserError(f"bench {options.subject} is about ccl; leave --backend out, it is for {takers}")
     if options.busy and options.subject != "collectives":
-        raise UserError("--busy is for collectives: cpudist bench collectives --busy")
+        raise UserError("--busy is for collectives; run cpudist bench collectives --busy")
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UserError` with argparse's message and where help is."""
-        raise UserError(f"{message}; {self.prog} --help explains what it takes")
+        raise UserError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; with `unknown_option_hint`, an unknown option is an error here.
@@ -78,7 +78,7 @@ def ranks_per_node(text: str) -> int | Part:
             return part
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of ranks from 1 to {_MOST_RANKS} nor socket, numa or l3"
+            f"give a number of ranks from 1 to {_MOST_RANKS}, socket, numa or l3, not {text!r}"
         )
     return int(text)
 
@@ -107,5 +107,5 @@ def _with_dashes(word: str) -> str:
 
 def _whole_number(text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        raise argparse.ArgumentTypeError(f"give a whole number from {least} on, not {text!r}")
     return int(text)

@@ -146,7 +146,7 @@ def _split_word(word: str, where: str) -> tuple[str, str | None]:
         return word, None
     name, colon, slots = word.rpartition(":")
     if ":" in name:
-        raise UserError(f"{where}: {word!r} is not an IPv6 address; with a number of ranks write [fd00::6]:4")
+        raise UserError(f"{where}: {word!r} is not an IPv6 address; write [fd00::6]:4 for four ranks on fd00::6")
     return (name, slots) if colon else (word, None)
 
 

@@ -54,8 +54,8 @@ class PyTorchJobPod(Env):
             )
         if inner.local_size not in (None, inner.size):
             raise UserError(
-                f"{launcher} started {inner.size} processes of which only {inner.local_size} are in this pod: inside a"
-                " PyTorchJob start each pod's own processes, without a hostfile; for mpirun across pods use an MPIJob"
+                f"{launcher} started {inner.size} processes of which only {inner.local_size} are in this pod: start"
+                " each pod's own processes, without a hostfile; for mpirun across pods use an MPIJob"
             )
         node_rank = self.integer("RANK")
         node_count = self.integer("WORLD_SIZE") // (processes or 1)

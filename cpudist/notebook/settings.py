@@ -87,7 +87,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     processes, nodes = _count(given, "num_processes", 1), _count(given, "num_nodes", 1)
     node_rank = _count(given, "node_rank", 0)
     if node_rank >= nodes:
-        raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; nodes count from 0")
+        raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; count nodes from 0")
     address, port = _rendezvous_address(given, nodes)
     timeout = float(check_timeout(given["timeout"]))
     backend = given["backend"]
@@ -161,7 +161,7 @@ def _join_timeout(conf: Any, timeout: float) -> float:
     """Return torchelastic's bound on the rendezvous, `timeout` where `rdzv_conf` has none."""
     names = ("join_timeout", "timeout")
     if not isinstance(conf, Mapping) or not conf.keys() <= set(names):
-        raise UserError(f"rdzv_conf={_shown(conf)} is not known here: it may have join_timeout or timeout, in seconds")
+        raise UserError(f"rdzv_conf={_shown(conf)} is not known here: give join_timeout or timeout, in seconds")
     return float(check_timeout(next((conf[name] for name in names if name in conf), timeout)))
 
 

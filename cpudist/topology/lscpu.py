@@ -26,7 +26,7 @@ def parse_topology(text: str) -> Topology:
     try:
         cpus = [_cpu(row) for row in rows]
     except (KeyError, ValueError):
-        raise UserError("this is not the output of `lscpu -p`: expected numbers, separated by commas") from None
+        raise UserError("this is not the output of `lscpu -p`, numbers with commas between: make it again") from None
     if not cpus:
         raise UserError("this output lists no CPU: make it with `lscpu -p`")
     slow = _efficiency_cpus(rows)

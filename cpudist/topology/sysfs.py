@@ -30,7 +30,7 @@ def read_topology(files: Files) -> Topology:
     """
     online = online_cpus(files)
     if not online:
-        raise UserError(f"no CPU in /{_CPUS}: is /sys mounted, or the copy complete?")
+        raise UserError(f"no CPU in /{_CPUS}: mount /sys, or copy all of it")
     nodes = dict(_nodes(files))
     node_of = {cpu: number for number, (_, cpus) in sorted(nodes.items(), reverse=True) for cpu in cpus}
     slow = _efficiency_cpus(files, online)

@@ -101,8 +101,7 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
     if path.suffix == ".py" or os.sep in name:
         raise UserError(f"there is no script {name}; give its path from here (looked for {path.absolute()})")
     raise UserError(
-        f"there is no recipe {name!r}; the recipes are: {', '.join(RECIPES)}; "
-        "a script is given by its path (train.py), a module with -m (-m package.module)"
+        f"there is no recipe {name!r}; give one of {', '.join(RECIPES)}, the path of a script, or -m and a module"
     )
 
 

@@ -95,7 +95,7 @@ def test_on_the_device_of_another_backend(tmp_path: Path, subject: str) -> None:
 def test_what_is_about_ccl_takes_no_other_backend(subject: str) -> None:
     result = jobs.run([str(jobs.BIN / "cpudist"), "bench", subject, "--backend", "xla"], timeout=120)
     assert result.returncode == 2, result.output
-    assert f"bench {subject} is about ccl; --backend is for collectives and ddp" in result.stderr, result.output
+    assert f"bench {subject} is about ccl; leave --backend out" in result.stderr, result.output
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

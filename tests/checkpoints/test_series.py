@@ -127,7 +127,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.5])
 def test_at_least_one_is_kept(tmp_path: Path, keep: Any) -> None:
-    with pytest.raises(UserError, match="keep is how many checkpoints stay"):
+    with pytest.raises(UserError, match="keep must be a whole number of checkpoints"):
         cpudist.Checkpoints(tmp_path, keep=keep)
 
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:
         cpudist.save(tmp_path / "two", values=1)
     with pytest.raises(UserError, match="there is no checkpoint"):
         cpudist.load(tmp_path / "two", small)
-    with pytest.raises(UserError, match="step is how many steps"):
+    with pytest.raises(UserError, match="step must be a whole number"):
         cpudist.Checkpoints(tmp_path).save(-1, small)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 

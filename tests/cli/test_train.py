@@ -49,7 +49,7 @@ def test_module_target() -> None:
             "--sync-every 0 is no number of steps; give a whole number from 1 on, or auto",
         ),
         (["--outer", "adam", "run.py"], "nesterov"),
-        (["--data-workers", "-1", "x.py"], "'-1' is not a whole number of at least 0"),
+        (["--data-workers", "-1", "x.py"], "give a whole number from 0 on, not '-1'"),
     ],
 )
 def test_wrong_options_say_what_and_where_to_look(words: list[str], part: str) -> None:

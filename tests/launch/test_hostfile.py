@@ -77,7 +77,7 @@ def test_the_examples(name: str) -> None:
         ("10.0.1", "'10.0.1' is neither"),
         ("4", "'4' is neither"),
         ("fd00::zz", "'fd00::zz' is not an IPv6 address"),
-        ("1:2:3:4:5:6:7:8:4", "with a number of ranks write [fd00::6]:4"),
+        ("1:2:3:4:5:6:7:8:4", "write [fd00::6]:4 for four ranks"),
         ("[fd00::zz]:4", "'fd00::zz' is neither"),
         ("[h0]:4", "brackets are for IPv6 addresses"),
         ("fe80::1%$(reboot)", "is not an IPv6 address"),

@@ -30,8 +30,8 @@ MPIRUN = Mpirun(IntelMpi, Path("mpirun"))
     ("words", "said"),
     [
         ([], "no TARGET"),
-        (["--ppn", "0", "--", "t.py"], "neither a number of ranks from 1 to 10000 nor socket, numa or l3"),
-        (["--nproc", "two", "--", "t.py"], "'two' is not a whole number of at least 1"),
+        (["--ppn", "0", "--", "t.py"], "give a number of ranks from 1 to 10000, socket, numa or l3, not '0'"),
+        (["--nproc", "two", "--", "t.py"], "give a whole number from 1 on, not 'two'"),
         (["--min-nodes", "2", "--", "t.py"], "--max-restarts"),
         (
             ["--timeout", "20", "--", "t.py"],

@@ -61,7 +61,7 @@ GIVEN: dict[str, Any] = {
         ({"timeout": "soon"}, "timeout must be a number of seconds above 0"),
         ({"log_line_prefix_template": "${host}"}, "log_line_prefix_template='.*' is not understood"),
         ({"rdzv_backend": "etcd"}, "rdzv_backend='etcd' is not known here"),
-        ({"rdzv_conf": {"is_host": 1}}, "rdzv_conf={'is_host': 1} is not known here: it may have join_timeout"),
+        ({"rdzv_conf": {"is_host": 1}}, "rdzv_conf={'is_host': 1} is not known here: give join_timeout"),
         ({"rdzv_conf": {"timeout": 0}}, "timeout must be a number of seconds above 0"),
         ({"monitor_interval": 0}, "monitor_interval must be seconds above 0, at most 10, not 0"),
         ({"use_port": "70000"}, "use_port must be a port from 1 to 65535"),

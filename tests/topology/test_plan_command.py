@@ -78,8 +78,8 @@ def test_another_machine_is_planned_as_if_nothing_were_set_here(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--ppn", "0"], "'0' is neither a number of ranks from 1 to 10000 nor socket, numa or l3"),
-        (["--ppn", "99999999999"], "'99999999999' is neither a number of ranks from 1 to 10000"),
+        (["--ppn", "0"], "give a number of ranks from 1 to 10000, socket, numa or l3, not '0'; see"),
+        (["--ppn", "99999999999"], "not '99999999999'"),
         (["--ppn", ""], "''"),
         (["--ppn", "core"], "'core'"),
         (["--data-workers", "-1"], "--data-workers"),

@@ -85,7 +85,7 @@ def test_recipes_and_scripts_are_told_apart(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("clmm", "the recipes are: .*clm"),
+        ("clmm", "give one of clm, .*, the path of a script"),
         ("missing.py", "no script"),
         ("a/b", "no script"),
         (".", "a folder"),

@@ -128,7 +128,7 @@ def test_options_of_xla_are_refused_elsewhere() -> None:
     for name in ("sharding", "show_sharding"):
         with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is for a mesh"):
             backends.make("xla", {name: "x"})
-    with pytest.raises(UserError, match="--device gpu is not known; the backend xla takes cpu, cuda, tpu"):
+    with pytest.raises(UserError, match="--device gpu is not known; give the backend xla one of cpu, cuda, tpu"):
         backends.make("xla", {"device": "gpu"})
 
 

@@ -83,7 +83,7 @@ def test_columns_of_text(columns: list[str], wanted: tuple[str | None, ...], fou
 
 def test_an_undecidable_column_lists_them() -> None:
     samples = Dataset.from_dict({"a": ["x"], "b": ["y"], "label": ["z"]})
-    with pytest.raises(UserError, match="--text_column; the columns are: a, b, label"):
+    with pytest.raises(UserError, match="--text_column; name one of: a, b, label"):
         classify.text_columns([Labelled(samples, "label", {})], None, None)
 
 
@@ -142,8 +142,8 @@ def test_metrics_do_not_depend_on_batches(
         (["--do_train", "--train_file", "missing.csv"], "missing.csv"),
         (["--do_train", "--train_file", __file__], "give files of one kind, .csv"),
         (["--do_train", "--train_file", "GOOD", "--dataset_name", "imdb"], "not both"),
-        (["--do_train", "--train_file", "GOOD", "--label_column", "stars"], "no column stars; the columns are"),
-        (["--do_train", "--train_file", "GOOD", "--text_column", "body"], "no column body; the columns are"),
+        (["--do_train", "--train_file", "GOOD", "--label_column", "stars"], "no column stars; name one of: "),
+        (["--do_train", "--train_file", "GOOD", "--text_column", "body"], "no column body; name one of: "),
         (["--do_train", "--train_file", "GOOD", "--max_seq_length", "2"], "--max_seq_length"),
         (["--do_train", "--train_file", "BROKEN"], "cannot read"),
         (["--do_train", "--do_eval", "--train_file", "GOOD", "--validation_file", "OTHER"], "label 'fair'"),
