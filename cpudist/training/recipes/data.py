@@ -194,8 +194,8 @@ def string_columns(samples: Dataset) -> list[str]:
 
 
 def describe_columns(samples: Dataset) -> str:
-    """Return the names of the columns as error messages show them."""
-    return f"the columns are: {', '.join(samples.column_names)}"
+    """Return the names of the columns, one of which a user is to name."""
+    return f"name one of: {', '.join(samples.column_names)}"
 
 
 def map_cached(

@@ -55,7 +55,7 @@ class _Parser(HfArgumentParser):  # type: ignore[misc]
     """Report wrong options as a `UserError`, which rank 0 alone shows."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; {self.prog} --help lists the options")
+        raise UserError(f"{message}; see {self.prog} --help")
 
 
 def start(recipe: str, description: str | None, argv: list[str], model: type, data: type) -> Options:
@@ -93,8 +93,8 @@ def parse(recipe: str, description: str | None, argv: list[str], model: type, da
         raise UserError(f"{recipe}: {one_line(str(error))}") from error
     if unknown:
         raise UserError(
-            f"{parser.prog} does not know {' '.join(unknown)}; --help lists its options, "
-            "those of cpudist-train itself come before the recipe's name"
+            f"{parser.prog} does not know {' '.join(unknown)}; see its --help, and give options "
+            "of cpudist-train before the recipe's name"
         )
     return tuple(filled)
 
@@ -140,7 +140,7 @@ def _checkpoint_to_resume(arguments: TrainingArguments) -> str | None:
             raise UserError(f"there is no checkpoint in {folder}; leave --resume_from_checkpoint out")
         return newest
     if not os.path.isdir(wanted):
-        raise UserError(f"there is no checkpoint {wanted}; --resume_from_checkpoint takes its folder, or last")
+        raise UserError(f"there is no checkpoint {wanted}; give --resume_from_checkpoint its folder, or last")
     return str(wanted)
 
 
