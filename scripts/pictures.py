@@ -1,4 +1,4 @@
-"""Pictures of the site, drawn from the tables of its pages and from the planner, so that they cannot differ from them.
+"""Pictures of the site, drawn from the figures and the plan that its pages show, so that they cannot differ from them.
 
 A page says where one stands by a comment, such as ``<!-- picture: allreduce -->``, which code hosts do not show.
 """
@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from figures import TABLES
 from matplotlib.figure import Figure
 
-_UNITS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZES = {"KB": 1 << 10, "MB": 1 << 20}
 _LINES = {"ccl": "tab:blue", "oneCCL": "tab:gray", "gloo": "tab:orange", "mpi4py": "tab:green", "copy": "lightgray"}
 
 
-def allreduce(page: str) -> bytes:
-    """Draw the times of an allreduce over its size, from the table under this heading."""
-    head, *rows = _table(page, "## Collectives inside a machine")
-    rows = [row for row in rows if "," not in row[0]]  # float32
+def allreduce(_: str) -> bytes:
+    """Draw the times of an allreduce over its size."""
+    head = TABLES["allreduce"]["head"]
+    rows = [row for row in TABLES["allreduce"]["rows"] if "," not in row[0]]  # float32
     sizes = [float(row[0].split()[0]) * _SIZES[row[0].split()[1]] for row in rows]
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     axes = figure.subplots()
     for name, color in _LINES.items():
-        cells = [row[head.index(name)].split() for row in rows]
-        axes.plot(sizes, [float(cell[0]) * _UNITS[cell[1]] for cell in cells], "o-", color=color, label=name)
+        axes.plot(sizes, [row[head.index(name)] for row in rows], "o-", color=color, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [row[0] for row in rows])
@@ -36,15 +35,15 @@ def allreduce(page: str) -> bytes:
     return _svg(figure)
 
 
-def jobs(page: str) -> bytes:
-    """Draw the speed of whole jobs as bars with their ranges, from the table under this heading."""
-    head, *rows = _table(page, "## Whole jobs")
+def jobs(_: str) -> bytes:
+    """Draw the speed of whole jobs as bars with their ranges."""
+    head, rows = TABLES["jobs"]["head"], TABLES["jobs"]["rows"]
     figure = Figure(figsize=(8, 3), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2, sharey=True), ("float32", "bfloat16"), strict=True):
-        values = [[float(number) for number in re.findall(r"[\d.]+", row[head.index(name)])] for row in rows]
+        values = [row[head.index(name)] for row in rows]
         errors = [[middle - low for middle, low, _ in values], [high - middle for middle, _, high in values]]
         colors = ["tab:blue" if "ccl" in row[0] else "tab:orange" for row in rows]
-        names = [row[0].replace("`", "").replace(", tcmalloc", ",\ntcmalloc") for row in rows]
+        names = [row[0].replace(", tcmalloc", ",\ntcmalloc") for row in rows]
         axes.barh(names, [middle for middle, _, _ in values], xerr=errors, color=colors, capsize=2)
         axes.set(title=name, xlabel="samples/s")
     axes.invert_yaxis()  # of both, which share it
@@ -73,13 +72,6 @@ PICTURES: dict[str, tuple[Callable[[str], bytes], str]] = {
     "jobs": (jobs, "Samples per second of whole jobs, in float32 and bfloat16"),
     "plan": (plan, "The cores of two NUMA nodes: seven compute for each rank, and one moves its messages"),
 }
-
-
-def _table(page: str, heading: str) -> Sequence[Sequence[str]]:
-    """Return the cells of the first table under a heading, the head first."""
-    lines = page.partition(heading + "\n")[2].partition("\n## ")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return [rows[0], *rows[2:]]
 
 
 def _square(column: int, row: int, **look: Any) -> Any:

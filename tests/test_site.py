@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -64,6 +65,15 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     messages = (tmp_path / "site/reference/messages.md").read_text()
     for text in ("no backend can be used", "warning: not using", "all_to_all_single needs contiguous tensors"):
         assert text in messages  # of Python, of its warnings, of C++
+
+
+def test_tables_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If not: `python scripts/figures.py`."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    figures = importlib.import_module("figures")
+    page = figures.PAGE.read_text()
+    assert re.findall(r"<!-- table: (\w+) -->", page) == [*figures.TABLES]
+    assert figures.fill(page) == page
 
 
 def test_the_image_has_the_version() -> None:
