@@ -29,7 +29,8 @@ _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "tools/README.md")
 _COMMANDS = ("launch", "plan", "doctor", "stacks", "build", "bench", "render")
 _ERRORS = ("UserError", "StartupTimeout", "ArgumentTypeError", "RanksMissing", "StoreLost", "RuntimeError")
 _CPP_ERROR = re.compile(
-    r"\b(?:value_error|check_value|check_type|type_error|backend_error|TransportError|runtime_error)\((.*?)\);",
+    r"\b(?:value_error|check_value|check_type|type_error|backend_error|TransportError|runtime_error|abandon_all)"
+    r"\((.*?)(?:,\s*finished)?\);",
     re.DOTALL,
 )
 # Pages that name everything, or are of interest to few: searches find the guides before them.
@@ -176,7 +177,7 @@ def _of_cpp(path: Path) -> Iterator[tuple[str, str]]:
     """Yield kind and text of the errors that a C++ file throws: its literals, and `…` between them."""
     for statement in _CPP_ERROR.findall(path.read_text()):
         arguments = re.sub(r'"\s+"', "", statement)  # one literal over several lines
-        text = re.sub(r'(?:^|")[^"]*(?:"|$)', "…", arguments.strip().removesuffix('"')).removeprefix("…")
+        text = re.sub(r'(?:^|")[^"]*(?:"|$)', "…", arguments.strip().rstrip(")").removesuffix('"')).removeprefix("…")
         text = text.removeprefix("ccl: ")
         if re.search(r"\w{3}", text):
             yield "Errors", f"ccl: {'…' if text[0] in ' :' else ''}{text}"

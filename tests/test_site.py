@@ -16,6 +16,17 @@ from cpudist.version import __version__
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
+_REMEDY = re.compile(r"; |(^|[:?] )(copy|export|give|go|make|mount|remove|set|start|take)\b|\bmust (be|hold|lie)\b")
+_NAMES_IT_OTHERWISE = {
+    # The reason, at the end, says what to do.
+    "backend … cannot be used on rank …: …",
+    "backend xla cannot be used: …",
+    "ccl: communication is out of use in this process: …",
+    "ccl: … failed: …",
+    "it does not answer",  # the end of another message
+    "--mesh …: only one axis can have the rest of the devices (-1)",  # and these say what is allowed
+    "the partition spec … of … names …, the axes of the mesh are …",
+}
 
 
 def _without_code(page: Path) -> str:
@@ -51,20 +62,34 @@ def test_the_site_has_every_page() -> None:
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"- {page.name}\n" not in plan] == []
 
 
-@pytest.mark.job
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MkDocs warns of dead links and anchors, and of names in the Python reference that do not exist."""
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(
         words, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "notebook_launcher" in (tmp_path / "site/reference/python/index.html").read_text()
+    return folder
+
+
+@pytest.mark.job
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    assert "notebook_launcher" in (site / "reference/python/index.html").read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/llms.txt").read_text()):
-        assert (tmp_path / "site" / link).is_file(), link
-    messages = (tmp_path / "site/reference/messages.md").read_text()
+        assert (site / link).is_file(), link
+    messages = (site / "reference/messages.md").read_text()
     for text in ("no backend can be used", "warning: not using", "all_to_all_single needs contiguous tensors"):
         assert text in messages  # of Python, of its warnings, of C++
+
+
+@pytest.mark.job
+def test_every_error_names_its_remedy(site: Path) -> None:
+    lists = re.findall(r"\*\*Errors\*\*\n\n((?:- .*\n)+)", (site / "reference/messages.md").read_text())
+    errors = set(re.findall(r"^- ``(.*) ``$", "".join(lists), re.MULTILINE))
+    assert len(errors) > 300
+    assert {error for error in errors if not _REMEDY.search(error)} - _NAMES_IT_OTHERWISE == set()
 
 
 def test_tables_show_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:

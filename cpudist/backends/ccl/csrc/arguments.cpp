@@ -7,49 +7,52 @@
 namespace cpudist {
 
 void check_tensor(const char* name, const at::Tensor& tensor) {
-  check_type(tensor.device().is_cpu(), name, " takes CPU tensors, got one on ", tensor.device());
+  check_type(tensor.device().is_cpu(), name, " takes CPU tensors, got one on ", tensor.device(), "; call cpu()");
   check_type(tensor.layout() == at::kStrided, name, " takes dense tensors, got a ", tensor.layout(),
-             " one; only all_reduce takes sparse tensors");
+             " one; call to_dense(), or all_reduce");
 }
 
 const at::Tensor& only(const char* name, const Tensors& tensors) {
-  check_value(tensors.size() == 1, name, " takes one tensor per rank, got ", tensors.size());
+  check_value(tensors.size() == 1, name, " takes one tensor per rank, got ", tensors.size(), "; pass one");
   check_tensor(name, tensors.front());
   return tensors.front();
 }
 
 void check_list(const char* name, const Tensors& tensors, size_t size, const at::Tensor& like) {
-  check_value(tensors.size() == size, name, " needs a list of ", size, " tensors, one per rank, got ", tensors.size());
+  check_value(tensors.size() == size, name, " needs a list of ", size, " tensors, got ", tensors.size(),
+              "; pass one per rank");
   for (const auto& tensor : tensors) {
     check_tensor(name, tensor);
     check_type(tensor.scalar_type() == like.scalar_type(), name, " needs tensors of one type, got ",
-               tensor.scalar_type(), " and ", like.scalar_type());
+               tensor.scalar_type(), " and ", like.scalar_type(), "; convert one");
   }
 }
 
-void check_tag(const char* name, int tag) { check_value(tag >= 0, name, ": a tag cannot be negative, got ", tag); }
+void check_tag(const char* name, int tag) {
+  check_value(tag >= 0, name, ": a tag cannot be negative, got ", tag, "; give one from 0 on");
+}
 
 void check_root(const char* name, int64_t root, int size) {
-  check_value(root >= 0 && root < size, name, ": there is no rank ", root, " in a group of ", size);
+  check_value(root >= 0 && root < size, name, ": there is no rank ", root, " in a group of ", size, "; name another");
 }
 
 void check_same_size(const char* name, const at::Tensor& own, const at::Tensor& counterpart) {
   check_value(own.numel() == counterpart.numel(), name, ": this rank's tensor has ", own.numel(),
-              " elements, its place in the list ", counterpart.numel());
+              " elements, its place in the list ", counterpart.numel(), "; make them equal");
 }
 
 void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs) {
   check_value(outputs.size() == inputs.size(), name, " needs as many outputs as inputs, got ", outputs.size(), " and ",
-              inputs.size());
+              inputs.size(), "; pass as many");
 }
 
 Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& share, int size) {
   check_tensor(name, whole);
   check_tensor(name, share);
   check_type(whole.scalar_type() == share.scalar_type(), name, " needs tensors of one type, got ", whole.scalar_type(),
-             " and ", share.scalar_type());
+             " and ", share.scalar_type(), "; convert one");
   check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(), " elements does not hold ",
-              size, " times ", share.numel());
+              size, " times ", share.numel(), "; pass one that does");
   check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares; call contiguous()");
   return whole.view({-1}).split_with_sizes(std::vector<int64_t>(size, share.numel()));
 }
@@ -64,9 +67,9 @@ Tensors split_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits,
     return tensor.split_with_sizes(std::vector<int64_t>(size, rows / size));
   }
   check_value(static_cast<int>(splits.size()) == size, "all_to_all_single needs ", size, " split sizes, got ",
-              splits.size());
+              splits.size(), "; give one per rank");
   check_value(std::accumulate(splits.begin(), splits.end(), int64_t{0}) == rows,
-              "all_to_all_single: the split sizes do not add up to the ", rows, " rows of the tensor");
+              "all_to_all_single: the split sizes do not add up to the tensor's rows; make them add up to ", rows);
   return tensor.split_with_sizes(splits);
 }
 

@@ -31,7 +31,7 @@ DataType arithmetic_type(at::ScalarType type) {
     case at::kBool: return DataType::kUint8;
     default:
       check_type(false, "cannot reduce tensors of type ", type,
-                 "; it takes float64/32/16, bfloat16, int64/32/16/8, uint8 and bool");
+                 "; convert them to float64/32/16, bfloat16, int64/32/16/8, uint8 or bool");
       return DataType::kUint8;
   }
 }
@@ -55,7 +55,7 @@ static Reduction logical(c10d::ReduceOp::RedOpType operation) {
 
 static Reduction bitwise(c10d::ReduceOp::RedOpType operation, at::ScalarType type) {
   check_value(at::isIntegralType(type, /*includeBool=*/false), "bitwise reductions take integers and booleans, got ",
-              type);
+              type, "; convert it");
   switch (operation) {
     case c10d::ReduceOp::BAND: return Reduction::kBitAnd;
     case c10d::ReduceOp::BOR: return Reduction::kBitOr;

@@ -176,7 +176,8 @@ void Engine::abort(const GroupState& group) {
   Lock lock(mutex_);
   const auto oldest = std::find_if(in_flight_.begin(), in_flight_.end(),
                                    [&](const AsyncWorkPtr& work) { return work->call().group.get() == &group; });
-  if (oldest != in_flight_.end()) abandon_all((*oldest)->call().describe() + " was aborted", finished);
+  if (oldest != in_flight_.end())
+    abandon_all((*oldest)->call().describe() + " was aborted; start the job again", finished);
   announce(lock, finished);
 }
 
@@ -185,7 +186,7 @@ void Engine::close() {
   const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
-  if (usable()) abandon_all("the process is ending", finished);
+  if (usable()) abandon_all("the process is ending; wait for calls before", finished);
   announce(lock, finished);
   auto threads = std::move(threads_);
   lock.unlock();

@@ -88,7 +88,7 @@ void RecvWork::fail(int64_t bytes) {
   failure_ = std::make_exception_ptr(
       std::runtime_error("ccl: " + call().describe() + ": the message from rank " + std::to_string(source_) + " (tag " +
                          std::to_string(tag_) + ") has " + std::to_string(bytes) + " bytes, the tensor to receive it " +
-                         std::to_string(this->bytes())));
+                         std::to_string(this->bytes()) + "; receive it into one as large"));
 }
 
 Mailbox::Mailbox(Transport& transport, int rank, int size)

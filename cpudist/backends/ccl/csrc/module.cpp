@@ -49,7 +49,7 @@ c10::intrusive_ptr<c10d::Backend> create_group(const StorePtr& store, int rank, 
 
 cpudist::ProcessGroupCcl& our_group(const c10::intrusive_ptr<c10d::Backend>& group) {
   auto* const ours = dynamic_cast<cpudist::ProcessGroupCcl*>(group.get());
-  cpudist::check_type(ours, "not a process group of cpudist's ccl backend");
+  cpudist::check_type(ours, "not a process group of cpudist's ccl backend; pass one that is");
   return *ours;
 }
 
@@ -67,7 +67,7 @@ void set_timeout(const c10::intrusive_ptr<Backend>& group, double seconds) {
 // Averages a tensor over a ccl group, which keeps in `residual` what its wire loses; returns the work.
 c10::intrusive_ptr<c10d::Work> allreduce_with_residual(const c10::intrusive_ptr<c10d::Backend>& group,
                                                        const at::Tensor& tensor, const at::Tensor& residual) {
-  return our_group(group).allreduce_with_residual(tensor, residual, c10d::ReduceOp::AVG);
+  return our_group(group).allreduce_with_residual(tensor, residual);
 }
 
 // Zeroes the values of a contiguous residual of float32 that other ranks keep.

@@ -38,7 +38,7 @@ WorkPtr ProcessGroupCcl::run(const Kind& kind, Schedule schedule, Tensors inputs
 WorkPtr ProcessGroupCcl::send(Tensors& tensors, int destination, int tag) {
   const auto& tensor = only("send", tensors);
   check_root("send", destination, size_);
-  check_value(destination != rank_, "send: rank ", rank_, " cannot send to itself");
+  check_value(destination != rank_, "send: rank ", rank_, " cannot send to itself; name another");
   check_tag("send", tag);
   auto work =
       c10::make_intrusive<SendWork>(next_call("send", timeout_, destination), endpoint_, tensor, destination, tag);
@@ -48,7 +48,7 @@ WorkPtr ProcessGroupCcl::send(Tensors& tensors, int destination, int tag) {
 
 WorkPtr ProcessGroupCcl::recv(Tensors& tensors, int source, int tag) {
   check_root("recv", source, size_);
-  check_value(source != rank_, "recv: rank ", rank_, " cannot receive from itself");
+  check_value(source != rank_, "recv: rank ", rank_, " cannot receive from itself; name another");
   return receive(tensors, source, tag);
 }
 
@@ -66,7 +66,7 @@ WorkPtr ProcessGroupCcl::receive(Tensors& tensors, int source, int tag) {
 }
 
 void ProcessGroupCcl::registerOnCompletionHook(CompletionHook&& hook) {
-  if (onCompletionHook_) throw backend_error("this group has a completion hook already; a group takes one");
+  if (onCompletionHook_) throw backend_error("this group has a completion hook already; register one only");
   const auto shared =
       std::make_shared<const CompletionHook>(std::move(hook));  // shared, because a copy would need the GIL
   onCompletionHook_ = [shared](std::shared_ptr<c10d::WorkInfo> info) { (*shared)(std::move(info)); };

@@ -25,8 +25,8 @@ class ProcessGroupCcl final : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  // All-reduces one tensor with error feedback: `residual`, which is like the tensor, keeps what the wire's format loses.
-  WorkPtr allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual, const c10d::ReduceOp& op);
+  // Averages one tensor with error feedback: `residual`, which is like the tensor, keeps what the wire's format loses.
+  WorkPtr allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual);
   void keep_own(float* residual, size_t count) const { endpoint_->transport().keep_own(residual, count); }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;

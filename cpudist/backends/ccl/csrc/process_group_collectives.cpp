@@ -30,7 +30,7 @@ WorkPtr ProcessGroupCcl::allreduce(Tensors& tensors, const c10d::AllreduceOption
 WorkPtr ProcessGroupCcl::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Kind kind{"all_reduce", OpType::ALLREDUCE, "ccl:all_reduce"};
   auto& tensor = tensors.front();
-  check_type(tensor.device().is_cpu(), kind.name, " takes CPU tensors, got one on ", tensor.device());
+  check_type(tensor.device().is_cpu(), kind.name, " takes CPU tensors, got one on ", tensor.device(), "; call cpu()");
   check_value(options.reduceOp == c10d::ReduceOp::SUM, kind.name, ": a sparse tensor can only be summed; use SUM");
   check_type(tensor.scalar_type() != at::kBool, kind.name,
              ": a sparse tensor of booleans cannot be summed; convert it");
@@ -47,19 +47,16 @@ WorkPtr ProcessGroupCcl::allreduce_sparse(Tensors& tensors, const c10d::Allreduc
   return run(kind, std::move(schedule), tensors, tensors, options.timeout, options.asyncOp);
 }
 
-WorkPtr ProcessGroupCcl::allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual,
-                                                 const c10d::ReduceOp& op) {
+WorkPtr ProcessGroupCcl::allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual) {
   const Kind kind{"all_reduce", OpType::ALLREDUCE, "ccl:all_reduce"};
   for (const auto& one : {tensor, residual}) {
     check_tensor(kind.name, one);
     check_type(one.scalar_type() == at::kFloat && one.is_contiguous(), kind.name,
-               " with a residual takes contiguous float32 tensors");
+               " with a residual takes contiguous float32 tensors; convert them");
   }
   check_same_size(kind.name, tensor, residual);
-  check_value(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG, kind.name,
-              " with a residual is a sum or an average");
   Schedule schedule;
-  schedules::allreduce_with_residual(schedule, tensor, residual, op);
+  schedules::allreduce_with_residual(schedule, tensor, residual, c10d::ReduceOp::AVG);
   return run(kind, std::move(schedule), {tensor}, {tensor}, c10d::kUnsetTimeout, /*background=*/true);
 }
 
@@ -84,7 +81,7 @@ WorkPtr ProcessGroupCcl::allgather(std::vector<Tensors>& outputs, Tensors& input
                                    const c10d::AllgatherOptions& options) {
   const Kind kind{"all_gather", OpType::ALLGATHER, "ccl:all_gather"};
   const auto& input = only(kind.name, inputs);
-  check_value(outputs.size() == 1, "all_gather takes one list of outputs, got ", outputs.size());
+  check_value(outputs.size() == 1, "all_gather takes one list of outputs, got ", outputs.size(), "; pass one");
   check_list(kind.name, outputs.front(), size_, input);
   check_same_size(kind.name, input, outputs.front()[rank_]);
   Schedule schedule;
@@ -103,15 +100,15 @@ WorkPtr ProcessGroupCcl::_allgather_base(at::Tensor& output, at::Tensor& input, 
 WorkPtr ProcessGroupCcl::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                              const c10d::AllgatherOptions& options) {
   const Kind kind{"all_gather_coalesced", OpType::ALLGATHER_COALESCED, "ccl:all_gather_coalesced"};
-  check_value(static_cast<int>(outputs.size()) == size_, "all_gather_coalesced needs ", size_,
-              " output lists, one per rank, got ", outputs.size());
+  check_value(static_cast<int>(outputs.size()) == size_, "all_gather_coalesced needs ", size_, " output lists, got ",
+              outputs.size(), "; pass one per rank");
   Schedule schedule;
   Tensors all_outputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors by_rank;
     for (const auto& list : outputs) {
       check_value(list.size() == inputs.size(), "all_gather_coalesced: an output list has ", list.size(),
-                  " tensors for ", inputs.size(), " inputs");
+                  " tensors for ", inputs.size(), " inputs; pass as many");
       by_rank.push_back(list[i]);
     }
     check_tensor(kind.name, inputs[i]);
@@ -141,7 +138,8 @@ WorkPtr ProcessGroupCcl::gather(std::vector<Tensors>& outputs, Tensors& inputs, 
   const auto nothing = at::empty({0}, input.options());
   Tensors from_each(size_, nothing);
   if (rank_ == options.rootRank) {
-    check_value(outputs.size() == 1, "gather needs one list of outputs on the root, got ", outputs.size());
+    check_value(outputs.size() == 1, "gather needs one list of outputs on the root, got ", outputs.size(),
+                "; pass one");
     check_list(kind.name, outputs.front(), size_, input);
     check_same_size(kind.name, input, outputs.front()[rank_]);
     from_each = outputs.front();
@@ -167,7 +165,7 @@ WorkPtr ProcessGroupCcl::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   const auto nothing = at::empty({0}, output.options());
   Tensors to_each(size_, nothing);
   if (rank_ == options.rootRank) {
-    check_value(inputs.size() == 1, "scatter needs one list of inputs on the root, got ", inputs.size());
+    check_value(inputs.size() == 1, "scatter needs one list of inputs on the root, got ", inputs.size(), "; pass one");
     check_list(kind.name, inputs.front(), size_, output);
     check_same_size(kind.name, output, inputs.front()[rank_]);
     to_each = inputs.front();
@@ -183,7 +181,7 @@ WorkPtr ProcessGroupCcl::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
                                         const c10d::ReduceScatterOptions& options) {
   const Kind kind{"reduce_scatter", OpType::REDUCE_SCATTER, "ccl:reduce_scatter"};
   const auto& output = only(kind.name, outputs);
-  check_value(inputs.size() == 1, "reduce_scatter takes one list of inputs, got ", inputs.size());
+  check_value(inputs.size() == 1, "reduce_scatter takes one list of inputs, got ", inputs.size(), "; pass one");
   check_list(kind.name, inputs.front(), size_, output);
   check_same_size(kind.name, output, inputs.front()[rank_]);
   Schedule schedule;
@@ -215,7 +213,7 @@ WorkPtr ProcessGroupCcl::alltoall_base(at::Tensor& output, at::Tensor& input, st
                                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   const Kind kind{"all_to_all_single", OpType::ALLTOALL_BASE, "ccl:all_to_all"};
   check_type(output.scalar_type() == input.scalar_type(), "all_to_all_single needs tensors of one type, got ",
-             output.scalar_type(), " and ", input.scalar_type());
+             output.scalar_type(), " and ", input.scalar_type(), "; convert one");
   Schedule schedule;
   schedules::alltoall(schedule, split_rows(output, output_splits, size_), split_rows(input, input_splits, size_));
   return run(kind, std::move(schedule), {input}, {output}, options.timeout, options.asyncOp);
@@ -223,7 +221,7 @@ WorkPtr ProcessGroupCcl::alltoall_base(at::Tensor& output, at::Tensor& input, st
 
 WorkPtr ProcessGroupCcl::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   const Kind kind{"all_to_all", OpType::ALLTOALL, "ccl:all_to_all"};
-  check_value(!inputs.empty(), "all_to_all needs a list of ", size_, " tensors, one per rank, got none");
+  check_value(!inputs.empty(), "all_to_all needs a list of ", size_, " tensors, got none; pass one per rank");
   check_list(kind.name, inputs, size_, inputs.front());
   check_list(kind.name, outputs, size_, inputs.front());
   check_same_size(kind.name, inputs[rank_], outputs[rank_]);

@@ -69,7 +69,7 @@ void check_apart(const Tensors& outputs) {
   for (size_t i = 1; i < sorted.size(); ++i) {
     const auto overlap = at::get_overlap_status(sorted[i - 1], sorted[i]);
     check_value(overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
-                "two of the output tensors share memory; each needs its own");
+                "two of the output tensors share memory; give each its own");
   }
 }
 

@@ -65,16 +65,18 @@ struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The message of a TransportError where a rank sends another number of bytes than its peer expects.
-inline std::string alltoall_mismatch(size_t from, size_t sent, size_t to, size_t expected) {
-  return "all_to_all: rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes to rank " +
-         std::to_string(to) + ", which expects " + std::to_string(expected);
+// A rank sends another number of bytes than its peer expects.
+inline TransportError alltoall_mismatch(size_t from, size_t sent, size_t to, size_t expected) {
+  return TransportError("all_to_all: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
+                        " bytes to rank " + std::to_string(to) + ", which expects " + std::to_string(expected) +
+                        "; make the split sizes of both agree");
 }
 
-// The same where a rank's share of an allgather or reduce_scatter has `given` elements, and another rank expects others.
-inline std::string count_mismatch(const char* name, size_t of, size_t given, size_t rank, size_t expected) {
-  return std::string(name) + ": the share of rank " + std::to_string(of) + " has " + std::to_string(given) +
-         " elements, but rank " + std::to_string(rank) + " expects " + std::to_string(expected);
+// A rank's share of an allgather or reduce_scatter has `given` elements, and another rank expects others.
+inline TransportError count_mismatch(const char* name, size_t of, size_t given, size_t rank, size_t expected) {
+  return TransportError(std::string(name) + ": the share of rank " + std::to_string(of) + " has " +
+                        std::to_string(given) + " elements, but rank " + std::to_string(rank) + " expects " +
+                        std::to_string(expected) + "; pass the same on both");
 }
 
 // The same on ranks that have been given the same counts, and most likely another one where they have not.

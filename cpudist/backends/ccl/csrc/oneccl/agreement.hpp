@@ -71,7 +71,7 @@ class Agreement final : public Request {
       for (size_t of = 0; of < ranks; ++of) {
         const uint64_t expected = gathered_[r * ranks + of];
         const uint64_t given = gathered_[of * ranks + of];
-        if (expected != given) throw TransportError(count_mismatch(name_, of, given, r, expected));
+        if (expected != given) throw count_mismatch(name_, of, given, r, expected);
       }
     }
     throw TransportError(std::string(name_) + ": ranks have different counts; pass the same on both sides");

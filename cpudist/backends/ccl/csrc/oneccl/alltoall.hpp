@@ -66,7 +66,7 @@ class Alltoall final : public Request {
       for (size_t to = 0; to < ranks_; ++to) {
         const uint64_t sent = counts_[2 * ranks_ * from + to];
         const uint64_t expected = counts_[2 * ranks_ * to + ranks_ + from];
-        if (sent != expected) throw TransportError(alltoall_mismatch(from, sent * width_, to, expected * width_));
+        if (sent != expected) throw alltoall_mismatch(from, sent * width_, to, expected * width_);
         longest = std::max<size_t>(longest, sent);
       }
     }

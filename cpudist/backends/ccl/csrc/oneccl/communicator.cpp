@@ -60,7 +60,8 @@ std::map<std::string, std::unique_ptr<ccl::communicator>>& unused() {
 
 std::string random_id() {
   uint64_t number = 0;
-  if (getrandom(&number, sizeof number, 0) != sizeof number) throw std::runtime_error("getrandom has failed");
+  if (getrandom(&number, sizeof number, 0) != sizeof number)
+    throw std::runtime_error("getrandom has failed; allow this system call");
   return std::to_string(number);
 }
 

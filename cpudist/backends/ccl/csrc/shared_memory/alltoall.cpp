@@ -38,7 +38,7 @@ class FailureOfAnother final : public Condition {
 };
 
 void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
-  if (sent != expected) throw TransportError(alltoall_mismatch(from, sent, to, expected));
+  if (sent != expected) throw alltoall_mismatch(from, sent, to, expected);
 }
 
 }  // namespace

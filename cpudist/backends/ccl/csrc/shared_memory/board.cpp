@@ -76,7 +76,8 @@ void Board::find_mismatch(uint64_t step) {
         counts_ ? theirs.without_hash().bits() == expected.without_hash().bits() : theirs.bits() == expected.bits();
     if (same) continue;
     throw TransportError("ranks make different calls: rank " + std::to_string(rank) + " calls " + theirs.describe() +
-                         ", rank " + std::to_string(rank_) + (counts_ ? " expects " : " calls ") + expected.describe());
+                         ", rank " + std::to_string(rank_) + (counts_ ? " expects " : " calls ") + expected.describe() +
+                         "; let all ranks make the same calls in one order");
   }
 }
 

@@ -91,11 +91,11 @@ Segment Segment::open(const std::string& address) {
   if (fstat(descriptor, &status) != 0 || status.st_size != static_cast<off_t>(bytes) ||
       (status.st_mode & 07777) != 0600) {
     close(descriptor);
-    throw std::runtime_error(path + " is not the group's shared memory");
+    throw std::runtime_error(path + " is not the group's shared memory; start a machine's ranks in one PID namespace");
   }
   Segment segment(descriptor, bytes);
   if (reinterpret_cast<const Seal*>(segment.data_)->secret != secret) {
-    throw std::runtime_error(path + " belongs to another job");
+    throw std::runtime_error(path + " belongs to another job; start a machine's ranks in one PID namespace");
   }
   return segment;
 }
