@@ -118,8 +118,10 @@ class OpenMpi(MpiLauncher):
 
 def _ssh_arguments(options: MpirunOptions) -> list[str]:
     """Return what starts the daemons through any login shell; nothing where the user has chosen another way."""
-    # Open MPI splits the agent's command at spaces, so the script's path must have none.
-    if "OMPI_MCA_plm_rsh_agent" in options.variables or " " in str(_SSH):
+    # The script takes no options of ssh, which mpi-operator sets in plm_rsh_args. Open MPI splits the agent's command
+    # at spaces, so the script's path must have none.
+    own = any(name in options.variables for name in ("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_rsh_args"))
+    if own or " " in str(_SSH):
         return []
     return ["--mca", "plm_rsh_agent", f"sh {_SSH}", "--mca", "plm_rsh_assume_same_shell", "0"]
 

@@ -68,6 +68,13 @@ def test_pinning_that_the_user_has_chosen_stays() -> None:
     assert "I_MPI_PIN" not in IntelMpi.command(Path("mpirun"), "", ranks)
 
 
+def test_how_the_user_starts_open_mpis_daemons_stays() -> None:
+    """mpi-operator sets options of ssh."""
+    for variables in (("OMPI_MCA_plm_rsh_args",), ("OMPI_MCA_plm_rsh_agent",)):
+        ranks = MpirunOptions(3, TRAIN, hostfile="hosts", variables=variables)
+        assert "plm_rsh_agent" not in OpenMpi.command(Path("mpirun"), "mpirun (Open MPI) 4.1.4", ranks)
+
+
 @pytest.mark.job
 @pytest.mark.parametrize("mpi", MPIS)
 def test_the_real_ones_are_found(mpi: type[MpiLauncher]) -> None:
