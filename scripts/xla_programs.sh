@@ -72,7 +72,7 @@ printf '| program | on | result |\n|---|---|---|\n'
 train alone "${mnist[@]}"
 train "two ranks" "${mnist[@]}"
 train "two ranks" "${mnist[@]}" --ddp --pjrt_distributed
-train "4 devices" test/spmd/test_train_spmd_linear_model.py
+train "4 devices" test/spmd/test_train_spmd_linear_model.py --sharding fsdp --input_dim 1024 # by default 16 times as wide
 train "4 devices" examples/fsdp/train_decoder_only_fsdp_v2.py
 train alone examples/train_resnet_base.py
 train "two ranks" examples/data_parallel/train_resnet_ddp.py
