@@ -19,6 +19,7 @@ from cpudist.checkpoints.ranks import Ranks
 from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
+_NICE = 10  # beside a thread of the usual priority, such a thread gets a tenth of a core
 
 
 class Background:
@@ -72,7 +73,8 @@ class Background:
 
 
 def _move_aside() -> None:
-    """Move this thread to the CPUs that the plan keeps for communication, if there are any."""
+    """Leave the cores to the training: a tenth of one, and another core where the plan keeps one for communication."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
     job = current()
     pinning = None if job is None else job.pinning
     if pinning is not None and pinning.bound and (cpus := pinning.plan.communication_cpus):

@@ -86,7 +86,6 @@ def test_evaluates_alike_on_any_number_of_ranks(
 
 
 @pytest.mark.job
-@pytest.mark.versions
 def test_resumes_where_it_stopped(tmp_path: Path, corpus: list[str], trained: tuple[Path, Result]) -> None:
     """By --resume_from_checkpoint last, and by itself after a restart with fewer ranks: as if it had not stopped."""
     whole, half = trained[0], tmp_path / "half"

@@ -173,7 +173,6 @@ def test_learns_questions_by_heart(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
-@pytest.mark.versions
 def test_the_best_of_a_training_is_kept(trained: Path) -> None:
     results = _json(trained / "eval_results.json")
     during = _evaluations(trained)
