@@ -13,14 +13,14 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/performance.md"
 TABLES: dict[str, Any] = json.loads(PAGE.with_suffix(".json").read_text())
-_PLACE = re.compile(r"(<!-- table: (\w+) -->\n\n)(?:\|.*\n)*")
+_PLACE = re.compile(r"(<!-- table: (\w+) -->\n\n)(?:\|.*\n)*\n?")
 _DASH = "\N{EN DASH}"
 _UNITS = ((1, " s"), (1e-3, " ms"), (1e-6, " µs"))
 
 
 def fill(page: str) -> str:
     """Return a page with its tables made anew."""
-    return _PLACE.sub(lambda found: found[1] + _markdown(**TABLES[found[2]]), page)
+    return _PLACE.sub(lambda found: found[1] + _markdown(**TABLES[found[2]]) + "\n", page)
 
 
 def _markdown(head: list[str], seconds: list[str], rows: list[list[Any]]) -> str:
