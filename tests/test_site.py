@@ -79,6 +79,8 @@ def test_the_site_is_built_without_a_warning(site: Path) -> None:
     assert "notebook_launcher" in (site / "reference/python/index.html").read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/llms.txt").read_text()):
         assert (site / link).is_file(), link
+    for page in site.rglob("index.html"):
+        assert not re.search(r"\n- <strong>|<td>#", page.read_text()), page  # lists and tables that MkDocs did not end
     messages = (site / "reference/messages.md").read_text()
     for text in ("no backend can be used", "warning: not using", "all_to_all_single needs contiguous tensors"):
         assert text in messages  # of Python, of its warnings, of C++
