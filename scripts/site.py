@@ -71,7 +71,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if site in _FOUND_LATE:
         page.meta["search"] = {"boost": 0.3}
     markdown = _PICTURE.sub(lambda found: f"![{PICTURES[found[1]][1]}](assets/{found[1]}.svg)", markdown)
-    markdown = re.sub(r"^```text$", "```{.text .wrapped}", markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^( *)```text$", r"\1```{.text .wrapped}", markdown, flags=re.MULTILINE)
     return markdown if site.startswith("reference/") else _LINK.sub(moved, markdown)
 
 
