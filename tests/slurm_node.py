@@ -39,7 +39,7 @@ SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 JobAcctGatherType=jobacct_gather/none
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 {processor} State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=2
@@ -49,10 +49,14 @@ PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 
 
 @contextmanager
-def slurm_node(folder: Path) -> Iterator[dict[str, str]]:
+def slurm_node(folder: Path, processor: str = "") -> Iterator[dict[str, str]]:
     """Start the daemons in an empty folder, and stop them afterwards.
 
     Skips the test where Slurm is not installed or this user is not root; fails it where Slurm does not start.
+
+    Args:
+        folder: for all files of the daemons.
+        processor: what Slurm takes the node for, in terms of slurm.conf(5); by default, as many CPUs as it has.
 
     Yields:
         The variables with which Slurm's commands find the daemons.
@@ -64,7 +68,7 @@ def slurm_node(folder: Path) -> Iterator[dict[str, str]]:
         pytest.skip("slurmd has to be started as root")
     daemons: list[subprocess.Popen[bytes]] = []
     try:
-        variables = _configure(folder)
+        variables = _configure(folder, processor)
         daemons.append(_munged(folder))
         for program, arguments in (("slurmctld", ["-D", "-c"]), ("slurmd", ["-D"])):
             daemons.append(_start(folder, [program, *arguments], variables))
@@ -80,7 +84,7 @@ def slurm_node(folder: Path) -> Iterator[dict[str, str]]:
                 daemon.wait()
 
 
-def _configure(folder: Path) -> dict[str, str]:
+def _configure(folder: Path, processor: str) -> dict[str, str]:
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(mode=0o700)
     with socket.socket() as first, socket.socket() as second:
@@ -92,10 +96,12 @@ def _configure(folder: Path) -> dict[str, str]:
         folder=folder,
         control=ports[0],
         daemon=ports[1],
-        cpus=os.cpu_count(),
+        processor=processor or f"CPUs={os.cpu_count()}",
         # A job's port follows from its number, and another test run may have a cluster here at the same time.
         first=random.randrange(1, 1_000_000),
     )
+    if processor:
+        text += "SlurmdParameters=config_overrides\n"
     (folder / "slurm.conf").write_text(text)
     return {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH}
 

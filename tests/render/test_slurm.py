@@ -90,6 +90,20 @@ def test_mistakes(refused: Callable[..., list[str]], words: list[str], start: st
 
 
 @pytest.mark.job
+def test_cpus_per_rank_are_cores(text: Text, tmp_path: Path) -> None:
+    """On a node with two hardware threads a core, Slurm gives two ranks 12 cores each, and refuses 13 of 24."""
+    with slurm_node(tmp_path, "CPUs=48 Sockets=2 CoresPerSocket=12 ThreadsPerCore=2") as variables:
+
+        def submit(cores: str) -> subprocess.CompletedProcess[str]:
+            script = text("slurm", "--ranks-per-socket", "1", "--cpus-per-rank", cores)
+            words = ["sbatch", "--output", "/dev/null"]
+            return subprocess.run(words, input=script, capture_output=True, text=True, timeout=30, env=variables)
+
+        assert "Requested node configuration is not available" in submit("13").stderr
+        assert submit("12").returncode == 0
+
+
+@pytest.mark.job
 @pytest.mark.long
 def test_a_job_is_preempted_and_goes_on(text: Text, tmp_path: Path) -> None:
     """A job of a higher tier preempts it. Later its time limit is near, and it may not be requeued any more.
