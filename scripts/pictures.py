@@ -6,12 +6,17 @@ A page says where one stands by a comment, such as ``<!-- picture: allreduce -->
 from __future__ import annotations
 
 import io
+import json
 import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from figures import TABLES
+from figures import PAGE, TABLES
 from matplotlib.figure import Figure
+
+from cpudist.training import summary
 
 _SIZES = {"KB": 1 << 10, "MB": 1 << 20}
 _LINES = {"ccl": "tab:blue", "oneCCL": "tab:gray", "gloo": "tab:orange", "mpi4py": "tab:green", "copy": "lightgray"}
@@ -50,6 +55,15 @@ def jobs(_: str) -> bytes:
     return _svg(figure)
 
 
+def losses(_: str) -> bytes:
+    """Draw the losses of scripts/quickstart.sh, as a recipe draws its own."""
+    history = json.loads(PAGE.with_name("quickstart.json").read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "loss.svg")
+        summary.draw(history, file, "clm, 2 ranks")
+        return file.read_bytes()
+
+
 def plan(page: str) -> bytes:
     """Draw the plan that the first block shows: a square for each core, with its rank."""
     figure = Figure(figsize=(8, 2.6), layout="constrained")
@@ -70,6 +84,7 @@ def plan(page: str) -> bytes:
 PICTURES: dict[str, tuple[Callable[[str], bytes], str]] = {
     "allreduce": (allreduce, "Times of an allreduce over the size of the tensor, both axes logarithmic"),
     "jobs": (jobs, "Samples per second of whole jobs, in float32 and bfloat16"),
+    "losses": (losses, "Training and held-out loss of a small language model over 500 steps, both falling"),
     "plan": (plan, "The cores of two NUMA nodes: seven compute for each rank, and one moves its messages"),
 }
 
