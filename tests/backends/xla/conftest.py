@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from jobs import run
 from pretrained import minilm, small_bert
+
+# Most of the time of these jobs is compiling, which takes a fifth of the time without LLVM's expensive passes.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 _EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "stdlib_data.py"
 

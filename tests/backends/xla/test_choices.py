@@ -67,6 +67,7 @@ def test_the_device_is_what_was_said_or_what_is_there(
 
 def test_a_tpu_or_gpu_that_is_there_is_taken_if_its_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The devices' files are made up: there is neither here."""
+    assert "torch_xla_cuda_plugin, which drives GPUs, is not installed" in str(devices.lacks("cuda"))
     monkeypatch.setattr(devices, "glob", lambda pattern: ["/dev/vfio/0"] if "vfio" in pattern else [])
     monkeypatch.setattr(devices, "lacks", lambda kind: None)
     assert devices.choose(None, {}).kind == "tpu"

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from jobs import Result, mpirun, run, torchrun
+from jobs import Result, run, torchrun
 
 from cpudist.topology.identity import free_port
 
@@ -22,69 +22,45 @@ MADE_UP = [sys.executable, str(Path(__file__).parent / "checks" / "made_up.py")]
 BOUND = 300.0
 
 
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("alone", ["xla_ccl ProcessGroupXla torch.distributed.distributed_c10d", "moved: True pjrt"]),
-        (
-            "hosts",
-            [
-                "refused: the script calls mark_sharding for weight, which lies on the mesh by the table of ",
-                "labels: [0, 1, 2, 3]",
-                "fed in parts: True",
-                "refused: several hosts feed their own part of a batch: take",
-            ],
-        ),
-        pytest.param(
-            "float16",
-            [
-                "refused: float16 is for GPUs (--device cuda), and xla computes on CPU here; use bfloat16",
-                "the same: True 512.0 ['native', 'float16 autocast', 'sync-free AdamW']",
-                "did not wait: True",
-            ],
-            marks=pytest.mark.skipif(not version("torch_xla").startswith("2.8"), reason="2.9 has no GradScaler"),
-        ),
-        (
-            "hybrid",
-            [
-                "the same: True True",
-                "slices: [[0], [0], [0], [0], [1], [1], [1], [1]]",
-                "refused: --mesh data=16 does not fit this TPU: Provide dcn_mesh_shape to create a mesh for multislice",
-                "refused: --mesh data=2x4 does not fit this TPU: Invalid dcn_mesh_shape for single slice mesh",
-                "refused: --mesh data=4x4 does not fit this TPU: Number of slices 2 must equal the product",
-            ],
-        ),
+SAYS = {
+    "float16": [
+        "refused: float16 is for GPUs (--device cuda), and xla computes on CPU here; use bfloat16",
+        "the same: True 512.0 ['native', 'float16 autocast', 'sync-free AdamW']",
+        "did not wait: True",
     ],
-)
-def test_in_one_process(what: str, says: list[str]) -> None:
-    result = run([*MADE_UP, what], timeout=BOUND)
+    "alone": ["xla_ccl ProcessGroupXla torch.distributed.distributed_c10d", "moved: True pjrt"],
+    "hosts": [
+        "refused: the script calls mark_sharding for weight, which lies on the mesh by the table of ",
+        "labels: [0, 1, 2, 3]",
+        "fed in parts: True",
+        "refused: several hosts feed their own part of a batch: take",
+    ],
+    "hybrid": [
+        "the same: True True",
+        "slices: [[0], [0], [0], [0], [1], [1], [1], [1]]",
+        "refused: --mesh data=16 does not fit this TPU: Provide dcn_mesh_shape to create a mesh for multislice",
+        "refused: --mesh data=2x4 does not fit this TPU: Invalid dcn_mesh_shape for single slice mesh",
+        "refused: --mesh data=4x4 does not fit this TPU: Number of slices 2 must equal the product",
+    ],
+}
+ON_DEVICES = ["float16", "alone"] if version("torch_xla").startswith("2.8") else ["alone"]  # 2.9 has no GradScaler
+
+
+@pytest.mark.parametrize("names", [ON_DEVICES, ["hosts", "hybrid"]])
+def test_in_one_process(names: list[str]) -> None:
+    """On devices of their own, and as one program over a mesh."""
+    result = run([*MADE_UP, *names], timeout=BOUND)
     assert result.returncode == 0, result.output
-    for text in says:
+    for text in (text for name in names for text in SAYS[name]):
         assert text in result.stdout, result.output
 
 
-def test_a_recipe_on_ranks_that_the_runtime_connects(tmp_path: Path) -> None:
-    """Their group refuses CPU tensors. Under mpirun, of which the runtime does not know."""
-    cache = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    result = run(mpirun(2, *MADE_UP, "recipe", str(tmp_path)), timeout=BOUND, env=cache)
-    assert result.returncode == 0, result.output
-    assert result.stdout.count("xla_ccl, through the host, over ccl\n") == 2, result.output
-    assert result.stdout.count("xla_ccl, by the runtime\n") == 2, result.output
-    assert "the same losses and means: True True\n" in result.stdout, result.output
-
-
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        ("apart", "the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"),
-        ("backwards", "(torchrun) has the device that the runtime numbers"),
-    ],
-)
-def test_ranks_that_the_runtime_does_not_connect_or_numbers_differently_are_refused(way: str, says: str) -> None:
-    """Apart, the runtime is left to itself, and does what it does on CPUs: it makes a world of each process."""
-    result = run([*torchrun(2), MADE_UP[1], "ranks", way], timeout=BOUND)
-    assert result.returncode != 0, result.output
-    assert says in result.stderr, result.output
+def test_ranks_that_the_runtime_does_not_connect_or_numbers_differently_are_refused() -> None:
+    """Left to itself, the runtime makes a world of each CPU process."""
+    result = run([*torchrun(2), MADE_UP[1], "ranks"], timeout=BOUND)
+    apart = "refused: the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"
+    assert result.stdout.count(apart) == 2, result.output
+    assert result.stdout.count("(torchrun) has the device that the runtime numbers") == 2, result.output
 
 
 def test_workers_of_a_pod_that_are_started_alike_are_one_job() -> None:

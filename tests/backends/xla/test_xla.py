@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,9 +22,10 @@ if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)
 
 CHECKS = Path(__file__).parent / "checks"
+IN_TURN = str(CHECKS / "in_turn.py")
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "tests" / "huggingface" / "scripts"
-BOUND = 400.0
+BOUND = 600.0
 
 
 def _start(ranks: int, *command: str) -> Result:
@@ -37,7 +38,7 @@ def _loop(ranks: int, folder: Path, *jobs: str | dict[str, str]) -> list[tuple[l
     """The losses of the README's loop and what it has saved, for each of `jobs`, in turn in the same processes."""
     program = str(ROOT / "examples" / "one_program.py")
     texts = [job if job == "made up" else json.dumps(job) for job in jobs]
-    result = _start(ranks, sys.executable, str(CHECKS / "in_turn.py"), program, str(folder), *texts)
+    result = _start(ranks, sys.executable, IN_TURN, program, str(folder), *texts)
     losses = [float(text) for text in re.findall(r"step \d+ loss (\S+)", result.stdout)]
     assert len(losses) == 20 * len(jobs), result.output
     files = [sorted(path.name for path in (folder / str(number)).iterdir()) for number in range(len(jobs))]
@@ -65,28 +66,26 @@ def test_the_loop_of_the_readme_is_the_same_on_every_backend(tmp_path: Path) -> 
         torch.testing.assert_close(saved, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("host", ["ccl", "gloo"])
-def test_every_collective_takes_tensors_of_the_device(host: str) -> None:
-    result = _start(2, sys.executable, str(CHECKS / "collectives.py"), host)
-    for rank in (0, 1):
+def test_every_collective_takes_tensors_of_the_device(tmp_path: Path) -> None:
+    jobs = [json.dumps({"words": [host]}) for host in ("ccl", "gloo")]
+    result = _start(2, sys.executable, IN_TURN, str(CHECKS / "collectives.py"), str(tmp_path), *jobs)
+    for host, rank in itertools.product(("ccl", "gloo"), (0, 1)):
         assert f"rank {rank}: all collectives agree over xla_{host}" in result.stdout, result.output
     warning = "warning: xla sends gradients over gloo and not over ccl, rank 1 says: no compiler\n"
-    assert result.stderr.count(warning) == (host == "gloo"), result.output
+    assert result.stderr.count(warning) == 1, result.output
     for says in ("xla averages gradients without sync_every=4,", "xla: shard_optimizer=True has no effect;"):
-        assert result.stderr.count(says) == 1, result.output
+        assert result.stderr.count(says) == 2, result.output
 
 
 def test_a_program_for_the_runtime_trains_as_one_job() -> None:
     """Left alone, the runtime would train each rank by itself and end in success."""
     script = str(CHECKS / "written_for_the_runtime.py")
-    weights = []
-    for ranks, way in ((1, "own"), (2, "compiled"), (2, "ddp")):
-        result = _start(ranks, *train("--backend", "xla", script, way))
-        found = re.search(r"^(\d) ranks, weights (\S+)$", result.stdout, re.MULTILINE)
-        assert found is not None, result.output
-        assert int(found[1]) == ranks, result.output
-        weights.append(float(found[2]))
-    assert weights == pytest.approx([weights[0]] * 3, abs=1e-5)
+    found = []
+    for ranks, ways in ((1, ["own"]), (2, ["compiled", "ddp"])):
+        result = _start(ranks, *train("--backend", "xla", script, *ways))
+        found += re.findall(r"^(\d) ranks, weights (\S+)$", result.stdout, re.MULTILINE)
+    assert [ranks for ranks, _ in found] == ["1", "2", "2"]
+    assert [float(weights) for _, weights in found] == pytest.approx([float(found[0][1])] * 3, abs=1e-5)
 
 
 def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
@@ -100,9 +99,7 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
 @pytest.mark.parametrize(
     ("ranks", "devices", "words", "way", "says"),
     [
-        (2, 1, [], "refused", "collective_permute of PyTorch/XLA is not for several CPU processes"),
         (2, 1, [], "spawn", "the script asks torch_xla for 3 processes (nprocs), and intel-mpi has started 2"),
-        (2, 1, [], "program", "use_spmd() makes one program over the devices of one runtime and works beside no other"),
         (1, 4, [], "own", "this one process has 4: start 4 ranks (mpirun -n 4, torchrun --nproc-per-node=4)"),
         (1, 4, ["--mesh", "data=4"], "own", "start a rank for each device, and --mesh makes one program of all"),
     ],
@@ -116,13 +113,15 @@ def test_what_would_train_apart_or_leave_devices_idle_is_refused(
     assert result.returncode == 2, result.output
     assert says in result.stderr, result.output
     assert "Traceback" not in result.stderr, result.output
+    if way == "spawn":  # one program of all devices, which it asks for first
+        assert "refused: use_spmd() makes one program over the devices of one runtime" in result.stdout, result.output
 
 
 @pytest.mark.parametrize(
     ("launch", "way", "says"),
     [
         (mpirun(2), "raises", "rank 1 on .* failed: ValueError: a bad batch; ending the job"),
-        (torchrun(2), "raises", "rank 1 on .* failed: ValueError: a bad batch; ending the job"),
+        pytest.param(torchrun(2), "raises", "rank 1 on .* failed: ValueError: a bad batch", marks=pytest.mark.long),
         (mpirun(2), "dies", "rank 1 on .* ended without an error message"),
         (mpirun(2), "hangs", "rank 0 of 2 timed out after 8.0 s"),
         (mpirun(2), "stalls", r"no step, collective or batch for \S+ s on any rank \(--stall 3\): all ranks write"),
@@ -156,23 +155,16 @@ def test_a_compile_after_warm_up_is_one_line_with_its_cause() -> None:
 
 
 def test_a_checkpoint_in_pieces_is_resumed_on_other_meshes_and_on_none(tmp_path: Path) -> None:
-    def loss_of(mesh: str, what: str) -> float:
-        words = [str(CHECKS / "checkpoints.py"), str(tmp_path / "pieces"), mesh, what]
-        return float(_start(1, sys.executable, *words).stdout.splitlines()[-1].removeprefix("loss "))
-
-    saved = loss_of("data=2,model=2", "save")
+    pieces = str(tmp_path / "pieces")
+    jobs = [json.dumps({"words": [pieces, *words]}) for words in (["data=2,model=2", "save"], ["fsdp=4", "load"])]
+    result = _start(1, sys.executable, IN_TURN, str(CHECKS / "checkpoints.py"), str(tmp_path), *jobs)
+    saved, loaded = (float(text) for text in re.findall(r"^loss (\S+)$", result.stdout, re.MULTILINE))
     # Meshes add in different orders. With an empty optimizer or another model the loss differs in its second digit.
-    assert loss_of("fsdp=4", "load") == pytest.approx(saved, abs=1e-3)
-    program = (
-        "import sys, torch, torch.distributed.checkpoint as dcp; from torch import nn;"
-        "model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8));"
-        "dcp.load({'model': model.state_dict()}, checkpoint_id=sys.argv[1], no_dist=True);"
-        "wanted = torch.load(sys.argv[2]);"
-        "print(all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items()), len(wanted));"
-        "print('torch_xla' in sys.modules)"
-    )
-    plain = _start(1, sys.executable, "-c", program, str(tmp_path / "pieces"), str(tmp_path / "pieces.pt"))
-    assert plain.stdout.split() == ["True", "4", "False"], plain.output
+    assert loaded == pytest.approx(saved, abs=1e-3)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    dcp.load({"model": model.state_dict()}, checkpoint_id=pieces, no_dist=True)
+    torch.testing.assert_close(model.state_dict(), torch.load(f"{pieces}.pt"), rtol=0, atol=0)
+    assert "torch_xla" not in sys.modules
 
 
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
@@ -204,7 +196,6 @@ def test_the_sharding_is_shown(tmp_path: Path) -> None:
         (2, ["--mesh", "data=2"], "works beside no other process group"),
         (1, ["--mesh", "data=3"], r"a batch \(32 x 64\) does not divide evenly by the partition spec \(data\)"),
         (1, ["--device", "tpu"], "there is no libtpu"),
-        (1, ["--device", "cuda"], "torch_xla_cuda_plugin"),
     ],
 )
 def test_user_errors_are_one_line(ranks: int, words: list[str], says: str) -> None:
@@ -216,70 +207,40 @@ def test_user_errors_are_one_line(ranks: int, words: list[str], says: str) -> No
     assert "Traceback" not in result.stderr, result.output
 
 
-def _course(tmp_path: Path, ranks: int, backend: str, *words: str) -> dict[str, Any]:
-    output = tmp_path / f"{backend}-{ranks}"
-    options = ["--output_dir", str(output), "--do_train", "--max_steps", "20", "--logging_steps", "5"]
-    options += ["--per_device_train_batch_size", str(12 // ranks), "--learning_rate", "1e-2"]
-    options += ["--report_to", "none", "--disable_tqdm", "true"]
-    _start(ranks, *train("--backend", backend, str(SCRIPTS / "course.py"), *options, *words))
-    found: dict[str, Any] = json.loads((output / "found.json").read_text())
-    return found
-
-
 def test_trainer_trains_as_on_gloo(tmp_path: Path) -> None:
-    words = ["--save_steps", "10"]
-    gloo, xla = (_course(tmp_path, 2, backend, *words) for backend in ("gloo", "xla"))
-    assert xla["torch_xla"]
-    assert not gloo["torch_xla"]
+    words = ["--init", "--do_train", "--max_steps", "8", "--logging_steps", "2", "--save_steps", "4"]  # 6 are an epoch
+    words += ["--per_device_train_batch_size", "17", "--learning_rate", "1e-2", "--report_to", "none"]
+    words += ["--disable_tqdm", "true", "--output_dir"]
+    outputs = [str(tmp_path / name) for name in ("xla", "resumed", "gloo")]
+    resume = ["--resume_from_checkpoint", f"{outputs[0]}/checkpoint-4"]
+    jobs = [
+        {"backend": "xla", "words": [*words, outputs[0]]},
+        {"backend": "xla", "words": [*words, outputs[1], *resume]},
+        {"backend": "gloo", "words": [*words, outputs[2]]},
+    ]
+    _start(2, sys.executable, IN_TURN, str(SCRIPTS / "course.py"), str(tmp_path), *map(json.dumps, jobs))
+    xla, resumed, gloo = (json.loads(Path(output, "found.json").read_text()) for output in outputs)
+    assert (xla["backend"], gloo["backend"]) == ("xla_ccl", "gloo")
     assert xla["losses"] == pytest.approx(gloo["losses"], abs=2e-4)
     assert xla["metrics"]["eval_loss"] == pytest.approx(gloo["metrics"]["eval_loss"], abs=1e-4)
-    checkpoint = str(tmp_path / "xla-2" / "checkpoint-10")
-    resumed = _course(tmp_path, 2, "xla", *words, "--resume_from_checkpoint", checkpoint)
     assert resumed["metrics"]["eval_loss"] == pytest.approx(xla["metrics"]["eval_loss"], abs=1e-4)
-
-
-def test_a_recipe_has_the_same_perplexity_and_says_what_it_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
-    text = tmp_path / "text.txt"
-    text.write_text(Path(ast.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    found = {}
-    for name, ranks, words in [
-        ("gloo", 2, ["--backend", "gloo"]),
-        ("xla", 2, ["--backend", "xla"]),
-        ("mesh", 1, ["--backend", "xla", "--mesh", "data=2,model=2"]),
-    ]:
-        output = tmp_path / name
-        options = ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--vocab_size", "400", "--block_size", "32"]
-        options += ["--max_steps", "20", "--learning_rate", "5e-3", "--disable_tqdm", "true", "--logging_steps", "5"]
-        options += ["--per_device_train_batch_size", str(8 // ranks), "--do_train", "--do_eval"]
-        command = train(*words, "clm", "--output_dir", str(output), "--train_file", str(text), *options)
-        result = _start(ranks, *command)
-        if name != "gloo":
-            assert "--optim adamw_torch in the place of adamw_torch_fused" in result.stderr, result.output
-        found[name] = json.loads((output / "cpudist.json").read_text())
-    perplexity = [record["results"]["perplexity"]["last"] for record in found.values()]
-    assert perplexity == pytest.approx([perplexity[0]] * 3, rel=1e-3)
-    assert found["xla"]["details"]["gradients"] == "through the host, over ccl"
-    assert found["xla"]["steps"] == 20
 
 
 def test_dynamo_trains_on_a_mesh_as_without_it() -> None:
     program = (
-        "import sys, torch, cpudist; world = cpudist.init('xla', mesh='data=2,model=2'); torch.manual_seed(0);"
-        "layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4);"
-        "model = cpudist.wrap(torch.nn.Sequential(*layers).to(world.device));"
-        "compiled = torch.compile(model, backend='openxla') if sys.argv[1] == 'compiled' else model;"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for batch in torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)):\n"
-        "    loss = compiled(batch.to(world.device)).square().mean(); optimizer.zero_grad(); loss.backward()\n"
-        "    cpudist.step(optimizer); print('loss', loss.item())\n"
+        "import torch, cpudist; world = cpudist.init('xla', mesh='data=2,model=2')\n"
+        "for compiles in (False, True):\n"
+        "    torch.manual_seed(0); layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)\n"
+        "    model = cpudist.wrap(torch.nn.Sequential(*layers).to(world.device))\n"
+        "    compiled = torch.compile(model, backend='openxla') if compiles else model\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    for batch in torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)):\n"
+        "        loss = compiled(batch.to(world.device)).square().mean(); optimizer.zero_grad(); loss.backward()\n"
+        "        cpudist.step(optimizer); print('loss', loss.item())\n"
     )
-    found = [_start(1, sys.executable, "-c", program, way).stdout for way in ("eager", "compiled")]
-    eager, compiled = ([float(text) for text in re.findall(r"loss (\S+)", text)] for text in found)
-    assert len(eager) == 4
-    assert compiled == pytest.approx(eager, rel=1e-4)
+    losses = [float(text) for text in re.findall(r"loss (\S+)", _start(1, sys.executable, "-c", program).stdout)]
+    assert len(losses) == 8
+    assert losses[4:] == pytest.approx(losses[:4], rel=1e-4)
 
 
 def test_bfloat16_is_autocast_tied_weights_stay_tied_and_a_mesh_of_one_device_is_told() -> None:

@@ -1,7 +1,7 @@
 """Runs one program in several jobs, one after the other in the same processes: `in_turn.py PROGRAM FOLDER JOB …`.
 
 A JOB is the arguments of `cpudist.init` as JSON; "made up" is xla on devices that the runtime connects. The program's
-argument is a folder of the job's own in FOLDER.
+arguments are the job's "words", if it has any, otherwise a folder of the job's own in FOLDER.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ for number, job in enumerate(jobs):
 
         made_up.connect()
     options = {"backend": "xla"} if job == "made up" else json.loads(job)
+    sys.argv[1:] = options.pop("words", [f"{folder}/{number}"])
     cpudist.init = partial(init, **options)
-    sys.argv[1:] = [f"{folder}/{number}"]
     runpy.run_path(program, run_name="__main__")
+    cpudist.shutdown()

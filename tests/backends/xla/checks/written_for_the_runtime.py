@@ -1,4 +1,4 @@
-"""A program for torch_xla alone, as its documentation writes them, without cpudist. Run by several ranks."""
+"""A program for torch_xla alone, as its documentation writes them, without cpudist, in one WAY after the other."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
 from torch.nn.parallel import DistributedDataParallel
 
-WAY = sys.argv[1]
 
-
-def train(index, steps):
+def train(index, steps, way):
     device = torch_xla.device()
-    if WAY == "ddp":
+    if way == "ddp":
         dist.init_process_group("xla", init_method="xla://")
     torch.manual_seed(xr.global_ordinal())
     model = torch.nn.Linear(8, 4).to(device)
-    if WAY == "ddp":
+    if way == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     else:
         xm.broadcast_master_param(model)
@@ -37,12 +35,12 @@ def train(index, steps):
         with xp.Trace("step"):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(batch), target).backward()
-            if WAY == "ddp":
+            if way == "ddp":
                 optimizer.step()
             else:
                 xm.optimizer_step(optimizer)
 
-    if WAY == "compiled":
+    if way == "compiled":
         step = torch_xla.compile(step, full_graph=True)
     for batch, target in pl.MpDeviceLoader(batches, device):
         step(batch, target)
@@ -54,13 +52,14 @@ def train(index, steps):
     assert met == list(range(xr.world_size())), met
     if xm.is_master_ordinal(local=False):
         print(f"{xr.world_size()} ranks, weights {weight.double().sum().item():.6f}", flush=True)
-    if WAY == "refused":
-        xm.collective_permute(weight, [(0, 1)])
 
 
 if __name__ == "__main__":
-    if WAY == "program":  # of all devices, where there is one process
-        xr.use_spmd()
-    if WAY == "spawn":
-        xmp.spawn(train, args=(6,), nprocs=3)
-    torch_xla.launch(train, args=(6,))
+    for word in sys.argv[1:]:
+        if word == "spawn":
+            try:
+                xr.use_spmd()
+            except Exception as error:  # noqa: BLE001 - the program does not know cpudist
+                print(f"refused: {error}", flush=True)
+            xmp.spawn(train, args=(6, word), nprocs=3)
+        torch_xla.launch(train, args=(6, word))
