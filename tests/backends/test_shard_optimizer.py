@@ -10,7 +10,6 @@ import torch
 from jobs import mpirun, run
 
 import cpudist
-from cpudist.backends.xla.backend import XlaBackend
 from cpudist.errors import UserError
 
 ACCELERATE = """
@@ -30,11 +29,6 @@ def test_it_trains_as_ddp_does_and_leaves_the_same_checkpoints(backend: str, tmp
         assert result.returncode == 0, result.output
         assert f"shard_optimizer passed on {ranks} ranks of {backend}" in result.stdout, result.output
         assert "UserWarning" not in result.stderr, result.output
-
-
-def test_xla_refuses_it() -> None:
-    with pytest.raises(UserError, match="for the backends ccl and gloo"):
-        XlaBackend().wrap(torch.nn.Linear(2, 2), shard_optimizer=True)
 
 
 @pytest.mark.versions
