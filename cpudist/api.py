@@ -139,7 +139,7 @@ def wrap(
         outer: the step that they make then: "nesterov" or "none". None: the one of ``cpudist-train --outer``.
         options: those of `DistributedDataParallel`.
 
-    What a backend does not have, has no effect on it, as one line says; ``cpudist-train`` refuses it.
+    An option that the backend does not have has no effect, and one line says so; ``cpudist-train`` refuses it.
 
     Returns:
         The wrapped model.

@@ -100,7 +100,7 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
 def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) -> dict[str, Any]:
     """Return those of a program's `options` that have an effect on a backend; the others are named in one line.
 
-    A program for several backends can so give options of each. Those that no backend has are left to `make` to refuse.
+    So a program can name options of several backends. One that no backend has is kept, and `make` refuses it.
 
     Args:
         backend: its name, or "auto".
@@ -110,6 +110,8 @@ def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) 
     Raises:
         UserError: no backend has that name.
     """
+    if not options:  # without them no other backend need be imported
+        return {}
     cls = get(AUTO[0] if backend == "auto" else backend)
     known = {option.name for plugin in plugins().values() for option in plugin.options}
     kept = {name: value for name, value in options.items() if name not in known or cls.applies(name, options)}

@@ -27,6 +27,7 @@ from cpudist.bench.timing import (
     Ratio,
     Timings,
     Turns,
+    beginning_with,
     both_groups,
     ratio,
     take_turns,
@@ -145,15 +146,11 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> DdpTim
         timings = take_turns(
             {key: together(candidate, gloo) for key, candidate in candidates.items()},
             _QUICK if quick else _FULL,
-            _beginning_with(name, say),
+            beginning_with(name, say),
         )
         by_backend = {backend: {buckets: timings[backend, buckets] for buckets in choices} for backend in groups}
         steps.append(StepTimes(name, timings[_ALONE, choices[0]], by_backend))
     return DdpTimes(tuple(steps))
-
-
-def _beginning_with(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda progress: say(f"{name}, {progress}")
 
 
 class _Training:

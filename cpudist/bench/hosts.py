@@ -23,7 +23,19 @@ from torch.nn.parallel import DistributedDataParallel
 from cpudist import api, job
 from cpudist.bench import workload
 from cpudist.bench.report import ratio_cell, table, time_cell
-from cpudist.bench.timing import CCL, GLOO, Candidate, Timings, Turns, both_groups, ratio, take_turns, timed, together
+from cpudist.bench.timing import (
+    CCL,
+    GLOO,
+    Candidate,
+    Timings,
+    Turns,
+    beginning_with,
+    both_groups,
+    ratio,
+    take_turns,
+    timed,
+    together,
+)
 from cpudist.errors import UserError
 from cpudist.optimization import local_steps, precision
 
@@ -114,7 +126,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
                 averages[candidate] = together(_average_of(candidate, groups), groups[GLOO])
         candidates = {("step", key): one for key, one in steps.items()}
         candidates |= {("average", key): one for key, one in averages.items()}
-        timings = take_turns(candidates, _QUICK if quick else _FULL, lambda text: say(f"{name}, {text}"))  # noqa: B023
+        timings = take_turns(candidates, _QUICK if quick else _FULL, beginning_with(name, say))
         times.steps[name] = {key: timings["step", key] for key in steps}
         times.averages[name] = {key: timings["average", key] for key in averages}
     return times

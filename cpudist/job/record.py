@@ -99,8 +99,8 @@ class RunRecord:
     def leave_in(self, folder: Path) -> None:
         """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.
 
-        It is never alone there: Hugging Face's scripts refuse an output folder that is not empty, also when a job whose
-        first attempt saved nothing starts again.
+        The record is never alone there. Hugging Face's scripts refuse an output folder that is not empty, so a job
+        whose first attempt saved nothing could not start again.
         """
         self._results = folder
 

@@ -45,6 +45,13 @@ def _script(folder: Path, what: str, others: str) -> str:
     return str(path)
 
 
+def _plain(folder: Path, text: str) -> str:
+    """Write a script that starts the job itself, and return its path."""
+    path = folder / "plain.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
 def _plain_processes(command: list[str]) -> list[str]:
     """Two ranks without a launcher, as in pods; the last line that is printed is their statuses, rank 1's first."""
     start = f"""
@@ -157,20 +164,18 @@ def test_under_torchrun_the_failed_rank_is_blamed(tmp_path: Path) -> None:
 
 @pytest.mark.job
 def test_a_plain_script_fails_like_this_too(tmp_path: Path) -> None:
-    path = tmp_path / "plain.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            import time
-            import cpudist
-            world = cpudist.init("gloo")
-            if world.rank == 1:
-                raise ValueError("the reason")
-            time.sleep(300)
-            """
-        )
+    path = _plain(
+        tmp_path,
+        """
+        import time
+        import cpudist
+        world = cpudist.init("gloo")
+        if world.rank == 1:
+            raise ValueError("the reason")
+        time.sleep(300)
+        """,
     )
-    result = run(mpirun(2, sys.executable, str(path)), timeout=BOUND)
+    result = run(mpirun(2, sys.executable, path), timeout=BOUND)
     assert result.returncode == 1, result.output
     assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
     assert "cpudist: rank 1 on " in result.stderr
@@ -179,22 +184,20 @@ def test_a_plain_script_fails_like_this_too(tmp_path: Path) -> None:
 @pytest.mark.job
 def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_first(tmp_path: Path) -> None:
     """As a launcher kills it, which ends all ranks of a host at once: the store has the last word."""
-    path = tmp_path / "killed.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            import os, signal, time
-            import cpudist
-            from cpudist.job import watch
-            world = cpudist.init("gloo")
-            if world.rank == 0:
-                watch.published = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # what it asks for its report
-                time.sleep(300)
-            os.kill(os.getpid(), signal.SIGKILL)
-            """
-        )
+    path = _plain(
+        tmp_path,
+        """
+        import os, signal, time
+        import cpudist
+        from cpudist.job import watch
+        world = cpudist.init("gloo")
+        if world.rank == 0:
+            watch.published = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # what it asks for its report
+            time.sleep(300)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
     )
-    result = run(_plain_processes([sys.executable, str(path)]), timeout=BOUND)
+    result = run(_plain_processes([sys.executable, path]), timeout=BOUND)
     said = [line for line in result.stderr.splitlines() if line.startswith("cpudist:")]
     assert len(said) == 1, result.output
     assert re.fullmatch(r"cpudist: rank 1 on \S+ ended without an error message.*; the job is over", said[0]), said

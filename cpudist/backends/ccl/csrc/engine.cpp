@@ -186,7 +186,7 @@ void Engine::close() {
   const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
-  if (usable()) abandon_all("the process is ending; wait for calls before", finished);
+  if (usable()) abandon_all("the process is ending; wait for its calls before that", finished);
   announce(lock, finished);
   auto threads = std::move(threads_);
   lock.unlock();
