@@ -32,7 +32,10 @@ train() {
         --do_train --max_steps 500 --per_device_train_batch_size 4 \
         --learning_rate 1.5e-3 --lr_scheduler_type cosine --warmup_steps 20 --adam_beta2 0.95 \
         --do_eval --eval_on_start --eval_strategy steps --eval_steps 125 --max_eval_samples 256 \
-        --logging_steps 25 --disable_tqdm true --save_strategy no --output_dir "$RUN"
+        --logging_steps 25 --disable_tqdm true --save_strategy no --output_dir "$RUN" &
+    # bash ends at a signal without waiting for what it has started.
+    trap "kill $!; wait $!; exit 143" HUP INT TERM
+    wait $!
 }
 
 check_machine

@@ -19,7 +19,7 @@ from cpudist.checkpoints.ranks import Ranks
 from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
-_NICE = 10  # beside a thread of the usual priority, such a thread gets a tenth of a core
+_NICE = 15  # beside a thread of the usual priority, such a thread gets a thirtieth of a core
 
 
 class Background:
@@ -73,7 +73,7 @@ class Background:
 
 
 def _move_aside() -> None:
-    """Take little from the training: a tenth of a core, or the core that the plan keeps for communication."""
+    """Take little from the training: a thirtieth of a core, or the core that the plan keeps for communication."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
     job = current()
     pinning = None if job is None else job.pinning
