@@ -52,7 +52,8 @@ def _model(folder: Path, texts: list[str]) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("script", [pytest.param("sft", marks=pytest.mark.long), "dpo"])
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["sft", "dpo"])
 def test_adapters_are_the_same_as_on_gloo(script: str, tmp_path: Path) -> None:
     found = (inspect.getdoc(value) for module in (json, random, statistics) for value in vars(module).values())
     texts = [text for text in found if text and len(text) > 90][:48]

@@ -117,6 +117,7 @@ class Attempts:
         self.slept: list[float] = []
         self.placed: list[str] = []
         self.tried: list[bool] = []
+        self.lost: list[int] = []  # the number of hosts that do not answer, for each check
         self._outcomes, times = iter(outcomes), iter(clock)
         time = SimpleNamespace(monotonic=lambda: next(times), sleep=self.slept.append)
         monkeypatch.setattr(module, "_run_once", self._attempt)
@@ -133,7 +134,8 @@ class Attempts:
 
     def _check(self, hosts: list[Host], tries: bool) -> Checked:
         self.tried.append(tries)
-        return Checked({}, [])
+        lost = hosts[: self.lost.pop(0)] if self.lost else []
+        return Checked({}, [Trouble("error", host, "does not answer", "see to it") for host in lost])
 
 
 def test_restarts_come_later_and_later_also_where_a_host_is_slow(
@@ -173,6 +175,25 @@ def test_a_host_that_fails_twice_in_a_row_is_left_out(
     assert said.count("warning: going on without hostfile, line 2: h1, which failed twice in a row\n") == 1
     assert said.count("h2 failed twice in a row, and stays: without it 1 hosts are left (--min-nodes 2)\n") == 1
     assert all(attempts.tried)
+
+
+@pytest.mark.parametrize(("most", "status", "slept"), [(4, 0, [0, 5, 10]), (2, 7, [0, 5])])
+def test_hosts_that_are_away_for_a_moment_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int, status: int, slept: list[float]
+) -> None:
+    hosts = parse("h0:2\nh1:2\n")
+    attempts = Attempts(monkeypatch, hosts, [JobExit(7), JobExit(0)], list(range(9)))
+    attempts.lost = [2, 1]
+    assert module.run(MPIRUN, LaunchOptions(hosts, ["train.py"], max_restarts=most)) == status
+    assert attempts.slept == slept
+    said = capsys.readouterr().err
+    assert "cpudist: 0 of 2 hosts can be used, fewer than 2 (--min-nodes)\n" in said
+    assert "cpudist: 1 of 2 hosts can be used, fewer than 2 (--min-nodes)\n" in said
+    assert said.endswith(
+        "starting again (3 of 4) with 4 ranks on h0, h1\n"
+        if status == 0
+        else "not starting again: 3 failures within 86400 s (--max-restarts 2, --restart-window)\n"
+    )
 
 
 @pytest.mark.job
