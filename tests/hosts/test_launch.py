@@ -6,12 +6,13 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bed import Bed
 from hosts.mpis import MPIS, require
-from jobs import BIN
+from jobs import BIN, Result
 
 from cpudist.backends.ccl.build import cache_folder
 
@@ -129,6 +130,7 @@ def test_a_rank_that_raises_says_it_itself(bed: Bed, tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import signal, subprocess, sys, time
+from collections.abc import Callable
 from pathlib import Path
 process = subprocess.Popen(sys.argv[3:])
 while not (Path(sys.argv[2]) / "waiting").exists():
@@ -162,26 +164,51 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
     assert "starting again" not in result.stderr
 
 
-@pytest.mark.parametrize("how", ["kill", "disconnect"])
-def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
+def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path) -> None:
     """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
     hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
     words = ["--hostfile", hosts, "--max-restarts", "1", "--min-nodes", "1"]
     words += ["--", str(SCRIPT), str(tmp_path), "wait", "0"]
 
     def lose_h1() -> None:
-        while not (tmp_path / "waiting").exists():
-            time.sleep(0.05)
-        getattr(own_bed, how)("h1")
+        _wait_for(tmp_path / "waiting")
+        own_bed.kill("h1")
 
-    breaker = threading.Thread(target=lose_h1, daemon=True)
-    breaker.start()
-    result = own_bed.run("h0", launch(*words), timeout=200, env=CACHE)
-    breaker.join(10)
+    result = _run_beside(lose_h1, own_bed, launch(*words))
     assert result.returncode == 0, result.output
     assert "h1 does not answer any more" in result.stderr or "h1 cannot be reached" in result.stderr, result.output
     assert "starting again (1 of 1) with 2 ranks on h0" in result.stderr
     assert {name: host for name, host in seen(tmp_path).items() if name.startswith("1-")} == {"1-0": "h0", "1-1": "h0"}
+
+
+def test_a_host_that_comes_back_is_waited_for(own_bed: Bed, tmp_path: Path) -> None:
+    """The link is up again when the first check has found the host missing."""
+    hosts, said = hostfile(tmp_path, "h0:1\nh1:1\n"), tmp_path / "said"
+    words = ["--hostfile", hosts, "--max-restarts", "9", "--", str(SCRIPT), str(tmp_path), "wait", "0"]
+
+    def lose_h1_for_a_moment() -> None:
+        _wait_for(tmp_path / "waiting")
+        own_bed.disconnect("h1")
+        _wait_for(said, "1 of 2 hosts can be used, fewer than 2 (--min-nodes)")
+        own_bed.connect("h1")
+
+    to_file = ["bash", "-c", 'file=$1; shift; exec "$@" 2>"$file"', "bash", str(said)]
+    result = _run_beside(lose_h1_for_a_moment, own_bed, [*to_file, *launch(*words)])
+    assert result.returncode == 0, result.output + said.read_text()
+    assert "with 2 ranks on h0, h1\n" in said.read_text()
+
+
+def _run_beside(breaks: Callable[[], None], bed: Bed, command: list[str]) -> Result:
+    breaker = threading.Thread(target=breaks, daemon=True)
+    breaker.start()
+    result = bed.run("h0", command, timeout=200, env=CACHE)
+    breaker.join(10)
+    return result
+
+
+def _wait_for(file: Path, text: str = "") -> None:
+    while not file.exists() or text not in file.read_text():
+        time.sleep(0.05)
 
 
 def test_doctor_checks_the_hosts_of_a_file(bed: Bed, tmp_path: Path) -> None:
