@@ -24,8 +24,6 @@ _NAMES_IT_OTHERWISE = {
     "ccl: communication is out of use in this process: …",
     "ccl: … failed: …",
     "it does not answer",  # the end of another message
-    "--mesh …: only one axis can have the rest of the devices (-1)",  # and these say what is allowed
-    "the partition spec … of … names …, the axes of the mesh are …",
 }
 
 

@@ -56,7 +56,7 @@ def parse(text: str) -> tuple[Axis, ...]:
     if len(set(names)) < len(names):
         raise UserError(f"--mesh {text} names an axis twice; give each axis a name of its own")
     if sum(axis.inner == -1 for axis in axes) > 1:
-        raise UserError(f"--mesh {text}: only one axis can have the rest of the devices (-1)")
+        raise UserError(f"--mesh {text}: only one axis can have the rest of the devices (-1); give the others a number")
     return tuple(axes)
 
 

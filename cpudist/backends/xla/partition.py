@@ -75,14 +75,16 @@ def check(what: str, shape: Sequence[int], spec: Spec, sizes: Mapping[str, int])
     names = [name for entry in spec for name in names_in(entry)]
     unknown = next((name for name in names if name not in sizes), None)
     if unknown is not None:
-        raise UserError(f"the partition spec {wanted} of {tensor} names {unknown}, the axes of the mesh are {mesh}")
+        raise UserError(
+            f"the partition spec {wanted} of {tensor} names {unknown}, which the mesh has not; take axes of {mesh}"
+        )
     if len(set(names)) < len(names):
         raise UserError(f"the partition spec {wanted} of {tensor} names an axis twice; name each axis once")
     for size, entry in zip(shape, spec, strict=False):
         if size % parts(entry, sizes):
             raise UserError(
-                f"{tensor} does not divide evenly by the partition spec {wanted}: {size} into {parts(entry, sizes)} "
-                f"parts; the mesh is {mesh}"
+                f"{tensor} does not divide evenly by the partition spec {wanted} on the mesh {mesh}: {size} into "
+                f"{parts(entry, sizes)} parts; take another size, spec or mesh"
             )
     return (*spec, *[None] * (len(shape) - len(spec)))
 
