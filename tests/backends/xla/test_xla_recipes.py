@@ -28,7 +28,7 @@ _LATE = {"classify": 8, "qa": 2}
         (2, "clm,classify", ["xla", "made up", "ccl"]),
         (1, "clm,images", ["data=2,model=2", "gloo"]),
         pytest.param(2, "qa,mlm,images", ["xla", "ccl"], marks=pytest.mark.long),
-        pytest.param(1, "classify,qa,mlm,images", ["xla", "gloo"], marks=pytest.mark.long),
+        pytest.param(1, "clm,classify,qa,mlm,images", ["xla", "gloo"], marks=pytest.mark.long),
         *(
             pytest.param(1, names, [*MESHES, "gloo"], marks=pytest.mark.long)
             for names in ("clm,mlm,images", "classify,qa")
