@@ -51,7 +51,8 @@ check_machine() {
 }
 
 # make_environment EXTRAS FOLDER PIN...: installs cpudist[EXTRAS] and these versions into FOLDER, unless that has been done
-# for this pyproject.toml, and puts FOLDER first on PATH, where Intel MPI's mpirun looks for its own helpers.
+# for this pyproject.toml, and puts FOLDER first on PATH, where Intel MPI's mpirun looks for its own helpers. Without
+# --foreground, timeout would keep Ctrl-C from pip.
 make_environment() {
     local extras=$1 folder=$PWD/$2 pins=("${@:3}")
     local python=$folder/bin/python marker=$folder/.installed-$extras wanted
@@ -59,7 +60,7 @@ make_environment() {
     if [ "$(cat "$marker" 2>/dev/null)" != "$wanted" ]; then
         say "environment: installing cpudist[$extras] with ${pins[*]} into $folder (a few minutes)"
         [ -x "$python" ] || python3 -m venv "$folder"
-        timeout 1200 "$python" -m pip install --quiet --disable-pip-version-check "${pins[@]}" -e ".[$extras]"
+        timeout --foreground 1200 "$python" -m pip install --quiet --disable-pip-version-check "${pins[@]}" -e ".[$extras]"
         printf '%s' "$wanted" >"$marker"
     fi
     export PATH="$folder/bin:$PATH"
@@ -67,5 +68,5 @@ make_environment() {
 
 build_backend() {
     say "backend: compiling ccl, unless that has been done (half a minute)"
-    timeout 900 cpudist build
+    timeout --foreground 900 cpudist build
 }

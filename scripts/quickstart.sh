@@ -34,7 +34,8 @@ train() {
         --do_eval --eval_on_start --eval_strategy steps --eval_steps 125 --max_eval_samples 256 \
         --logging_steps 25 --disable_tqdm true --save_strategy no --output_dir "$RUN" &
     # bash ends at a signal without waiting for what it has started.
-    trap "kill $!; wait $!; exit 143" HUP INT TERM
+    trap "kill $! && wait $! || exit 130" INT
+    trap "kill $! && wait $! || exit 143" HUP TERM
     wait $!
 }
 

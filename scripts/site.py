@@ -35,6 +35,7 @@ _CPP_ERROR = re.compile(
 )
 # Pages that name everything, or are of interest to few: searches find the guides before them.
 _FOUND_LATE = ("reference/python.md", "reference/messages.md", "xla.md", "kubernetes.md", *_PROJECT)
+_FOUND_FIRST = "troubleshooting.md"  # what people search who need it at once
 _PRINT_HELP = "import sys; from cpudist.cli.{0} import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -68,8 +69,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = posixpath.relpath(_page(_target(source, found[2])), posixpath.dirname(site) or ".")
         return f"{found[1]}{target}{found[3] or ''}{found[4]}"
 
-    if site in _FOUND_LATE:
-        page.meta["search"] = {"boost": 0.3}
+    if site in _FOUND_LATE or site == _FOUND_FIRST:
+        page.meta["search"] = {"boost": 0.3 if site in _FOUND_LATE else 2}
     markdown = _PICTURE.sub(lambda found: f"![{PICTURES[found[1]][1]}](assets/{found[1]}.svg)", markdown)
     markdown = re.sub(r"^( *)```text$", r"\1```{.text .wrapped}", markdown, flags=re.MULTILINE)
     return markdown if site.startswith("reference/") else _LINK.sub(moved, markdown)
@@ -141,7 +142,7 @@ def _python() -> Iterator[str]:
 def _messages() -> Iterator[str]:
     yield (
         "# Messages\n\nEvery line that cpudist says, by the part that says it. `…` is a name or a number. What a"
-        " message does not say itself stands under [when a job hangs or fails](../troubleshooting.md#messages).\n"
+        " message does not say itself stands under [when a job hangs or fails](../troubleshooting.md#messages-rank-killed-out-of-memory-timed-out).\n"
     )
     readers = {".py": _of_python, ".cpp": _of_cpp, ".hpp": _of_cpp}
     for folder in sorted({path.parent for path in (_ROOT / "cpudist").rglob("*.*") if path.suffix in readers}):

@@ -14,9 +14,9 @@ from cpudist.launchers.mpis import MPI_BY_OPTION, find_mpirun
 
 HELP = "start a job on one or many hosts"
 DESCRIPTION = """\
-Start TARGET on one or many hosts, as `mpirun … cpudist-train TARGET` does. It checks every host before any rank starts,
-uses the MPI that is installed, ends the job when a host is lost, and leaves no process behind. The options of
-cpudist-train go after `--` (cpudist-train --help).
+Start TARGET on one or many hosts, as `mpirun … cpudist-train TARGET` does. It checks every host
+before any rank starts, uses the MPI that is installed, ends the job when a host is lost, and
+leaves no process behind. The options of cpudist-train go after `--` (cpudist-train --help).
 """
 
 EPILOG = """\

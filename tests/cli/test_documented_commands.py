@@ -133,7 +133,7 @@ RUN_BY = {
     r"mpirun -n 2 cpudist-train clm": "training/recipes/test_clm.py",
     r"mpirun -n 2 cpudist-train qa": "training/recipes/test_qa.py",
     r"mpirun -n 2 cpudist-train images": "training/recipes/test_images.py",
-    r"mpirun -n 2 cpudist-train train.py": "job/test_job.py",
+    r"mpirun -n 2 cpudist-train examples/one_program.py": "examples/test_one_program.py",
     r"mpirun -f \S+ .*--compress bf16": "backends/ccl/test_ccl.py",
     r"mpirun -f \S+ .*--(ddp_)?sync.every": "hosts/test_jobs.py",
     r"mpirun -f \S+ .*python3 run_qa.py": "huggingface/test_documented.py",
