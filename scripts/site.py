@@ -142,7 +142,8 @@ def _python() -> Iterator[str]:
 def _messages() -> Iterator[str]:
     yield (
         "# Messages\n\nEvery line that cpudist says, by the part that says it. `…` is a name or a number. What a"
-        " message does not say itself stands under [when a job hangs or fails](../troubleshooting.md#messages-rank-killed-out-of-memory-timed-out).\n"
+        " message does not say itself stands under [when a job hangs or fails]"
+        "(../troubleshooting.md#messages-rank-killed-out-of-memory-timed-out).\n"
     )
     readers = {".py": _of_python, ".cpp": _of_cpp, ".hpp": _of_cpp}
     for folder in sorted({path.parent for path in (_ROOT / "cpudist").rglob("*.*") if path.suffix in readers}):
