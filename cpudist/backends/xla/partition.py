@@ -76,7 +76,7 @@ def check(what: str, shape: Sequence[int], spec: Spec, sizes: Mapping[str, int])
     unknown = next((name for name in names if name not in sizes), None)
     if unknown is not None:
         raise UserError(
-            f"the partition spec {wanted} of {tensor} names {unknown}, which the mesh has not; take axes of {mesh}"
+            f"the partition spec {wanted} of {tensor} names {unknown}, which the mesh lacks; take axes of {mesh}"
         )
     if len(set(names)) < len(names):
         raise UserError(f"the partition spec {wanted} of {tensor} names an axis twice; name each axis once")

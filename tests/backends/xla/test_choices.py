@@ -191,7 +191,7 @@ SIZES = {"data": 2, "model": 4}
     ("spec", "says"),
     [
         (("data", None, None), r"\(data, -, -\) has 3 entries, more than w \(8 x 6\) has axes"),
-        (("fsdp",), r"\(fsdp\) of w \(8 x 6\) names fsdp, which the mesh has not; take axes of data=2, model=4"),
+        (("fsdp",), r"\(fsdp\) of w \(8 x 6\) names fsdp, which the mesh lacks; take axes of data=2, model=4"),
         (("data", ("model", "data")), "names an axis twice"),
         ((None, "model"), r"w \(8 x 6\) does not divide evenly by the partition spec \(-, model\) .*: 6 into 4 parts"),
     ],
