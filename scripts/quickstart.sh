@@ -25,7 +25,7 @@ train() {
     local -a train_files held_out
     mapfile -t train_files < <(library_files train)
     mapfile -t held_out < <(library_files held-out)
-    say "training: two ranks on ccl, on ${#train_files[@]} modules of Python's standard library (about two minutes)"
+    say "training: two ranks on ccl, on ${#train_files[@]} modules of Python's standard library (about three minutes)"
     timeout 1200 mpirun -n 2 cpudist-train --backend ccl clm \
         --train_file "${train_files[@]}" --validation_file "${held_out[@]}" \
         --vocab_size 2048 --block_size 128 --config_overrides n_layer=2,n_embd=256,n_head=4 \
