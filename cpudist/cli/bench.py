@@ -41,8 +41,8 @@ what is measured:
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
   --backend     collectives and ddp on another backend than ccl: collectives of tensors on its device beside gloo's of
-                CPU tensors, and a step that the device computes, with and without communication; xla compiles it for
-                minutes first
+                CPU tensors, and a step that the device computes, with and without communication, after minutes
+                where it has to be compiled
   jobs          (a quarter of an hour) one script of Hugging Face's Trainer on two ranks, as torchrun and accelerate
                 launch start it on gloo, and mpirun on ccl, in float32 and bfloat16. No launcher: it starts them
 
