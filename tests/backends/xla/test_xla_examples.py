@@ -18,7 +18,9 @@ SCRIPT = str(Path(__file__).resolve().parents[3] / "examples" / "train_images.py
 BOUND = 200.0
 _SMALL = {
     "mnist": ["--batch_size", "16", "--steps", "4"],
-    "resnet50": ["--batch_size", "8", "--steps", "2", "--image_size", "32"],  # half a minute to compile
+    # Half a minute to compile. With fewer or smaller images batch normalization amplifies rounding: of 8 x 32 x 32,
+    # gloo's own second loss differs by 1 % between instruction sets, and xla's from it by 5 %.
+    "resnet50": ["--batch_size", "16", "--steps", "2", "--image_size", "64"],
 }
 _LINE = re.compile(r"^\| Training Step=(\d+) Loss=([\d.]+) Rate=([\d.]+) GlobalRate=([\d.]+) Time=\d\d:\d\d:\d\d$")
 
