@@ -142,9 +142,9 @@ def report(folder: Path, found: dict[str, dict[str, Curve]]) -> None:
         first = first or mean
         last = ", ".join(f"{loss:.4f}" for loss in columns[-1])
         rows.append([setting, f"{mean:.4f}", f"{mean / first - 1:+.2%}", last])
-    axes.set(xlabel="steps", ylabel="held-out loss, nats per token", yscale="log")
+    axes.set(xlabel="steps", ylabel="held-out loss, nats per token")
     axes.legend()
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(alpha=0.3)
     figure.savefig(folder / "losses.png", dpi=120)
     print(table(["setting", "held-out loss", f"to {next(iter(SETTINGS))}", "of each seed"], rows), flush=True)
 
