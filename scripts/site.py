@@ -33,9 +33,9 @@ _CPP_ERROR = re.compile(
     r"\((.*?)(?:,\s*finished)?\);",
     re.DOTALL,
 )
-# Pages that name everything, or are of interest to few: searches find the guides before them.
+# Searches find pages that name everything, or are of interest to few, after the guides, and what is urgent first.
 _FOUND_LATE = ("reference/python.md", "reference/messages.md", "xla.md", "kubernetes.md", *_PROJECT)
-_FOUND_FIRST = "troubleshooting.md"  # what people search who need it at once
+_BOOSTS = {**dict.fromkeys(_FOUND_LATE, 0.3), "troubleshooting.md": 2}
 _PRINT_HELP = "import sys; from cpudist.cli.{0} import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -69,8 +69,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         target = posixpath.relpath(_page(_target(source, found[2])), posixpath.dirname(site) or ".")
         return f"{found[1]}{target}{found[3] or ''}{found[4]}"
 
-    if site in _FOUND_LATE or site == _FOUND_FIRST:
-        page.meta["search"] = {"boost": 0.3 if site in _FOUND_LATE else 2}
+    if site in _BOOSTS:
+        page.meta["search"] = {"boost": _BOOSTS[site]}
     markdown = _PICTURE.sub(lambda found: f"![{PICTURES[found[1]][1]}](assets/{found[1]}.svg)", markdown)
     markdown = re.sub(r"^( *)```text$", r"\1```{.text .wrapped}", markdown, flags=re.MULTILINE)
     return markdown if site.startswith("reference/") else _LINK.sub(moved, markdown)

@@ -73,7 +73,7 @@ class Background:
 
 
 def _move_aside() -> None:
-    """Take little from the training: a thirtieth of a core, or the core that the plan keeps for communication."""
+    """Leave the cores to the training, except the one that the plan keeps for communication."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
     job = current()
     pinning = None if job is None else job.pinning

@@ -96,13 +96,12 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         restarts.leave_out(job.suspect, hosts, least)
         kept = [host for host in hosts if host not in restarts.left_out]
         tries = options.hosts is not None and (job.suspect is not None or bool(job.reason))
-        checked = check(kept, tries=tries)
-        while len(answering := _answering(kept, checked)) < least:  # they may come back, as after a power cut
+        # Hosts that are away may come back, as after a power cut.
+        while len(answering := _answering(kept, checked := check(kept, tries=tries))) < least:
             say(f"{len(answering)} of {len(hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
                 return job.status
             restarts.begin()
-            checked = check(kept, tries=tries)
         placed = _as_many_as_fit(options, answering, checked)
         say(f"starting again ({restarts.number}) with {_count(placed)} ranks on {_names(placed)}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hosts.mpis import MPIS, require
 from jobs import BIN, Result
 
 from cpudist.backends.ccl.build import cache_folder
+from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
 
@@ -130,7 +130,6 @@ def test_a_rank_that_raises_says_it_itself(bed: Bed, tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import signal, subprocess, sys, time
-from collections.abc import Callable
 from pathlib import Path
 process = subprocess.Popen(sys.argv[3:])
 while not (Path(sys.argv[2]) / "waiting").exists():
@@ -164,7 +163,8 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
     assert "starting again" not in result.stderr
 
 
-def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["kill", "disconnect"])
+def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
     """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
     hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
     words = ["--hostfile", hosts, "--max-restarts", "1", "--min-nodes", "1"]
@@ -172,7 +172,7 @@ def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path
 
     def lose_h1() -> None:
         _wait_for(tmp_path / "waiting")
-        own_bed.kill("h1")
+        getattr(own_bed, how)("h1")
 
     result = _run_beside(lose_h1, own_bed, launch(*words))
     assert result.returncode == 0, result.output
@@ -207,8 +207,7 @@ def _run_beside(breaks: Callable[[], None], bed: Bed, command: list[str]) -> Res
 
 
 def _wait_for(file: Path, text: str = "") -> None:
-    while not file.exists() or text not in file.read_text():
-        time.sleep(0.05)
+    assert poll(lambda: file.exists() and text in file.read_text(), 150), f"{file.name} is not there, or not {text!r}"
 
 
 def test_doctor_checks_the_hosts_of_a_file(bed: Bed, tmp_path: Path) -> None:

@@ -193,7 +193,11 @@ SIZES = {"data": 2, "model": 4}
         (("data", None, None), r"\(data, -, -\) has 3 entries, more than w \(8 x 6\) has axes"),
         (("fsdp",), r"\(fsdp\) of w \(8 x 6\) names fsdp, which the mesh lacks; take axes of data=2, model=4"),
         (("data", ("model", "data")), "names an axis twice"),
-        ((None, "model"), r"w \(8 x 6\) does not divide evenly by the partition spec \(-, model\) .*: 6 into 4 parts"),
+        (
+            (None, "model"),
+            r"w \(8 x 6\) does not divide evenly by the partition spec \(-, model\) on the mesh data=2, model=4: "
+            "6 into 4 parts; take another size, spec or mesh",
+        ),
     ],
 )
 def test_specs_that_do_not_fit_name_the_tensor_and_the_spec(spec: Spec, says: str) -> None:

@@ -61,7 +61,7 @@ void Engine::submit(const AsyncWorkPtr& work, bool background) {
   // The new one first: what the others do takes longer, and peers may wait for this one only. A thread that polls does the
   // others' part.
   progress_from(std::prev(in_flight_.end()), finished);
-  if (poller_ == std::thread::id()) progress(finished);
+  if (poller_ == kNobody) progress(finished);
   if (background) call_thread();
   announce(lock, finished);
 }

@@ -137,7 +137,8 @@ class Engine {
   int waiting_ = 0;
   int sleepers_ = 0;
   int handing_over_ = 0;  // threads that have yielded the core to those that wait for what they have completed
-  std::thread::id poller_;
+  static inline const std::thread::id kNobody;
+  std::thread::id poller_ = kNobody;
   std::condition_variable_any turn_;
 
   // The engine's threads. One of them polls; there are more while callbacks of futures block the others.

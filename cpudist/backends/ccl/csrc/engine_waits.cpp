@@ -8,8 +8,6 @@
 
 namespace cpudist {
 
-static const std::thread::id kNobody;
-
 void Engine::wait(AsyncWork& work, Milliseconds timeout) {
   if (work.done()) return;
   // The clock starts here and not with the work, because the caller may have computed for long in between.
