@@ -83,6 +83,7 @@ class Stall:
         self._last: object = None  # this rank's signs of life at the last beat
         self._own = self._total = 0
         self._quiet = 0.0  # seconds since any rank's; not by the clock, which runs on while a job is suspended
+        self._ending = False  # whether this rank has found the job stalled
         self._stop = threading.Event()
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         iterator = dataloader._BaseDataLoaderIter
@@ -92,9 +93,11 @@ class Stall:
         changes.then(self.stop)
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop looking. If the thread has begun to end the job, this call does not return."""
         self._stop.set()
         self._thread.join(_STOP_SECONDS)
+        if self._ending:
+            abort(1)
         with _timer:
             _disarm()
 
@@ -146,12 +149,14 @@ class Stall:
                     return
         except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
             say(f"warning: --stall is off on rank {self._world.rank}: {error!r}")
+            self._ending = False
             self._stop.set()
             with _timer:
                 _disarm()
 
     def _end(self) -> None:
         """Have all ranks write their stacks, and end the job."""
+        self._ending = True
         _arm(2 * self._show_seconds)  # in case that this does not end it
         try:
             first = self._alone or self._store.add(CLAIMS, 1) == 1
