@@ -23,7 +23,7 @@ from cpudist.bench.timing import Turns, ratio, take_turns, timed, together
 
 MANY = 100
 LARGE_BYTES, PIECE_BYTES = 96 << 20, 256 << 10
-SMALL_CALLS = 3000
+LARGE_CALLS, SMALL_CALLS = 60, 3000
 
 
 def main() -> None:
@@ -68,19 +68,16 @@ def beside_large() -> tuple[float, list[float]]:
     groups = [dist.new_group() for _ in range(2)]
     large, small = torch.zeros(LARGE_BYTES // 4), torch.zeros(1)
     alone = min(_seconds(lambda: dist.all_reduce(large)) for _ in range(10))
-    over = threading.Event()
 
     def reduce_large() -> None:
-        going = torch.ones(1)
-        while going.item():  # the same number of calls on all ranks
+        for _ in range(LARGE_CALLS):
             dist.all_reduce(large, group=groups[0])
-            going.fill_(not over.is_set())
-            dist.all_reduce(going, dist.ReduceOp.MAX, group=groups[0])
 
     thread = threading.Thread(target=reduce_large)
     thread.start()
     times = [_seconds(lambda: dist.all_reduce(small, group=groups[1])) for _ in range(SMALL_CALLS)]
-    over.set()
+    if not thread.is_alive():
+        raise RuntimeError("the large calls ended first; make more of them")
     thread.join()
     return alone, sorted(times)
 

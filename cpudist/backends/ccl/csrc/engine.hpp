@@ -139,6 +139,8 @@ class Engine {
   int handing_over_ = 0;  // threads that have yielded the core to those that wait for what they have completed
   static inline const std::thread::id kNobody;
   std::thread::id poller_ = kNobody;
+  std::thread::id last_poller_ = kNobody;
+  Clock::time_point shared_until_{};  // until then the thread that polls yields, see kShared
   std::condition_variable_any turn_;
 
   // The engine's threads. One of them polls; there are more while callbacks of futures block the others.

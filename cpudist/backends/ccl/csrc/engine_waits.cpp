@@ -2,11 +2,20 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "backoff.hpp"
 #include "engine.hpp"
 
 namespace cpudist {
+
+namespace {
+
+// For this time after another thread has polled, a thread that polls yields its core after each step. Otherwise it would
+// not pause while messages move, and another thread on its core would wait for the end of a time slice.
+constexpr Milliseconds kShared{1};
+
+}  // namespace
 
 void Engine::wait(AsyncWork& work, Milliseconds timeout) {
   if (work.done()) return;
@@ -41,12 +50,17 @@ void Engine::wait(AsyncWork& work, Milliseconds timeout) {
 void Engine::poll_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline, Finished& finished) {
   Backoff backoff;
   const auto self = poller_ = std::this_thread::get_id();
+  if (std::exchange(last_poller_, self) != self) shared_until_ = Clock::now() + kShared;
   if (handing_over_ > 0) yield(lock);
   while (poller_ == self && !work.done() && usable()) {
     const bool moved = progress(finished);
     const auto now = Clock::now();
     if (!finished.empty() || now > deadline) break;
     if (moved) backoff.reset(now);
+    if (moved && now < shared_until_) {
+      yield(lock);
+      continue;
+    }
     lock.unlock();
     backoff.pause(now);
     lock.lock();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,7 +148,10 @@ def check_a_finished_work_holds_no_buffers() -> None:
         handles[-1].wait()
         for tensor in (wide, outputs):
             tensor.untyped_storage().resize_(0)  # a work does keep the caller's own tensors: they are its result
-    assert ROOMY or resident() - before < 96 * MB, f"{(resident() - before) // MB} MB more than before"
+    deadline = time.monotonic() + 10
+    while (more := resident() - before) >= 96 * MB and time.monotonic() < deadline:
+        time.sleep(0.01)  # the engine's thread may have told of the last work's end, and free its buffers after that
+    assert ROOMY or more < 96 * MB, f"{more // MB} MB more than before"
 
 
 def check_a_large_reduce_scatter_makes_no_second_copy() -> None:
