@@ -133,10 +133,12 @@ def wrap(
             call ``optimizer.state_dict()``. It is for torch's optimizers that update each element separately, and for
             your own training loops; it takes no `options`.
         compress: in which scheme gradients cross the network between hosts: "auto", "none", "bf16", "int8", "powersgd"
-            or "powersgd:RANK" (docs/slow-networks.md). None: the one of ``cpudist-train --compress``.
+            or "powersgd:RANK" (docs/slow-networks.md). None: the one of ``cpudist-train --compress``; without it
+            "none", or "auto" with `sync_every`.
         sync_every: let hosts train apart, and exchange every so many steps of the optimizer, or as often as "auto"
             finds right. None: the one of ``cpudist-train --sync-every``.
-        outer: the step that they make then: "nesterov" or "none". None: the one of ``cpudist-train --outer``.
+        outer: the step that they make then: "nesterov", with which their own steps take a seventh of the learning rate,
+            or "none". None: the one of ``cpudist-train --outer``.
         options: those of `DistributedDataParallel`.
 
     An option that the backend does not have has no effect, and one line says so; ``cpudist-train`` refuses it.

@@ -137,7 +137,7 @@ def _parser() -> Parser:
         metavar="SCHEME",
         help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
         "auto (default of recipes and of --use_ipex) measures, and takes none or bf16; docs/slow-networks.md says what "
-        "each costs",
+        "each costs. With --sync-every, how averages do: bf16 (default), none or int8",
     )
     parser.add_argument(
         "--sync-every",
@@ -149,8 +149,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--outer",
         choices=OUTER,
-        help="with --sync-every, what hosts do with the average: a step with momentum, as DiLoCo (nesterov, default), "
-        "or take it as it is (none)",
+        help="with --sync-every, what hosts do with the average: a step with momentum, as DiLoCo, for which their own "
+        "steps have a seventh of the learning rate (nesterov, the default); or take it as it is (none), which is "
+        "better for short trainings",
     )
     parser.add_argument(
         "--checkpoint-on-signal",

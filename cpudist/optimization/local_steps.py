@@ -9,6 +9,7 @@ without a delay, after which parameters are bitwise the same on all ranks (docs/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,6 +30,8 @@ from cpudist.optimization.rounds import Rounds
 if TYPE_CHECKING:
     from cpudist.job import Job
 
+_FEW = 50  # outer steps: Nesterov momentum takes ten to build up, and as many to act
+
 _attached: WeakKeyDictionary[torch.nn.Module, LocalSteps] = WeakKeyDictionary()
 _watched: WeakSet[Job] = WeakSet()  # jobs whose optimizers are watched
 
@@ -39,7 +42,7 @@ def begin(every: str | int | None = None, outer: str | None = None, compress: st
     Args:
         every: after how many steps hosts exchange, or "auto"; None: as the job says.
         outer: "nesterov" or "none"; None: as the job says.
-        compress: the scheme of the averages; None: as the job says.
+        compress: the scheme of the averages; None: as the job says. "auto" is bf16 where the backend has it.
 
     Returns:
         The local steps, to be attached to the wrapped model; None on one host, or if gradients are averaged instead.
@@ -53,8 +56,10 @@ def begin(every: str | int | None = None, outer: str | None = None, compress: st
         if every is not None and job.world.rank == 0:
             say(f"--sync-every {every} changes nothing here: all ranks are on one host")
         return None
-    scheme = check_scheme(compress or job.communication.compression or NONE)
-    return LocalSteps(job, every, outer, NONE if scheme == AUTO else scheme)
+    scheme = check_scheme(compress or job.communication.compression or AUTO)
+    if scheme == AUTO:
+        scheme = "bf16" if "bf16" in job.backend.compressions else NONE
+    return LocalSteps(job, every, outer, scheme)
 
 
 def of(model: torch.nn.Module) -> LocalSteps | None:
@@ -101,6 +106,7 @@ class LocalSteps:
         ranks = [rank for rank, (node, _) in enumerate(found) if node == job.world.node_rank]
         self.group: Any = dist.new_group(ranks, use_local_synchronization=True, group_desc="ranks of one host")
         self._optimizer: torch.optim.Optimizer | None = None
+        self._restore_rate: Callable[[], None] = lambda: None
         self._exact = job.backend.averaging(NONE)
         self._averaging = self._exact if scheme == NONE else job.backend.averaging(scheme)
         self.rounds = Rounds(
@@ -111,8 +117,9 @@ class LocalSteps:
             self._after_outer_step,
             self._note_choice,
         )
+        self._outer_steps = 0  # of this training, with those before a restart
         self._settled = True  # whether the optimizer's state is the same on all ranks
-        self._warned = False
+        self._said_apart = self._said_few = False
 
     def attach(self, model: torch.nn.Module) -> None:
         """Begin local steps of a model in DDP; every rank calls it, and gets the parameters of rank 0.
@@ -157,16 +164,18 @@ class LocalSteps:
         """Prepare for a step of the optimizer.
 
         Raises:
-            UserError: two optimizers update the model.
+            UserError: two optimizers update the model, or as `OuterStep.shorten`.
         """
         if self.rounds.apart and self._optimizer is not optimizer:
             raise UserError("with --sync-every one optimizer updates a model, and here are two; leave it out")
         self._optimizer = optimizer
         self.rounds.before_step()
+        self._restore_rate = self.rounds.outer.shorten(optimizer)
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Count a step of the optimizer, with what is due after it."""
+        self._restore_rate()
         self._settled = False
         self.rounds.after_step()
 
@@ -195,6 +204,7 @@ class LocalSteps:
             "every": self.rounds.every,
             "momentum": self.rounds.outer.momentum,
             "residual": self._averaging.residual,
+            "outer_steps": self._outer_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -203,6 +213,24 @@ class LocalSteps:
         self.rounds.every = self.rounds.every or state.get("every")
         self.rounds.outer.momentum = None if self.rounds.outer.plain else state.get("momentum")
         self._averaging.residual = state.get("residual")
+        self._outer_steps = state.get("outer_steps", 0)
+
+    def expect(self, steps: int) -> None:
+        """Warn if a training of so many steps is too short for the momentum of the outer step."""
+        self._warn_if_few(steps // (self.rounds.every or 1))
+
+    def finish(self) -> None:
+        """Wait for what is under way; warn if the training was too short."""
+        self.rounds.restart()
+        self._warn_if_few(self._outer_steps)
+
+    def _warn_if_few(self, exchanges: int) -> None:
+        if self._is_main and not self._said_few and 0 < exchanges < _FEW and not self.rounds.outer.plain:
+            self._said_few = True
+            say(
+                f"warning: hosts exchange {exchanges} times in this training, too rarely for the momentum of --outer "
+                f"nesterov, which needs {_FEW}; take --outer none"
+            )
 
     @torch.no_grad()
     def _average_all(self, tensors: list[torch.Tensor]) -> None:
@@ -215,6 +243,7 @@ class LocalSteps:
     def _after_outer_step(self, sent: int) -> None:
         for low, master in self._copies:
             low.copy_(master)
+        self._outer_steps += 1
         record = self._record.outer
         record["outer_steps"] += 1
         record["outer_bytes"] += sent
@@ -240,8 +269,8 @@ class LocalSteps:
         self.rounds.restart()
 
     def _before_saving(self, module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-        if self.rounds.apart and self._is_main and not self._warned and _attached.get(module) is self:
-            self._warned = True
+        if self.rounds.apart and self._is_main and not self._said_apart and _attached.get(module) is self:
+            self._said_apart = True
             say(
                 "warning: this state_dict is that of one host, and others have other parameters; save with "
                 "cpudist.save or cpudist.Checkpoints on all ranks"
@@ -287,7 +316,7 @@ def _watch_optimizers(job: Job) -> None:
 
     def finish() -> None:
         for local in _attached.values():
-            local.rounds.restart()
+            local.finish()
 
     _watched.add(job)
     job.finish_before_end(finish)

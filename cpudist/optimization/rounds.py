@@ -49,9 +49,9 @@ class Rounds:
         self.done = 0
         self.apart = False
         self.outer = outer
-        self._averaging, self._parameters = averaging, parameters
+        self._exchange = Exchange(averaging, outer)
+        self._parameters = parameters
         self._stepped, self._chosen = stepped, chosen
-        self._exchange: Exchange | None = None  # the one under way
         self._measurements = 0
         self._ends: list[float] = []  # when the steps since the last exchange ended, in seconds
 
@@ -95,18 +95,16 @@ class Rounds:
 
     def restart(self) -> None:
         """Count from here, where all ranks have the same parameters; wait for what is under way, and drop it."""
-        if self._exchange is not None:
-            self._exchange.wait()
-        self._exchange, self.done, self.apart = None, 0, False
+        self._exchange.drop()
+        self.done, self.apart = 0, False
 
     def finish(self) -> None:
         """Make the outer step of the exchange under way, if there is one."""
-        if self._exchange is not None:
-            exchange, self._exchange = self._exchange, None
-            self._stepped(exchange.apply(self.outer, self._parameters()))
+        if self._exchange.under_way:
+            self._stepped(self._exchange.apply(self._parameters(), self.done))
 
     def _begin(self) -> None:
-        self._exchange = Exchange(self._averaging, self.outer, self._parameters())
+        self._exchange.begin(self._parameters())
         self.done = 0
 
     def _measure(self) -> None:
@@ -115,9 +113,9 @@ class Rounds:
         The rank that came last has waited least: the others' times are not those of the network.
         """
         began = time.perf_counter()
-        exchange = self._exchange = Exchange(self._averaging, self.outer, self._parameters())
+        self._begin()
         sent = time.perf_counter()
-        exchange.wait()
+        self._exchange.wait()
         received = time.perf_counter()
         self.finish()
         own = time.perf_counter() - began - (received - sent)
@@ -128,4 +126,3 @@ class Rounds:
             self.every = measured.steps_between(step, -network, own)
             self._chosen(self.every, step, -network)
         self._ends.clear()
-        self.done = 0

@@ -51,6 +51,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
             samples = sampler.samples_per_step
         self._record.training = Training(samples_per_step=samples)
         self._record.dtype = _dtype(args, kwargs.get("model"))
+        if (local := local_steps.of(kwargs["model"])) is not None:
+            local.expect(state.max_steps)
         self._warm = False
         self._mark()
 

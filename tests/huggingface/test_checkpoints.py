@@ -297,7 +297,7 @@ def test_a_full_disk_ends_the_job_and_earlier_checkpoints_stay_whole(tmp_path: P
 
 
 def test_hosts_that_train_apart_go_on_exactly(tmp_path: Path) -> None:
-    """Evaluating, saving and the end are meetings; a checkpoint has what the outer steps need."""
+    """All hosts exchange before an evaluation, a checkpoint and the end; a checkpoint has what the outer steps need."""
     options = ["--backend", "gloo", "--sync-every", "3", "--record", str(tmp_path / "record.json")]
     words = ["--output_dir", str(tmp_path), "--max_steps", "10", "--eval_strategy", "steps", "--eval_steps", "4"]
     words += ["--save_steps", "4", "--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "4"]

@@ -18,6 +18,7 @@ from cpudist.backends import measured
 from cpudist.backends.compression import check_outer, check_sync_every
 from cpudist.errors import UserError
 from cpudist.optimization import local_steps, master_weights
+from cpudist.optimization.outer_step import SHORT, OuterStep, flat
 from cpudist.optimization.rounds import Rounds
 
 pytestmark = pytest.mark.versions
@@ -43,6 +44,12 @@ def made(outer: str = "nesterov", every: int | str = 3) -> tuple[Any, torch.opti
     plain = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
     model = cpudist.wrap(plain, sync_every=every, outer=outer)
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def without_rate() -> tuple[Any, torch.optim.Optimizer]:
+    model, optimizer = made()
+    optimizer.param_groups[0]["lr"] = None  # as in transformers' Adafactor, which finds its own
+    return model, optimizer
 
 
 def rounds_of(model: Any) -> Rounds:
@@ -71,13 +78,14 @@ def test_outer_steps_are_those_of_torchs_sgd(every: int) -> None:
     An independent SGD says where the outer steps lead, and a copy that trains alone how far each local step goes.
     """
     model, optimizer = made(every=every)
-    alone, own = made(every=64)
+    alone, own = made("none", every=64)
     outer = torch.nn.Parameter(vector(model))
     sgd = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
     sent, due = outer.detach().clone(), 0
     for step in range(1, 3 * every + 1):
         torch.nn.utils.vector_to_parameters(vector(model), alone.parameters())
         own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        own.param_groups[0]["lr"] = 0.1 / 7
         train(alone, own, step, step + 1)
         train(model, optimizer, step, step + 1)
         expected = vector(alone)
@@ -89,15 +97,36 @@ def test_outer_steps_are_those_of_torchs_sgd(every: int) -> None:
         torch.testing.assert_close(vector(model), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_outer_steps_go_as_far_as_full_steps() -> None:
+    """Momentum, which makes seven steps of one in the long run, is made up for by shorter local steps."""
+    outer = OuterStep("nesterov")
+    outer.parameters = torch.zeros(3)
+    for _ in range(100):
+        before = outer.parameters.clone()
+        outer.step(torch.full((3,), -SHORT))
+    torch.testing.assert_close(outer.parameters - before, torch.ones(3), rtol=1e-3, atol=0)
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_only_the_step_itself_is_shortened() -> None:
+    """Schedulers, logs and checkpoints see the learning rate of the user."""
+    model, optimizer = made()
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda one, *_: seen.append(one.param_groups[0]["lr"]))
+    train(model, optimizer, 0, 4)
+    assert seen == pytest.approx([0.1 / 7] * 4)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 @pytest.mark.usefixtures("two_hosts")
 def test_steps_are_made_while_an_exchange_is_under_way() -> None:
     """A rank waits for an average once, at the step where its outer step is due."""
     waited: list[int] = []
     model, optimizer = made(every=4)
     rounds = rounds_of(model)
-    begin = rounds._averaging.begin
+    begin = rounds._exchange._averaging.begin
     late = lambda moved: (begin(moved)(), lambda: waited.append(step))[1]  # noqa: E731
-    rounds._averaging = SimpleNamespace(begin=late, residual=None)  # type: ignore[assignment]
+    rounds._exchange._averaging = SimpleNamespace(begin=late, residual=None)  # type: ignore[assignment]
     for step in range(10):
         train(model, optimizer, step, step + 1)
     assert waited == [5, 9]
@@ -106,6 +135,17 @@ def test_steps_are_made_while_an_exchange_is_under_way() -> None:
     step = 12
     cpudist.shutdown()
     assert waited == [5, 9, 12], "the job does not end with calls in flight"
+
+
+def test_memory_serves_again_where_it_fits() -> None:
+    tensors, memory = [torch.arange(6.0).view(2, 3), torch.ones(4)], torch.empty(10)
+    assert flat(tensors, memory) is memory
+    assert memory.tolist() == [0, 1, 2, 3, 4, 5, 1, 1, 1, 1]
+    for others in (tensors[:1], [tensor.double() for tensor in tensors]):
+        made_anew = flat(others, memory)
+        assert made_anew.dtype == others[0].dtype
+        assert len(made_anew) == sum(map(torch.numel, others))
+    assert len(memory) == 10
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -143,14 +183,14 @@ def test_evaluation_and_saving_synchronize_and_a_checkpoint_goes_on_exactly(tmp_
     model.eval()(torch.ones(2, 4))
     assert (rounds.apart, model.train().training) == (False, True)
     train(model, optimizer, 1, 4)
-    assert rounds._exchange is not None
+    assert rounds._exchange.under_way
     cpudist.save(tmp_path / "saved", model=model, optimizer=optimizer)
-    assert (rounds.apart, rounds._exchange) == (False, None)
+    assert (rounds.apart, rounds._exchange.under_way) == (False, False)
     train(model, optimizer, 4, 12)
     again, other = made()
     train(again, other, 0, 3)
     cpudist.load(tmp_path / "saved", model=again, optimizer=other)
-    assert rounds_of(again)._exchange is None, "what was under way is of another training"
+    assert not rounds_of(again)._exchange.under_way, "what was under way is of another training"
     train(again, other, 4, 12)
     assert torch.equal(vector(again), vector(model))
     again.load_state_dict(model.state_dict())
@@ -158,6 +198,39 @@ def test_evaluation_and_saving_synchronize_and_a_checkpoint_goes_on_exactly(tmp_
     fresh, third = made("none")  # another outer step takes no momentum
     cpudist.load(tmp_path / "saved", model=fresh, optimizer=third)
     assert local_steps.of(fresh.module).state_dict()["momentum"] is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("outer", "exchanges", "warns"), [("nesterov", 49, True), ("nesterov", 50, False), ("none", 1, False)]
+)
+def test_a_training_too_short_for_momentum_is_said(
+    outer: str, exchanges: int, warns: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exchanges before a restart count."""
+    start_as_one_of_two()
+    model, optimizer = made(outer, every=1)
+    train(model, optimizer, 0, 1)
+    cpudist.save(tmp_path / "saved", model=model, optimizer=optimizer)
+    again, other = made(outer, every=1)
+    cpudist.load(tmp_path / "saved", model=again, optimizer=other)
+    train(again, other, 1, exchanges)
+    cpudist.shutdown()
+    assert (f"exchange {exchanges} times" in capsys.readouterr().err) == warns
+
+
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize(("steps", "warns"), [(399, 1), (400, 0)])
+def test_it_is_said_before_where_the_number_of_steps_is_known(
+    steps: int, warns: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = made(every=8)
+    local = local_steps.of(model.module)
+    assert local is not None
+    local.expect(steps)
+    assert capsys.readouterr().err.count("exchange 49 times") == warns
+    train(model, optimizer, 0, 12)
+    local.finish()
+    assert capsys.readouterr().err.count("exchange 1 times") == 1 - warns, "once"
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -215,6 +288,7 @@ def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: job.require().communication.set_local_steps(None, "none"), "give --sync-every, too"),
         (lambda: cpudist.wrap(torch.nn.Linear(2, 1), outer="none"), "give --sync-every, too"),
         (lambda: train(model, second, 1, 2), "one optimizer updates a model"),
+        (lambda: train(*without_rate(), 0, 1), "here is none; take --outer none"),
         (lambda: cpudist.step(optimizer, torch.amp.GradScaler("cpu")), "does not go with float16"),
         (lambda: made(every=2) and cpudist.wrap(model.module, sync_every=2, shard_optimizer=True), "shard_optimizer="),
         (lambda: cpudist.wrap(torch.nn.Linear(2, 1), sync_every=2, compress="powersgd"), "--compress powersgd"),
