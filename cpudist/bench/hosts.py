@@ -111,25 +111,36 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     """
     if world.node_count == 1:
         raise UserError("bench hosts is about the network between hosts; start it as: mpirun -f hostfile -n 2 -ppn 1 …")
-    shape, groups = workload.SMALL if quick else _SHAPE, both_groups(CCL)
+    shape = workload.SMALL if quick else _SHAPE
     say(workload.describe(workload.bert(), shape))
-    times = HostTimes({}, {})
+    tokens, groups, turns = workload.tokens(world.rank, shape), both_groups(CCL), _QUICK if quick else _FULL
+    times, names = HostTimes({}, {}), only or list(CANDIDATES)[1:]
     for dtype in _DTYPES[: 1 if quick else None]:
         name = precision.name(dtype)
-        gc.collect()  # the models of the last type
-        steps, averages = {}, {}
-        for candidate in (ALONE, *(only or list(CANDIDATES)[1:])):
-            say(f"{name}, warming up: {candidate}")
-            tokens = workload.tokens(world.rank, shape)
-            steps[candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
-            if candidate in _AVERAGED:
-                averages[candidate] = together(_average_of(candidate, groups), groups[GLOO])
-        candidates = {("step", key): one for key, one in steps.items()}
-        candidates |= {("average", key): one for key, one in averages.items()}
-        timings = take_turns(candidates, _QUICK if quick else _FULL, beginning_with(name, say))
-        times.steps[name] = {key: timings["step", key] for key in steps}
-        times.averages[name] = {key: timings["average", key] for key in averages}
+        times.steps[name], times.averages[name] = _compare(dtype, tokens, groups, names, turns, say)
+        gc.collect()  # its models
     return times
+
+
+def _compare(
+    dtype: torch.dtype,
+    tokens: torch.Tensor,
+    groups: dict[str, dist.ProcessGroup],
+    names: Sequence[str],
+    turns: Turns,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Timings], dict[str, Timings]]:
+    """Return the times of a step of `ALONE` and of the named candidates, and of their averages by themselves."""
+    name = precision.name(dtype)
+    candidates: dict[tuple[str, str], Candidate] = {}
+    for candidate in (ALONE, *names):
+        say(f"{name}, warming up: {candidate}")
+        candidates["step", candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
+        if candidate in _AVERAGED:
+            candidates["average", candidate] = together(_average_of(candidate, groups), groups[GLOO])
+    timings = take_turns(candidates, turns, beginning_with(name, say))
+    steps = {candidate: one for (what, candidate), one in timings.items() if what == "step"}
+    return steps, {candidate: one for (what, candidate), one in timings.items() if what == "average"}
 
 
 def _hidden(alone: Timings, average: Timings, step: Timings) -> float:
@@ -152,7 +163,7 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
     plain = workload.bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
     if isinstance(what, int):
-        model: Any = api.wrap(plain, sync_every=what, compress="none")
+        model: Any = api.wrap(plain, sync_every=what)
     elif backend == CCL:
         model = api.wrap(plain, compress=what)
     else:
