@@ -1,10 +1,14 @@
-"""Compare the held-out loss of a language model under each setting for slow networks.
+"""Compare held-out losses under each setting for slow networks.
 
-    mpirun -n 2 python tools/losses.py FOLDER [--steps N] [--seeds N] [--seconds N] [SETTING …]
+    mpirun -n 2 python tools/losses.py FOLDER [--task language-model|classifier|answers] [--questions FILE] [SETTING …]
 
-Trains a GPT-2 of 11 million parameters, in bfloat16 by autocast, on the source code of Python's standard library, under
-each SETTING (all of SETTINGS by default) with each seed. A seed decides on the first parameters and on the samples,
-which are the same under all settings. Each rank counts as a host of its own, so that one machine is enough.
+Trains in bfloat16 by autocast, under each SETTING (all of SETTINGS by default) with each seed. A seed decides on the
+first parameters that are not pretrained, and on the samples, which are the same under all settings. Each rank counts as
+a host of its own, so that one machine is enough.
+
+    language-model: a GPT-2 of 11 million parameters, from nothing, on the source code of Python's standard library
+    classifier: a pretrained MiniLM says which article a question of FILE, in SQuAD's format, is about
+    answers: it finds the answers to the questions in their paragraphs
 
 FOLDER gets losses.json and losses.png after each training. What is there is not trained again. After --seconds the
 program saves what is under way and ends; started again, it goes on.
@@ -16,17 +20,16 @@ import argparse
 import json
 import os
 import statistics
-import sysconfig
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
 import torch.distributed as dist
-from tokenizers import models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel
+from loss_tasks import Answers, Classifier, LanguageModel, Task
 
 import cpudist
 from cpudist import job, launchers
@@ -38,50 +41,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{f"sync-every {every}": {"sync_every": every} for every in (8, 32)},
     **{f"sync-every {every}, outer none": {"sync_every": every, "outer": "none"} for every in (8, 32)},
 }
-VOCABULARY, LENGTH, BATCH = 1024, 64, 2  # tokens; tokens of a sample; samples of a rank in a step
-SIZES = {"n_layer": 6, "n_head": 6, "n_embd": 384, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
-RATE, WARM_UP = 6e-4, 100
-EVALUATE = 256  # steps; a multiple of all K, so that evaluating adds no exchange
-Curve = list[tuple[int, float]]  # after how many steps, which held-out loss, in nats per token
-
-
-def read_tokens(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens to train on, and the held-out ones: those of every twentieth file."""
-    cache = folder / "tokens.pt"
-    if not cache.exists():
-        texts = [file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
-        held_out = texts[::20]
-        del texts[::20]
-        tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        tokenizer.train_from_iterator(
-            texts, trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
-        )
-        parts = [torch.tensor(tokenizer.encode("".join(part)).ids) for part in (texts, held_out)]
-        torch.save(parts, cache)
-    train, held_out = torch.load(cache, weights_only=True)
-    return train, held_out
+QUESTIONS: dict[str, Callable[[Path], Task]] = {"classifier": Classifier, "answers": Answers}
+Curve = list[tuple[float, ...]]  # after how many steps, and the task's measures
 
 
 class Training:
-    """One training of the model, under one setting with one seed."""
+    """One training of the task's model, under one setting with one seed."""
 
-    def __init__(self, folder: Path, setting: str, seed: int, steps: int) -> None:
+    def __init__(self, task: Task, folder: Path, setting: str, seed: int, rate: float) -> None:
         self._world = job.require().world
-        self._seed, self._steps = seed, steps
-        self._train, held_out = read_tokens(folder)
-        blocks = held_out[: len(held_out) // LENGTH * LENGTH].view(-1, LENGTH)
-        self._held_out = blocks[:: max(len(blocks) // 128, 1)][self._world.rank :: self._world.size]
+        self._task, self._seed = task, seed
         torch.manual_seed(seed)
-        plain = GPT2LMHeadModel(
-            GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, bos_token_id=0, eos_token_id=0, **SIZES)
+        plain = task.model()
+        self._optimizer = torch.optim.AdamW(plain.parameters(), lr=rate, fused=True)
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self._optimizer, rate, task.steps, pct_start=task.warm_up / task.steps
         )
-        plain.loss_type = "ForCausalLM"
-        self._optimizer = torch.optim.AdamW(plain.parameters(), lr=RATE, fused=True)
-        self._schedule = torch.optim.lr_scheduler.OneCycleLR(self._optimizer, RATE, steps, pct_start=WARM_UP / steps)
         self._model = cpudist.wrap(plain, **SETTINGS[setting])
-        self._checkpoints = cpudist.Checkpoints(folder / f"{setting}-{seed}-{steps}", keep=1)
+        self._checkpoints = cpudist.Checkpoints(folder / f"{setting}-{seed}-{task.steps}", keep=1)
         self.curve: Curve = []
 
     def train(self, deadline: float) -> bool:
@@ -89,75 +66,87 @@ class Training:
         state: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer, "schedule": self._schedule}
         begin = self._checkpoints.restore(**state, curve=[])
         self.curve = self._checkpoints.values["curve"]
-        for step in range(begin, self._steps):
-            if step % EVALUATE == 0 and step > begin:
-                self.curve.append((step, self._evaluate()))
+        for step in range(begin, self._task.steps):
+            if step % self._task.evaluate == 0 and step > begin:
+                self.curve.append((step, *self._evaluate()))
                 late = [time.monotonic() > deadline]
                 dist.broadcast_object_list(late, 0)
                 if late[0]:
                     self._checkpoints.save(step, **state, curve=self.curve)
                     return False
+            number = (self._seed * self._task.steps + step) * self._world.size + self._world.rank
+            batch = self._task.draw(torch.Generator().manual_seed(number))
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                batch = self._batch(step)
-                loss = self._model(input_ids=batch, labels=batch).loss
+                loss = self._model(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
             cpudist.step(self._optimizer)
             self._schedule.step()
             self._optimizer.zero_grad()
-        self.curve.append((self._steps, self._evaluate()))
+        self.curve.append((self._task.steps, *self._evaluate()))
         return True
 
-    def _batch(self, step: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(
-            (self._seed * self._steps + step) * self._world.size + self._world.rank
-        )
-        starts = torch.randint(len(self._train) - LENGTH, (BATCH,), generator=generator)
-        return torch.stack([self._train[start : start + LENGTH] for start in starts])
-
     @torch.no_grad()
-    def _evaluate(self) -> float:
+    def _evaluate(self) -> list[float]:
         self._model.eval()
+        own = {name: values[self._world.rank :: self._world.size] for name, values in self._task.held_out.items()}
+        parts = zip(*(values.split(32) for values in own.values()), strict=True)
+        found = []
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            losses = [self._model(input_ids=part, labels=part).loss for part in self._held_out.split(32)]
+            for part in parts:
+                batch = dict(zip(own, part, strict=True))
+                found.append(torch.stack(self._task.measure(self._model(**batch), batch)).float())
         self._model.train()
-        return float(cpudist.mean(torch.stack(losses).mean()))
+        return [float(cpudist.mean(value)) for value in torch.stack(found).mean(0)]
 
 
-def report(folder: Path, found: dict[str, dict[str, Curve]]) -> None:
-    """Write and draw all curves, and print the last losses."""
+def report(task: Task, folder: Path, found: dict[str, dict[str, Curve]]) -> None:
+    """Write and draw all curves, and print the last measures."""
     from matplotlib.figure import Figure
 
     (folder / "losses.json").write_text(json.dumps(found, indent=1) + "\n")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    rows, first = [], None
-    for setting in filter(found.get, SETTINGS):
-        curves = found[setting]
-        steps = [step for step, _ in next(iter(curves.values()))]
-        columns = list(zip(*([loss for _, loss in curve] for curve in curves.values()), strict=True))
-        (line,) = axes.plot(steps, [statistics.fmean(column) for column in columns], label=setting)
+    rows, settings = [], [setting for setting in SETTINGS if setting in found]
+    for setting in settings:
+        seeds, compared = found[setting], found[settings[0]]
+        columns = [[point[1] for point in points] for points in zip(*seeds.values(), strict=True)]
+        steps, means = [point[0] for point in next(iter(seeds.values()))], [statistics.fmean(one) for one in columns]
+        (line,) = axes.plot(steps, means, label=setting)
         axes.fill_between(steps, list(map(min, columns)), list(map(max, columns)), alpha=0.2, color=line.get_color())
-        mean = statistics.fmean(columns[-1])
-        first = first or mean
-        last = ", ".join(f"{loss:.4f}" for loss in columns[-1])
-        rows.append([setting, f"{mean:.4f}", f"{mean / first - 1:+.2%}", last])
-    axes.set(xlabel="steps", ylabel="held-out loss, nats per token")
+        last = [[curve[-1][1 + index] for curve in seeds.values()] for index in range(len(task.measures))]
+        cells = [f"{statistics.fmean(values):.4f} ({min(values):.4f}-{max(values):.4f})" for values in last]
+        ratio = statistics.fmean(seeds[seed][-1][1] / compared[seed][-1][1] for seed in seeds if seed in compared)
+        rows.append([setting, str(len(seeds)), cells[0], f"{ratio - 1:+.2%}", *cells[1:]])
+    axes.set(xlabel="steps", ylabel=task.measures[0])
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(folder / "losses.png", dpi=120)
-    print(table(["setting", "held-out loss", f"to {next(iter(SETTINGS))}", "of each seed"], rows), flush=True)
+    head = ["setting", "seeds", task.measures[0], f"to {settings[0]}", *task.measures[1:]]
+    print(table(head, rows), flush=True)
+
+
+def make(options: argparse.Namespace) -> Task:
+    """Return the task that the options name."""
+    kind = QUESTIONS.get(options.task)
+    return LanguageModel(options.folder) if kind is None else kind(options.questions)
 
 
 def main() -> None:
     """Train under all settings in turn, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--task", choices=("language-model", *QUESTIONS), default="language-model")
+    parser.add_argument("--questions", type=Path, metavar="FILE")
     parser.add_argument("settings", nargs="*", metavar="SETTING", default=[], help=", ".join(SETTINGS))
-    parser.add_argument("--steps", type=int, default=2048)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="factor of the learning rate; give each a FOLDER of its own"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_intermixed_args()
+    if options.task in QUESTIONS and not options.questions:
+        sys.exit(f"--task {options.task} is about questions; give --questions FILE, in SQuAD's format")
     deadline = time.monotonic() + options.seconds
     place = launchers.detect(os.environ).placement()
     group.node_identity = lambda: f"host {place.rank}"
@@ -166,21 +155,23 @@ def main() -> None:
     job.require().world = job.require().communication.world = hosts
     if world.rank == 0:
         options.folder.mkdir(parents=True, exist_ok=True)
-        read_tokens(options.folder)
+        task = make(options)
     dist.barrier()
+    if world.rank != 0:
+        task = make(options)  # it reads the tokens that rank 0 has written
     written = options.folder / "losses.json"
     found: dict[str, dict[str, Curve]] = json.loads(written.read_text()) if written.exists() else {}
     for seed in map(str, range(options.seeds)):
         for setting in options.settings or SETTINGS:
             if seed in found.get(setting, {}):
                 continue
-            training = Training(options.folder, setting, int(seed), options.steps)
+            training = Training(task, options.folder, setting, int(seed), options.rate * task.rate)
             if not training.train(deadline):
                 cpudist.shutdown()
                 return
             found.setdefault(setting, {})[seed] = training.curve
             if world.rank == 0:
-                report(options.folder, found)
+                report(task, options.folder, found)
     cpudist.shutdown()
 
 

@@ -3,8 +3,9 @@
     mpirun -n 2 python tools/saving_cost.py [--rounds 6] [FOLDER]
 
 Trains the model of `cpudist bench ddp` on ccl and saves it, with AdamW's state, by `cpudist.Checkpoints` in FOLDER
-(default: a temporary folder), in the foreground and in the background by turns. For comparison: a step while nothing is
-saved, and a copy of the same tensors in memory. Each cell is the median of the rounds, with the range in brackets.
+(default: a temporary folder), in the foreground and in the background by turns. A step while the checkpoint is written
+is the mean of the steps that lie wholly or partly in that time. For comparison: a step while nothing is saved, and a
+copy of the same tensors in memory. Each cell is the median of the rounds, with the range in brackets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,7 +32,7 @@ from cpudist.bench.timing import Timings
 from cpudist.checkpoints import files, state
 from cpudist.checkpoints.ranks import Ranks
 
-STEPS = 4  # of each kind in a round
+STEPS = 12  # in a round, while nothing is saved
 FOREGROUND, BACKGROUND = "foreground", "background"
 
 
@@ -52,7 +54,7 @@ def main() -> None:
             print(table(["", "time"], rows))
             for name, of, to in (
                 ("pause in the background, of a copy", f"{BACKGROUND}: pause", "a copy in memory"),
-                ("step in the background, of a step", f"{BACKGROUND}: step meanwhile", "a step"),
+                ("step in the background, of a step", f"{BACKGROUND}: a step meanwhile", "a step"),
                 ("checksums, of all of reading", "compare checksums", "read it again, all of it"),
             ):
                 ratios = [one / other for one, other in zip(measured[of], measured[to], strict=True)]
@@ -77,18 +79,30 @@ def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[
     step = partial(workload.train_on, tokens, model, optimizer, torch.float32)
     for number in range(-1, rounds):  # the first round does not count
         seconds: dict[str, float] = {}
-        seconds["a step"] = statistics.median(_timed(step) for _ in range(STEPS))
+        seconds["a step"] = statistics.fmean(_timed(step) for _ in range(STEPS))
         seconds["a copy in memory"] = _timed(state.collect, model, optimizer, {}, ranks.rank, copied=True)
         for name, checkpoints in series.items():
             seconds[f"{name}: pause"] = _timed(checkpoints.save, number + 1, model=model, optimizer=optimizer)
-            seconds[f"{name}: step meanwhile"] = statistics.median(_timed(step) for _ in range(STEPS))
-            seconds[f"{name}: rest of the writing"] = _timed(checkpoints.wait)
+            if name == BACKGROUND:
+                meanwhile = _steps_while_writing(step)
+                seconds[f"{name}: a step meanwhile"] = statistics.fmean(meanwhile)
+                seconds[f"{name}: until it is there"] = sum(meanwhile)
         seconds["compare checksums"] = _timed(files.damage, folder / FOREGROUND / f"checkpoint-{number + 1}", ranks)
         seconds["read it again, all of it"] = _timed(series[FOREGROUND].restore, model=model, optimizer=optimizer)
         if number >= 0:
             for name, one in seconds.items():
                 measured[name].append(one)
     return measured
+
+
+def _steps_while_writing(step: Callable[[], None]) -> list[float]:
+    """Return the seconds of each step until all ranks have written."""
+    writes, seconds = torch.ones(1), []
+    while writes.item():
+        seconds.append(_timed(step))
+        writes.fill_(any(thread.name == "cpudist-checkpoint" for thread in threading.enumerate()))
+        dist.all_reduce(writes, dist.ReduceOp.MAX)
+    return seconds
 
 
 def _timed(call: Callable[..., object], *arguments: object, **options: object) -> float:
