@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import api, job
@@ -49,6 +50,7 @@ CANDIDATES: dict[str, tuple[str, str | int]] = {
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
     **{f"sync-every {every}": (CCL, every) for every in (8, 32)},
     "gloo": (GLOO, "none"),
+    "gloo, fp16": (GLOO, "fp16"),  # torch's hook
     "gloo, powersgd": (GLOO, "powersgd"),
 }
 _AVERAGED = ("none", "bf16", "int8", "gloo")  # the candidates whose average is timed by itself
@@ -168,7 +170,10 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
         model = api.wrap(plain, compress=what)
     else:
         model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
-        job.require().backend.compress(model, what)
+        if what == "fp16":
+            model.register_comm_hook(groups[backend], default_hooks.fp16_compress_hook)
+        else:
+            job.require().backend.compress(model, what)
 
     def step() -> None:
         with model.no_sync() if name == ALONE else nullcontext():

@@ -35,8 +35,9 @@ what is measured:
                 in float32 and bfloat16, on ccl and gloo with several kinds of buckets, and without communication
   hosts         (10 minutes, longer where the network is slow) the same model, 4 x 128 tokens per rank, across hosts:
                 gradients as --compress auto chooses, as they are, as bf16 and int8, by PowerSGD, and with --sync-every
-                8 and 32, on ccl; as they are and by PowerSGD on gloo; and a step without communication, of which the
-                others are multiples. All of it needs 7 GB of memory a rank, less with --only.
+                8 and 32, on ccl; as they are, by torch's fp16 hook and by PowerSGD on gloo; and a step without
+                communication, of which the others are multiples. All of it needs 8 GB of memory a rank, less with
+                --only.
                 It says what --compress or --sync-every is worth on this network (docs/slow-networks.md)
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
