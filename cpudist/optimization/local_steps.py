@@ -170,12 +170,14 @@ class LocalSteps:
             raise UserError("with --sync-every one optimizer updates a model, and here are two; leave it out")
         self._optimizer = optimizer
         self.rounds.before_step()
+        self._restore_rate()  # if the step before has raised an error
         self._restore_rate = self.rounds.outer.shorten(optimizer)
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Count a step of the optimizer, with what is due after it."""
         self._restore_rate()
+        self._restore_rate = lambda: None
         self._settled = False
         self.rounds.after_step()
 

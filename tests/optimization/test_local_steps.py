@@ -114,7 +114,10 @@ def test_only_the_step_itself_is_shortened() -> None:
     seen: list[float] = []
     optimizer.register_step_pre_hook(lambda one, *_: seen.append(one.param_groups[0]["lr"]))
     train(model, optimizer, 0, 4)
-    assert seen == pytest.approx([0.1 / 7] * 4)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    train(model, optimizer, 4, 5)
+    assert seen == pytest.approx([0.1 / 7] * 6)
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
