@@ -36,9 +36,8 @@ what is measured:
   hosts         (10 minutes, longer where the network is slow) the same model, 4 x 128 tokens per rank, across hosts:
                 gradients as --compress auto chooses, as they are, as bf16 and int8, by PowerSGD, and with --sync-every
                 8 and 32, on ccl; as they are, by torch's fp16 hook and by PowerSGD on gloo; and a step without
-                communication, of which the others are multiples. All of it needs 8 GB of memory a rank, less with
-                --only.
-                It says what --compress or --sync-every is worth on this network (docs/slow-networks.md)
+                communication, of which the others are multiples. It says what --compress or --sync-every is worth on
+                this network (docs/slow-networks.md). All of it needs about 8 GB of memory a rank, less with --only
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
   --backend     collectives and ddp on another backend than ccl: collectives of tensors on its device beside gloo's of

@@ -28,7 +28,7 @@ _STEPS = """
 import ctypes, os, sys, torch
 import torch.distributed as dist
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-dist.barrier()  # what an optimizer imports takes seconds, on one rank more than on the other
+dist.barrier()  # the first optimizer imports torch._dynamo, which can take one rank a second longer than the other
 for step in range(3):
     optimizer.step()
     dist.all_reduce(torch.ones(1))
