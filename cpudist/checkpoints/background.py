@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
 _NICE = 15  # beside a thread of the usual priority, such a thread gets a thirtieth of a core
+_SHARE = 1 / 20  # of a core: what the training may lose while a checkpoint is written
 
 
 class Background:
@@ -30,6 +32,7 @@ class Background:
         self._ranks: Ranks | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._hurry = threading.Event()
 
     def ranks(self) -> Ranks:
         """Return the ranks of the running job with a process group for this thread."""
@@ -44,13 +47,18 @@ class Background:
                 job.finish_before_end(self.wait)
         return self._ranks
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Do `work` in a thread of its own; call `wait` before."""
+    def start(self, work: Callable[[Callable[[], None]], None]) -> None:
+        """Do `work` in a thread of its own; call `wait` before.
+
+        Args:
+            work: what to do. It is given a function to call after every few megabytes, which pauses so that the
+                training has the core.
+        """
+        self._hurry.clear()
 
         def run() -> None:
             try:
-                _move_aside()
-                work()
+                work(_unpaced if _has_moved_aside() else self._paced())
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
                 self._error = error
 
@@ -59,11 +67,12 @@ class Background:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the work is done.
+        """Wait until the work is done, which pauses no more.
 
         Raises:
             UserError: it has failed; what it has raised.
         """
+        self._hurry.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -71,11 +80,29 @@ class Background:
         if error is not None:
             raise error
 
+    def _paced(self) -> Callable[[], None]:
+        """Return a function that waits until this thread has used no more than its share of a core."""
+        begin, used = time.monotonic(), time.thread_time()
 
-def _move_aside() -> None:
-    """Leave the cores to the training, except the one that the plan keeps for communication."""
+        def pause() -> None:
+            while threading.main_thread().is_alive():  # at its end the interpreter waits for this thread
+                early = (time.thread_time() - used) / _SHARE - (time.monotonic() - begin)
+                if early <= 0 or self._hurry.wait(min(early, 1)):
+                    break
+
+        return pause
+
+
+def _unpaced() -> None:
+    pass
+
+
+def _has_moved_aside() -> bool:
+    """Give this thread a low priority, and the core that the plan keeps for communication; return if there is one."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
     job = current()
     pinning = None if job is None else job.pinning
     if pinning is not None and pinning.bound and (cpus := pinning.plan.communication_cpus):
         os.sched_setaffinity(threading.get_native_id(), cpus)
+        return True
+    return False

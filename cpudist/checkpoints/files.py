@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from cpudist.checkpoints import folders, manifest, state
 from cpudist.checkpoints.manifest import Manifest
@@ -96,6 +99,7 @@ def write(
     publisher: Publisher,
     step: int | None = None,
     check: Callable[[], None] = lambda: None,
+    pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a tree of `state.collect`; every rank calls it.
 
@@ -106,6 +110,7 @@ def write(
         publisher: of the folder in which `target` lies.
         step: the number of the training step, for the manifest; None: not known.
         check: called on rank 0 before anything is written; may raise.
+        pause: called between tensors, and between blocks of the files.
 
     Raises:
         UserError: as `save`, and as `check`.
@@ -119,9 +124,14 @@ def write(
     written = publisher.begin(target.name, ranks, ranks.rank == 0, check_all)
     try:
         # DCP raises what any rank has raised on all of them.
-        with _quiet():
-            storage = FileSystemWriter(written, sync_files=True)
-            dcp.save(tree, storage_writer=storage, process_group=ranks.group, no_dist=ranks.alone)
+        with _quiet(), _one_checksum():
+            dcp.save(
+                tree,
+                storage_writer=FileSystemWriter(written, sync_files=True),
+                planner=_PausingPlanner(pause),
+                process_group=ranks.group,
+                no_dist=ranks.alone,
+            )
     except CheckpointException as error:
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
@@ -130,7 +140,7 @@ def write(
         ) from error
 
     def checksums() -> dict[str, tuple[int, str]]:  # only the host that has written a file is sure to have all of it
-        return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"))
+        return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"), pause)
 
     def seal(parts: list[dict[str, tuple[int, str]]]) -> None:
         files = {name: checksum for part in parts for name, checksum in part.items()}
@@ -138,7 +148,7 @@ def write(
             raise UserError(
                 f"{state.few(missing)} of {target} cannot be seen here; save on a disk that all hosts share"
             )
-        files.update(manifest.checksums(written, [path for path in written.iterdir() if path.name not in files]))
+        files.update(manifest.checksums(written, [path for path in written.iterdir() if path.name not in files], pause))
         job = current()
         manifest.write(written, Manifest(step, ranks.size, [] if job is None else job.run_ids, files))
 
@@ -206,12 +216,33 @@ def read(
     return state.plain_values(more) | {name: value for name, (value,) in tree.get("values", {}).items()}
 
 
+class _PausingPlanner(DefaultSavePlanner):
+    def __init__(self, pause: Callable[[], None]) -> None:
+        super().__init__()
+        self._pause = pause
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        self._pause()
+        return super().resolve_data(write_item)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide DCP's warnings that a process without a group is alone, and of torch 2.8 about its own code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
         yield
+
+
+@contextmanager
+def _one_checksum() -> Iterator[None]:
+    """Save tensors without torch's checksum of each, which takes half of the computing; the manifest has the file's."""
+    before = get_crc32_options()
+    set_crc32_options(False)  # of this thread; up to torch 2.8, of all
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
 
 
 def _damage(folder: Path, ranks: Ranks) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,11 @@ def files_in(said: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
     return {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
 
 
-def checksums(folder: Path, paths: Iterable[Path]) -> dict[str, tuple[int, str]]:
-    """Return size and checksum of each file, by its path in `folder`."""
-    return {str(path.relative_to(folder)): _checksum(path) for path in paths}
+def checksums(
+    folder: Path, paths: Iterable[Path], pause: Callable[[], None] = lambda: None
+) -> dict[str, tuple[int, str]]:
+    """Return size and checksum of each file, by its path in `folder`; `pause` is called after each block."""
+    return {str(path.relative_to(folder)): _checksum(path, pause) for path in paths}
 
 
 def damage(folder: Path, files: Mapping[str, tuple[int, str]], part: int = 0, parts: int = 1) -> str | None:
@@ -81,10 +83,11 @@ def damage(folder: Path, files: Mapping[str, tuple[int, str]], part: int = 0, pa
     return None
 
 
-def _checksum(path: Path) -> tuple[int, str]:
+def _checksum(path: Path, pause: Callable[[], None] = lambda: None) -> tuple[int, str]:
     size = checksum = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             size += len(block)
             checksum = zlib.crc32(block, checksum)
+            pause()
     return size, f"{checksum:08x}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,7 @@ class Checkpoints:
             self._write(tree, target, ranks, step)
         else:
             others = background.ranks()
-            background.start(lambda: self._write(tree, target, others, step))
+            background.start(lambda pause: self._write(tree, target, others, step, pause))
 
     def wait(self) -> None:
         """Wait until an asynchronous checkpoint is complete.
@@ -143,13 +143,20 @@ class Checkpoints:
         if self._background is not None:
             self._background.wait()
 
-    def _write(self, tree: dict[str, Any], target: Path, ranks: Ranks, step: int) -> None:
+    def _write(
+        self,
+        tree: dict[str, Any],
+        target: Path,
+        ranks: Ranks,
+        step: int,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
         def check() -> None:
             if (target / manifest.FILE).is_file() and step not in self._own():
                 raise UserError(f"{target} is of an earlier run; move it, or save in another folder")
 
         publisher = publisher_of(self.folder)
-        files.write(tree, target, ranks, publisher, step, check)
+        files.write(tree, target, ranks, publisher, step, check, pause)
         if ranks.rank == 0:
             folders.rotate(self._own().values(), self.keep, publisher.saved)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,13 @@ def read_world(checkpoint: Path) -> dict[str, Any] | None:
     return world
 
 
-def write_world(folder: Path, world: Mapping[str, Any]) -> None:
-    """Write WORLD, the last file of a checkpoint, into `folder`, with the checksums of all others."""
+def write_world(folder: Path, world: Mapping[str, Any], pause: Callable[[], None] = lambda: None) -> None:
+    """Write WORLD, the last file of a checkpoint, into `folder`, with the checksums of all others.
+
+    `pause` is called after each block of a file that is read.
+    """
     own = folder / WORLD  # which another rank may be writing, too
-    files = manifest.checksums(folder, [path for path in folder.rglob("*") if path.is_file() and path != own])
+    files = manifest.checksums(folder, [path for path in folder.rglob("*") if path.is_file() and path != own], pause)
     own.write_text(json.dumps({**world, "files": files}) + "\n", encoding="utf-8")
 
 

@@ -31,6 +31,7 @@ from cpudist.optimization import local_steps
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
 
+_BLOCK = 1 << 22
 _SHUTIL = SimpleNamespace(**{**vars(shutil), "rmtree": folders.delete})
 
 
@@ -69,19 +70,19 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
-        def seal(_: object) -> None:
-            checkpoint_files.adopt(run_dir / name, written)
-            checkpoint_files.write_world(written, made)
+        def complete(ranks: Ranks, pause: Callable[[], None] = lambda: None) -> None:
+            def seal(_: object) -> None:
+                checkpoint_files.adopt(run_dir / name, written)
+                checkpoint_files.write_world(written, made, pause)
 
-        def complete(ranks: Ranks) -> None:
-            publisher.complete(written, ranks, publishes, files.write, seal)
+            publisher.complete(written, ranks, publishes, lambda: files.write(pause), seal)
             if publishes and keep > 0:
                 found, best_one = folders.numbered(publisher.folder).values(), Path(best).absolute() if best else None
                 folders.rotate(found, keep, publisher.saved, best_one)
 
         if later:
             ranks = background.ranks()
-            background.start(lambda: complete(ranks))
+            background.start(lambda pause: complete(ranks, pause))
             return
         complete(Ranks())
         if self.args.push_to_hub:
@@ -140,11 +141,14 @@ class DeferredFiles:
         with replaced(torch, save=self._instead_of(torch.save)), replaced(modeling, safe_save_file=self._keep_tensors):
             yield
 
-    def write(self) -> None:
-        """Write all files and forget them."""
+    def write(self, pause: Callable[[], None]) -> None:
+        """Write all files and forget them; `pause` is called after each block."""
         while self._content:
             path, content = self._content.popitem()
-            path.write_bytes(content)
+            with path.open("wb") as file:
+                for begin in range(0, len(content), _BLOCK):
+                    file.write(memoryview(content)[begin : begin + _BLOCK])
+                    pause()
 
     def _instead_of(self, original: Any) -> Any:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:

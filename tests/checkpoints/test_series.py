@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.serialization import get_crc32_options, set_crc32_options
 
 import cpudist
 from cpudist.checkpoints import folders
@@ -214,6 +215,18 @@ def test_optimised_models_go_on_bit_by_bit(tmp_path: Path, dtype: torch.dtype) -
     cpudist.load(tmp_path / "one", *again)
     assert steps(*again, 3, 4, 5) == steps(*whole, 3, 4, 5)
     assert whole[0].state_dict()["0.weight"].dtype is torch.float32
+
+
+def test_torch_computes_checksums_after_saving_as_before(tmp_path: Path) -> None:
+    assert get_crc32_options()
+    cpudist.save(tmp_path / "one", Training().model)
+    assert get_crc32_options()
+    set_crc32_options(False)
+    try:
+        cpudist.save(tmp_path / "two", Training().model)
+        assert not get_crc32_options()
+    finally:
+        set_crc32_options(True)
 
 
 def test_in_the_background_a_copy_is_written(tmp_path: Path) -> None:
