@@ -4,8 +4,9 @@
 
 Trains the model of `cpudist bench ddp` on ccl and saves it, with AdamW's state, by `cpudist.Checkpoints` in FOLDER
 (default: a temporary folder), in the foreground and in the background by turns. A step while the checkpoint is written
-is the mean of the steps that lie wholly or partly in that time. For comparison: a step while nothing is saved, and a
-copy of the same tensors in memory. Each cell is the median of the rounds, with the range in brackets.
+is the mean of the steps that lie wholly or partly in that time. For comparison: a step while nothing is saved, half of
+them before that time and half after it, and a copy of the same tensors in memory. Each cell is the median of the
+rounds, with the range in brackets.
 """
 
 from __future__ import annotations
@@ -79,16 +80,20 @@ def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[
     step = partial(workload.train_on, tokens, model, optimizer, torch.float32)
     for number in range(-1, rounds):  # the first round does not count
         seconds: dict[str, float] = {}
-        seconds["a step"] = statistics.fmean(_timed(step) for _ in range(STEPS))
+        step()
         seconds["a copy in memory"] = _timed(state.collect, model, optimizer, {}, ranks.rank, copied=True)
-        for name, checkpoints in series.items():
-            seconds[f"{name}: pause"] = _timed(checkpoints.save, number + 1, model=model, optimizer=optimizer)
-            if name == BACKGROUND:
-                meanwhile = _steps_while_writing(step)
-                seconds[f"{name}: a step meanwhile"] = statistics.fmean(meanwhile)
-                seconds[f"{name}: until it is there"] = sum(meanwhile)
+        saved = {"model": model, "optimizer": optimizer}
+        seconds[f"{FOREGROUND}: pause"] = _timed(series[FOREGROUND].save, number + 1, **saved)
+        step()  # the first one after a pause takes longer
+        alone = [_timed(step) for _ in range(STEPS // 2)]
+        seconds[f"{BACKGROUND}: pause"] = _timed(series[BACKGROUND].save, number + 1, **saved)
+        meanwhile = _steps_while_writing(step)
+        alone += [_timed(step) for _ in range(STEPS // 2)]
+        seconds["a step"] = statistics.fmean(alone)
+        seconds[f"{BACKGROUND}: a step meanwhile"] = statistics.fmean(meanwhile)
+        seconds[f"{BACKGROUND}: until it is there"] = sum(meanwhile)
         seconds["compare checksums"] = _timed(files.damage, folder / FOREGROUND / f"checkpoint-{number + 1}", ranks)
-        seconds["read it again, all of it"] = _timed(series[FOREGROUND].restore, model=model, optimizer=optimizer)
+        seconds["read it again, all of it"] = _timed(series[FOREGROUND].restore, **saved)
         if number >= 0:
             for name, one in seconds.items():
                 measured[name].append(one)

@@ -21,7 +21,8 @@ from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
 _NICE = 15  # beside a thread of the usual priority, such a thread gets a thirtieth of a core
-_SHARE = 1 / 20  # of a core: what the training may lose while a checkpoint is written
+# Of a core, so that a step takes at most a tenth longer: all ranks wait for each moment that one of them is late.
+_SHARE = 1 / 30
 
 
 class Background:
