@@ -2,6 +2,7 @@
 
 import runpy
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import TrainerCallback
@@ -12,11 +13,11 @@ from cpudist.huggingface.checkpoints import DeferredFiles
 writing, stepped, write = threading.Event(), threading.Event(), DeferredFiles.write
 
 
-def write_slowly(self: DeferredFiles) -> None:
+def write_slowly(self: DeferredFiles, pause: Callable[[], None]) -> None:
     if self._content:
         writing.set()
         assert stepped.wait(60), "no step is made while a checkpoint is written"
-    write(self)
+    write(self, pause)
 
 
 class Steps(TrainerCallback):
