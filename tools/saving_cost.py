@@ -80,7 +80,7 @@ def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[
     step = partial(workload.train_on, tokens, model, optimizer, torch.float32)
     for number in range(-1, rounds):  # the first round does not count
         seconds: dict[str, float] = {}
-        step()
+        step()  # makes AdamW's state
         seconds["a copy in memory"] = _timed(state.collect, model, optimizer, {}, ranks.rank, copied=True)
         saved = {"model": model, "optimizer": optimizer}
         seconds[f"{FOREGROUND}: pause"] = _timed(series[FOREGROUND].save, number + 1, **saved)

@@ -21,8 +21,7 @@ from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
 _NICE = 15  # beside a thread of the usual priority, such a thread gets a thirtieth of a core
-# Of a core, so that a step takes at most a tenth longer: all ranks wait for each moment that one of them is late.
-_SHARE = 1 / 30
+_SHARE = 1 / 30  # of a core; a step then takes at most about a tenth longer, since a delay of one rank delays all
 
 
 class Background:
@@ -59,7 +58,7 @@ class Background:
 
         def run() -> None:
             try:
-                work(_unpaced if _has_moved_aside() else self._paced())
+                work(unpaced if _move_aside() else self._paced())
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
                 self._error = error
 
@@ -68,7 +67,7 @@ class Background:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the work is done, which pauses no more.
+        """Wait until the work is done; it no longer pauses.
 
         Raises:
             UserError: it has failed; what it has raised.
@@ -94,12 +93,12 @@ class Background:
         return pause
 
 
-def _unpaced() -> None:
-    pass
+def unpaced() -> None:
+    """Pause for nobody: the work has a core of its own, or the training waits for it."""
 
 
-def _has_moved_aside() -> bool:
-    """Give this thread a low priority, and the core that the plan keeps for communication; return if there is one."""
+def _move_aside() -> bool:
+    """Leave the cores to the training, except the one that the plan keeps for communication; return if there is one."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
     job = current()
     pinning = None if job is None else job.pinning

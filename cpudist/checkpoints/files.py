@@ -125,13 +125,8 @@ def write(
     try:
         # DCP raises what any rank has raised on all of them.
         with _quiet(), _one_checksum():
-            dcp.save(
-                tree,
-                storage_writer=FileSystemWriter(written, sync_files=True),
-                planner=_PausingPlanner(pause),
-                process_group=ranks.group,
-                no_dist=ranks.alone,
-            )
+            writer, planner = FileSystemWriter(written, sync_files=True), _PausingPlanner(pause)
+            dcp.save(tree, storage_writer=writer, planner=planner, process_group=ranks.group, no_dist=ranks.alone)
     except CheckpointException as error:
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
@@ -217,6 +212,8 @@ def read(
 
 
 class _PausingPlanner(DefaultSavePlanner):
+    """Pause before each tensor is written."""
+
     def __init__(self, pause: Callable[[], None]) -> None:
         super().__init__()
         self._pause = pause

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "checkpoint.json"
-_BLOCK = 1 << 22
+BLOCK = 1 << 22  # bytes to read or write at once
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def damage(folder: Path, files: Mapping[str, tuple[int, str]], part: int = 0, pa
 def _checksum(path: Path, pause: Callable[[], None] = lambda: None) -> tuple[int, str]:
     size = checksum = 0
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(BLOCK):
             size += len(block)
             checksum = zlib.crc32(block, checksum)
             pause()

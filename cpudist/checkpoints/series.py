@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpudist.checkpoints import files, folders, manifest, state
-from cpudist.checkpoints.background import Background
+from cpudist.checkpoints.background import Background, unpaced
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.ranks import Ranks
 from cpudist.checkpoints.runs import common, is_of_run, say_from_the_beginning, started_again
@@ -129,7 +129,7 @@ class Checkpoints:
         target = self.folder / f"{folders.PREFIX}{_checked(step, ranks)}"
         tree = state.collect(model, optimizer, more, ranks.rank, copied=background is not None)
         if background is None:
-            self._write(tree, target, ranks, step)
+            self._write(tree, target, ranks, step, unpaced)
         else:
             others = background.ranks()
             background.start(lambda pause: self._write(tree, target, others, step, pause))
@@ -143,14 +143,7 @@ class Checkpoints:
         if self._background is not None:
             self._background.wait()
 
-    def _write(
-        self,
-        tree: dict[str, Any],
-        target: Path,
-        ranks: Ranks,
-        step: int,
-        pause: Callable[[], None] = lambda: None,
-    ) -> None:
+    def _write(self, tree: dict[str, Any], target: Path, ranks: Ranks, step: int, pause: Callable[[], None]) -> None:
         def check() -> None:
             if (target / manifest.FILE).is_file() and step not in self._own():
                 raise UserError(f"{target} is of an earlier run; move it, or save in another folder")

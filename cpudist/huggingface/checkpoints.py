@@ -23,6 +23,8 @@ import torch
 
 from cpudist.changes import replaced
 from cpudist.checkpoints import folders
+from cpudist.checkpoints.background import unpaced
+from cpudist.checkpoints.manifest import BLOCK
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.ranks import Ranks
 from cpudist.huggingface import checkpoint_files
@@ -31,7 +33,6 @@ from cpudist.optimization import local_steps
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
 
-_BLOCK = 1 << 22
 _SHUTIL = SimpleNamespace(**{**vars(shutil), "rmtree": folders.delete})
 
 
@@ -70,7 +71,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
-        def complete(ranks: Ranks, pause: Callable[[], None] = lambda: None) -> None:
+        def complete(ranks: Ranks, pause: Callable[[], None]) -> None:
             def seal(_: object) -> None:
                 checkpoint_files.adopt(run_dir / name, written)
                 checkpoint_files.write_world(written, made, pause)
@@ -84,7 +85,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             ranks = background.ranks()
             background.start(lambda pause: complete(ranks, pause))
             return
-        complete(Ranks())
+        complete(Ranks(), unpaced)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run_dir / name))
 
@@ -146,8 +147,8 @@ class DeferredFiles:
         while self._content:
             path, content = self._content.popitem()
             with path.open("wb") as file:
-                for begin in range(0, len(content), _BLOCK):
-                    file.write(memoryview(content)[begin : begin + _BLOCK])
+                for begin in range(0, len(content), BLOCK):
+                    file.write(memoryview(content)[begin : begin + BLOCK])
                     pause()
 
     def _instead_of(self, original: Any) -> Any:
