@@ -21,7 +21,7 @@ from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
 _NICE = 15  # beside a thread of the usual priority, such a thread gets a thirtieth of a core
-_SHARE = 1 / 30  # of a core; a step then takes at most about a tenth longer, since a delay of one rank delays all
+_BURST, _PERIOD = 0.1, 3.0  # seconds: the thread computes so long, then pauses to the next multiple of the period
 
 
 class Background:
@@ -81,16 +81,31 @@ class Background:
             raise error
 
     def _paced(self) -> Callable[[], None]:
-        """Return a function that waits until this thread has used no more than its share of a core."""
-        begin, used = time.monotonic(), time.thread_time()
+        """Return a function that pauses if this thread has computed for a burst."""
+        used = time.thread_time()
 
         def pause() -> None:
+            nonlocal used
+            spent = time.thread_time() - used
+            if spent < _BURST:
+                return
+            end = time.monotonic() + _pause(time.time(), spent)
             while threading.main_thread().is_alive():  # at its end the interpreter waits for this thread
-                early = (time.thread_time() - used) / _SHARE - (time.monotonic() - begin)
+                early = end - time.monotonic()
                 if early <= 0 or self._hurry.wait(min(early, 1)):
                     break
+            used = time.thread_time()
 
         return pause
+
+
+def _pause(now: float, spent: float) -> float:
+    """Return how long to pause at the time `now` after a burst of `spent` seconds.
+
+    Bursts begin at multiples of `_PERIOD` of the clock, so on all ranks at the same time: since ranks wait for each
+    other, the training then loses the time of one burst and not of each rank's.
+    """
+    return round(now / _PERIOD + spent / _BURST) * _PERIOD - now
 
 
 def unpaced() -> None:

@@ -8,13 +8,15 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cpudist.checkpoints import background
 from cpudist.checkpoints.background import Background
 
 _ENDS = """
 from cpudist.checkpoints import background
-background._SHARE = 1e-9
+background._BURST, background._PERIOD = 1e-9, 1e9
 def work(pause):
     pause()
     print("written", flush=True)
@@ -23,7 +25,8 @@ background.Background().start(work)
 
 
 def test_it_pauses_until_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_SHARE", 1e-9)
+    monkeypatch.setattr(background, "_BURST", 1e-9)
+    monkeypatch.setattr(background, "_PERIOD", 1e9)
     thread, begun, done = Background(), threading.Event(), threading.Event()
 
     def work(pause: Callable[[], None]) -> None:
@@ -39,6 +42,15 @@ def test_it_pauses_until_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None
         assert not done.wait(0.3)
         thread.wait()
         assert done.is_set()
+
+
+@given(now=st.floats(1e9, 1e10), bursts=st.floats(1, 100))
+def test_bursts_begin_at_the_same_time_on_all_ranks_and_take_their_share(now: float, bursts: float) -> None:
+    pause = background._pause(now, bursts * background._BURST)
+    periods = (now + pause) / background._PERIOD
+    assert periods == pytest.approx(round(periods), rel=1e-12)
+    assert pause > 0
+    assert pause / background._PERIOD == pytest.approx(bursts, abs=0.51)
 
 
 @pytest.mark.job
