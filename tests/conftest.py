@@ -26,8 +26,8 @@ os.environ["USE_TORCH_XLA"] = "0"
 # displaced: on two busy cores a step of training took four times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Each process that imports torch 2.8's compiler, as torch_xla and Intel's extension do, would start another one, whose
-# start takes as long: a quarter of what their jobs cost.
+# Importing torch 2.8's compiler, as torch_xla and Intel's extension do, starts a process that imports torch, too. It
+# took a quarter of the CPU time in which their ranks start.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 _STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}

@@ -21,7 +21,7 @@ from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
 _NICE = 15  # beside a thread of the usual priority, such a thread gets a thirtieth of a core
-_BURST, _PERIOD = 0.1, 3.0  # seconds: the thread computes so long, then pauses to the next multiple of the period
+_BURST, _PERIOD = 0.1, 3.0  # seconds: the thread computes for one burst in a period, a thirtieth of a core
 
 
 class Background:
@@ -91,8 +91,8 @@ class Background:
                 return
             end = time.monotonic() + _pause(time.time(), spent)
             while threading.main_thread().is_alive():  # at its end the interpreter waits for this thread
-                early = end - time.monotonic()
-                if early <= 0 or self._hurry.wait(min(early, 1)):
+                left = end - time.monotonic()
+                if left <= 0 or self._hurry.wait(min(left, 1)):
                     break
             used = time.thread_time()
 
@@ -102,8 +102,8 @@ class Background:
 def _pause(now: float, spent: float) -> float:
     """Return how long to pause at the time `now` after a burst of `spent` seconds.
 
-    Bursts begin at multiples of `_PERIOD` of the clock, so on all ranks at the same time: since ranks wait for each
-    other, the training then loses the time of one burst and not of each rank's.
+    The next burst begins at a multiple of `_PERIOD` of the clock, so at the same time on all ranks. Ranks wait for each
+    other, so bursts at different times would delay the training once for each rank.
     """
     return round(now / _PERIOD + spent / _BURST) * _PERIOD - now
 

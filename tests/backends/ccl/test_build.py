@@ -37,7 +37,7 @@ def test_the_lock_follows_no_link(tmp_path: Path) -> None:
 
 @pytest.mark.job
 def test_two_at_once_compile_once(tmp_path: Path) -> None:
-    # An empty file in the place of the source: other tests use what the real one makes.
+    # It compiles an empty file instead of the source, which takes half a minute. Other tests load the real module.
     (tmp_path / "empty.cpp").touch()
     quick = tmp_path / "quick-g++"
     quick.write_text(f'#!/bin/bash\nexec g++ "${{@/#*unity.cpp/{tmp_path}/empty.cpp}}"\n')

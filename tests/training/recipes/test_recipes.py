@@ -54,7 +54,8 @@ def test_the_command_at_the_head_has_options_that_exist(recipe: str, monkeypatch
     assert (arguments.do_train, arguments.do_eval, arguments.output_dir) == (True, True, f"runs/{recipe}")
 
 
-# clm and qa have jobs of their own in the other environments; classify and images share all that depends on versions.
+# In the other environments one command is enough: clm and qa have jobs of their own there, and classify and images run
+# on xla.
 _MARKED = [pytest.param(recipe, marks=pytest.mark.versions) if recipe == "mlm" else recipe for recipe in RECIPES]
 
 

@@ -14,7 +14,7 @@ import torch
 
 import cpudist
 
-# The bound holds for the start too, where on a busy machine one rank imports many seconds longer than the other.
+# The timeout also bounds the start: on a busy machine one rank imports torch_xla many seconds longer than the other.
 timeout = 20 if sys.argv[1] == "hangs" else 100
 world = cpudist.init(sys.argv[2], timeout=timeout, stall=3 if sys.argv[1] == "stalls" else None)
 model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
