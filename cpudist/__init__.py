@@ -67,6 +67,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'cpudist' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 # A torch that is imported later calls this itself (entry-point group torch.backends).
 if "torch" in sys.modules:
     from cpudist.backends.ccl.register import register

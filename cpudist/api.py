@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from cpudist import backends, huggingface, launchers
 from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
-from cpudist.job.pinning import decide_in_place
-from cpudist.job.process_group import let_scripts_join
+from cpudist.job.rank_pinning import decide_in_place
+from cpudist.job.script_groups import let_scripts_join
 from cpudist.optimization import local_steps, master_weights
 from cpudist.waiting import check_timeout
 

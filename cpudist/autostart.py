@@ -57,7 +57,7 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
     from cpudist.console import end_now
     from cpudist.errors import USER_ERROR, UserError
     from cpudist.huggingface.training_arguments import add_fields
-    from cpudist.training.run import time_trainer
+    from cpudist.training.run_target import time_trainer
 
     added = add_fields(cls, ["ccl"], Changes())
     original = cls.__post_init__

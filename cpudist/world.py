@@ -64,7 +64,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Member:
+class RankInfo:
     """What one rank publishes about itself when the job starts.
 
     Attributes:
@@ -92,7 +92,7 @@ class Member:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Member:
+    def from_json(cls, text: str) -> RankInfo:
         """Read what `to_json` has written."""
         fields = json.loads(text)
         placement, cpus = Placement(**fields.pop("placement")), tuple(fields.pop("cpus"))
@@ -110,7 +110,7 @@ class _Node:
     local_size: int | None
     number: int | None
 
-    def takes(self, member: Member) -> bool:
+    def takes(self, member: RankInfo) -> bool:
         place = member.placement
         if place.node_rank is not None or self.number is not None:
             return place.node_rank == self.number
@@ -119,9 +119,9 @@ class _Node:
         return self.identity == member.node and self.local_size == place.local_size and not taken
 
 
-def gather_members(
+def gather_rank_info(
     launcher: Launcher, interactive: bool, all_gather: Callable[[str, str], list[str]]
-) -> tuple[World, list[Member]]:
+) -> tuple[World, list[RankInfo]]:
     """Publish what this rank is; return its place among the others, and what each rank is, in rank order.
 
     Args:
@@ -138,15 +138,15 @@ def gather_members(
     placement = launcher.placement()
     host, cpus, threads = socket.gethostname(), tuple(allowed_cpus()), torch.get_num_threads()
     run = launcher.restarts, launcher.run_ids
-    own = Member(node_identity(), host, placement, cpus, threads, interactive, *run)
-    members = [Member.from_json(text) for text in all_gather("member", own.to_json())]
+    own = RankInfo(node_identity(), host, placement, cpus, threads, interactive, *run)
+    members = [RankInfo.from_json(text) for text in all_gather("member", own.to_json())]
     return assign_nodes(members, launcher.name)[placement.rank], members
 
 
-def assign_nodes(members: Sequence[Member], launcher: str) -> list[World]:
+def assign_nodes(members: Sequence[RankInfo], launcher: str) -> list[World]:
     """Return every rank's place in the job and on its node, in rank order.
 
-    Nodes are distinguished by `Member.node`, since two nodes may have the same host name. `members` are in rank order.
+    Nodes are distinguished by `RankInfo.node`: two nodes may have the same host name. `members` are in rank order.
 
     Raises:
         UserError: the ranks are not whole nodes of the sizes that the launcher gave.
@@ -179,7 +179,7 @@ def assign_nodes(members: Sequence[Member], launcher: str) -> list[World]:
     return [places[rank] for rank in range(len(members))]
 
 
-def elsewhere(members: Sequence[Member], world: World, requested_nodes: int | None) -> str:
+def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | None) -> str:
     """Return a sentence if the ranks do not run where the launcher says they do; empty otherwise.
 
     Args:

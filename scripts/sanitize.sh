@@ -12,7 +12,7 @@ build() {
 import subprocess
 import sys
 
-from cpudist.backends.ccl import build, toolchain
+from cpudist.backends.ccl import compilation, toolchain
 
 compiler, oneccl = toolchain.find_compiler(), toolchain.find_oneccl()
 assert compiler is not None

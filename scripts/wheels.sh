@@ -23,7 +23,7 @@ build_wheel() {
     export_sources "$folder"
     for environment in "${environments[@]}"; do
         PATH=$PWD/$environment/bin:$PATH PYTHONPATH=$folder timeout 900 \
-            python -c "import pathlib; from cpudist.backends.ccl import build; build.prebuild(pathlib.Path('$folder/$PREBUILT'))"
+            python -c "import pathlib; from cpudist.backends.ccl import compilation; compilation.prebuild(pathlib.Path('$folder/$PREBUILT'))"
     done
     # oneCCL is linked statically, so its licence comes along, with those of what it contains.
     cp "${environments[0]}"/lib/python*/site-packages/oneccl_devel-*.dist-info/LICENSE.txt "$folder/LICENSE.oneCCL.txt"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpudist.losses import Loss, first_killed
+from cpudist.lost_ranks import Loss, first_killed
 
 OUT_OF_MEMORY = "was killed by SIGKILL (dmesg there tells whether memory ran out)"
 

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from cpudist.errors import UserError
 from cpudist.launchers import Placement
-from cpudist.world import Member, World, assign_nodes, elsewhere
+from cpudist.world import RankInfo, World, assign_nodes, elsewhere
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
-def members(nodes_of_ranks: list[int], local: bool = True, identities: list[str] | None = None) -> list[Member]:
+def members(nodes_of_ranks: list[int], local: bool = True, identities: list[str] | None = None) -> list[RankInfo]:
     """One member per rank; the argument says on which node each rank is."""
     found = []
     for rank, node in enumerate(nodes_of_ranks):
         local_rank = nodes_of_ranks[:rank].count(node) if local else None
         local_size = nodes_of_ranks.count(node) if local else None
         identity = identities[node] if identities else f"node{node}"
-        found.append(Member(identity, "same-name", Placement(rank, len(nodes_of_ranks), local_rank, local_size)))
+        found.append(RankInfo(identity, "same-name", Placement(rank, len(nodes_of_ranks), local_rank, local_size)))
     return found
 
 
@@ -52,20 +52,20 @@ def test_nodes_that_look_the_same_are_told_apart_by_local_ranks(nodes: int, ppn:
 
 def test_the_launchers_node_ranks_win() -> None:
     given_by_torchrun = [
-        Member("twin", "h", Placement(0, 2, 0, 1, node_rank=1, node_count=2)),
-        Member("twin", "h", Placement(1, 2, 0, 1, node_rank=0, node_count=2)),
+        RankInfo("twin", "h", Placement(0, 2, 0, 1, node_rank=1, node_count=2)),
+        RankInfo("twin", "h", Placement(1, 2, 0, 1, node_rank=0, node_count=2)),
     ]
     assert [world.node_rank for world in assign_nodes(given_by_torchrun, "torchrun")] == [1, 0]
 
 
 def test_a_node_with_too_few_ranks_is_an_error() -> None:
     with pytest.raises(UserError):
-        assign_nodes([Member("a", "h", Placement(rank, 3, rank, 3)) for rank in range(2)], "mpich")
+        assign_nodes([RankInfo("a", "h", Placement(rank, 3, rank, 3)) for rank in range(2)], "mpich")
 
 
 def test_a_member_survives_its_journey() -> None:
-    member = Member("id", "h0", Placement(1, 4, 1, 2), cpus=(0, 2), threads=2)
-    assert Member.from_json(member.to_json()) == member
+    member = RankInfo("id", "h0", Placement(1, 4, 1, 2), cpus=(0, 2), threads=2)
+    assert RankInfo.from_json(member.to_json()) == member
 
 
 def test_repr() -> None:

@@ -12,9 +12,9 @@ import sys
 import time
 from unittest import mock
 
-from cpudist.launch import node_agents
-from cpudist.launch.node_agents import NodeAgents
-from cpudist.launchers.mpi import Host
+from cpudist.hosts import node_agents
+from cpudist.hosts.node_agents import NodeAgents
+from cpudist.launchers.mpi_launcher import Host
 
 _AGENT = 'echo "ranks 2"; while read line; do case $line in end) echo "left 0"; exit;; *) echo "ranks 2";; esac; done'
 _LOOKS = 50

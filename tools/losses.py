@@ -33,7 +33,7 @@ from loss_tasks import Answers, Classifier, LanguageModel, Task
 
 import cpudist
 from cpudist import job, launchers
-from cpudist.backends.ccl import group
+from cpudist.backends.ccl import ccl_group
 from cpudist.bench.report import table
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -149,7 +149,7 @@ def main() -> None:
         sys.exit(f"--task {options.task} is about questions; give --questions FILE, in SQuAD's format")
     deadline = time.monotonic() + options.seconds
     place = launchers.detect(os.environ).placement()
-    group.node_identity = lambda: f"host {place.rank}"
+    ccl_group.node_identity = lambda: f"host {place.rank}"
     world = cpudist.init("ccl")
     hosts = replace(world, node_rank=world.rank, node_count=world.size, local_rank=0, local_size=1)
     job.require().world = job.require().communication.world = hosts

@@ -31,7 +31,7 @@ from cpudist.bench import workload
 from cpudist.bench.report import table, time_cell
 from cpudist.bench.timing import Timings
 from cpudist.checkpoints import files, state
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 
 STEPS = 12  # in a round, while nothing is saved
 FOREGROUND, BACKGROUND = "foreground", "background"

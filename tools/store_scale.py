@@ -23,12 +23,12 @@ import psutil
 from cpudist.backends.calls import Call
 from cpudist.job.rank_status import RankStatus
 from cpudist.launchers import Placement
-from cpudist.losses import Loss
+from cpudist.lost_ranks import Loss
 from cpudist.store import protocol
 from cpudist.store.client import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
-from cpudist.world import Member
+from cpudist.world import RankInfo
 
 _RANKS_PER_NODE = 16
 
@@ -41,7 +41,7 @@ def member(rank: int) -> bytes:
     identity = f"node{node:04}/{boot}/{numbers.getrandbits(32)}/{numbers.getrandbits(8)}"
     cpus = tuple(range(8 * local, 8 * local + 8))
     placement = Placement(rank, max(rank + 1, _RANKS_PER_NODE), local, _RANKS_PER_NODE)
-    return Member(identity, f"node{node:04}", placement, cpus, 8).to_json().encode()
+    return RankInfo(identity, f"node{node:04}", placement, cpus, 8).to_json().encode()
 
 
 def status(rank: int) -> bytes:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import cpudist
-from cpudist.backends.ccl import build, extension, toolchain
+from cpudist.backends.ccl import compilation, extension, toolchain
 from cpudist.job.watch import Watch
 
 # Lines that are left out: when a call began, which call of its group was the last, and the branch for hooks.
@@ -90,7 +90,7 @@ def compare_publishing(rank: int, rounds: int = 6, calls: int = 200_000) -> None
 
 def _without_tracking(folder: Path) -> Any:
     """Return the extension module, compiled from sources without the lines that track calls."""
-    shutil.copytree(build.SOURCES, folder / "csrc")
+    shutil.copytree(compilation.SOURCES, folder / "csrc")
     for name, replacements in _TRACKING.items():
         source = folder / "csrc" / name
         text = source.read_text()

@@ -1,4 +1,4 @@
-"""Backends: the ways in which the ranks of a job compute together, behind one interface (`base.py`).
+"""Backends: the ways in which the ranks of a job compute together, behind one interface (`interface.py`).
 
 What differs between oneCCL, gloo and others stays inside each backend's own file or folder. A package adds a backend,
 with options of its own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see
@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from cpudist.backends.base import Backend
+from cpudist.backends.interface import Backend
 from cpudist.backends.options import Option
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -27,7 +27,7 @@ AUTO = ("ccl", "gloo")
 
 # A class, or where to import it from when it is first asked for.
 _registered: dict[str, type[Backend] | str] = {
-    "ccl": "cpudist.backends.ccl.backend:CclBackend",
+    "ccl": "cpudist.backends.ccl.ccl_backend:CclBackend",
     "gloo": "cpudist.backends.gloo:GlooBackend",
 }
 

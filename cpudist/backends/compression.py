@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
-    from cpudist.backends.base import Backend
+    from cpudist.backends.interface import Backend
 
 NONE = "none"
 AUTO: Literal["auto"] = "auto"

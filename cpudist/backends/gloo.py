@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from cpudist.backends.calls import Call, Calls
-from cpudist.backends.process_group import Members, ProcessGroupBackend, groups
+from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -91,7 +91,7 @@ def _calls(ahead: float) -> Calls:
     return Calls(tuple(under_way), tuple(finished.values()))
 
 
-def _call(entry: dict[str, Any], group: Members, ahead: float) -> Call:
+def _call(entry: dict[str, Any], group: GroupRanks, ahead: float) -> Call:
     """Convert an entry of the flight recorder, as torch's tools/flight_recorder describes them.
 
     Args:

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends import error_feedback
 from cpudist.backends.averaging import Averaging, ExactAveraging
-from cpudist.backends.base import Backend
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
+from cpudist.backends.interface import Backend
 from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.errors import UserError
 
@@ -163,28 +163,28 @@ def bound_new_groups(seconds: float | None) -> None:
 
 
 @dataclass(frozen=True)
-class Members:
+class GroupRanks:
     """The name of a process group in messages, empty for the default one, and its ranks in the job; None for all."""
 
     name: str = ""
     ranks: tuple[int, ...] | None = None
 
 
-def groups() -> dict[str, Members]:
+def groups() -> dict[str, GroupRanks]:
     """Return the process groups of this rank, by the names that torch gives them; any thread may call this.
 
     Those for work in the background are left out: their waits are no sign of a rank that is late.
     """
-    known: dict[str, Members] = {}
+    known: dict[str, GroupRanks] = {}
     for group, name in list(distributed_c10d._world.pg_names.items()):
         if group is distributed_c10d.GroupMember.WORLD:
-            known[name] = Members()
+            known[name] = GroupRanks()
             continue
         if group.group_desc == BACKGROUND:
             continue
         ranks = distributed_c10d._world.pg_group_ranks.get(group, {})
         label = name if group.group_desc in ("", "undefined") else f"{group.group_desc}:{name}"
-        known[name] = Members(label, tuple(sorted(ranks, key=ranks.__getitem__)))
+        known[name] = GroupRanks(label, tuple(sorted(ranks, key=ranks.__getitem__)))
     return known
 
 

@@ -19,7 +19,7 @@ from cpudist.console import one_line
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology.identity import free_port
 from cpudist.topology.machine import this_machine
-from cpudist.topology.plan import PlanOptions, make_plan
+from cpudist.topology.pinning_plan import PlanOptions, make_plan
 from cpudist.topology.thread_variables import THREADS
 
 RANKS = 2

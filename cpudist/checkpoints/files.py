@@ -19,7 +19,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from cpudist.checkpoints import folders, manifest, state
 from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Publisher
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.job import current

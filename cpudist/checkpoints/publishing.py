@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cpudist.checkpoints import folders
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 from cpudist.errors import UserError
 from cpudist.job import current
 

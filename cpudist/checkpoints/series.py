@@ -11,7 +11,7 @@ import torch
 from cpudist.checkpoints import files, folders, manifest, state
 from cpudist.checkpoints.background import Background, unpaced
 from cpudist.checkpoints.publishing import publisher_of
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 from cpudist.checkpoints.runs import common, is_of_run, say_from_the_beginning, started_again
 from cpudist.console import say
 from cpudist.errors import UserError

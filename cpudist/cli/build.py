@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if output and output.exists() and not output.is_dir():
         raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")
     # Imported here, so that --help does not wait for it.
-    from cpudist.backends.ccl.build import ensure_built
+    from cpudist.backends.ccl.compilation import ensure_built
 
     started = time.time()
     path = ensure_built(output)

@@ -12,8 +12,8 @@ from pathlib import Path
 from cpudist.cli.parser import Parser
 from cpudist.console import size
 from cpudist.doctor.finding import Finding
-from cpudist.launch.check import check
-from cpudist.launch.hostfile import read
+from cpudist.hosts.check import check
+from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
 
 HELP = "check this host and environment, with remedies"

@@ -7,8 +7,8 @@ import signal
 
 from cpudist.cli.parser import NO_TARGET, Parser, add_target, count, count_from_zero, own_values, ranks_per_node
 from cpudist.errors import UserError
-from cpudist.launch import run as jobs
-from cpudist.launch.hostfile import read
+from cpudist.hosts import run as jobs
+from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpis import MPI_BY_OPTION, find_mpirun
 

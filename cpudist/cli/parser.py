@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
-from cpudist.topology.plan import Part
+from cpudist.topology.pinning_plan import Part
 
 NO_TARGET = "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train"
 

@@ -17,7 +17,7 @@ from cpudist.launchers.export import ExportedPlan, export
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology.machine import machine_from, this_machine
 from cpudist.topology.picture import draw
-from cpudist.topology.plan import Plan, PlanOptions, make_plan
+from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 from cpudist.topology.thread_variables import THREADS, threads_set
 
 HELP = "show where ranks compute on a machine"

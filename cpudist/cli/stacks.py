@@ -7,7 +7,7 @@ import os
 
 from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
-from cpudist.job.stacks import SIGNAL, ask_ranks
+from cpudist.job.stack_server import SIGNAL, ask_ranks
 from cpudist.launchers import Launcher
 
 HELP = "show what every rank of a running job is doing"

@@ -228,7 +228,7 @@ def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinnin
     # scan torch's objects several times, and frozen objects are not scanned at the end: 0.3 s of CPU time in all.
     gc.disable()
     from cpudist import api, job
-    from cpudist.training.run import run_target
+    from cpudist.training.run_target import run_target
 
     gc.freeze()
     gc.enable()

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 
-from cpudist.doctor import backend, libraries, memory, processor, quota, versions
+from cpudist.doctor import libraries, memory, processor, quota, usable_backends, versions
 from cpudist.doctor.finding import LEVELS, Finding
 from cpudist.errors import UserError
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 __all__ = ["Finding", "examine"]
 
 # The most important ones first, within one level.
-_GROUPS = (versions, backend, memory, quota, libraries, processor)
+_GROUPS = (versions, usable_backends, memory, quota, libraries, processor)
 
 
 def examine() -> list[Finding]:

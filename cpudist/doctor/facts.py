@@ -1,6 +1,6 @@
 """What this host has, which must agree between the hosts of a job, and whether it works.
 
-`cpudist.launch.check` runs `main` on every host and compares the answers. Before a job starts again whose failure may
+`cpudist.hosts.check` runs `main` on every host and compares the answers. Before a job starts again whose failure may
 be a host's, each host tries what a job needs: to write a file, to fill memory, and a collective of two processes.
 """
 
@@ -18,13 +18,13 @@ from typing import Any, get_args
 
 import psutil
 
-from cpudist.backends.ccl.build import find_built
+from cpudist.backends.ccl.compilation import find_built
 from cpudist.backends.ccl.toolchain import find_compiler
 from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
 from cpudist.topology.identity import free_port, node_identity
 from cpudist.topology.machine import this_machine
-from cpudist.topology.plan import Part, PlanOptions, make_plan
+from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
 
 _MEMORY, _FILE = 64 << 20, 1 << 20  # bytes
@@ -55,7 +55,7 @@ def main(folder: str, tries: bool) -> None:
 
 
 def facts(folder: str) -> dict[str, Any]:
-    """Return the fields of `cpudist.launch.check.Facts`, without `failure`."""
+    """Return the fields of `cpudist.hosts.check.Facts`, without `failure`."""
     return {
         "identity": node_identity(),
         "python": platform.python_version(),

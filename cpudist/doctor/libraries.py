@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cpudist.backends.ccl.build import find_built
+from cpudist.backends.ccl.compilation import find_built
 from cpudist.doctor.finding import Finding
 from cpudist.doctor.versions import companions_that_fit
 from cpudist.errors import UserError
 from cpudist.pinning.preload import allocator_decided, wanted_allocator
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 _SECONDS = 120
 # The compiled module is loaded but not started: under a launcher oneCCL would wait for the other ranks.

@@ -11,7 +11,7 @@ from cpudist.console import size
 from cpudist.doctor.finding import Finding
 from cpudist.pinning.threads import memory_policy
 from cpudist.topology import sysfs
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 _SHM = "/dev/shm"
 # Two MPI ranks, or one process that loads data, use up Docker's default of 64 MB; then processes die of SIGBUS.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from cpudist.doctor.finding import Finding
 from cpudist.topology import sysfs
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 # The kernel's names of what makes training faster: x86, and Arm's.
 _BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "Arm's BF16", "svebf16": "SVE BF16"}

@@ -9,7 +9,7 @@ from cpudist.console import number_of, size
 from cpudist.doctor.finding import Finding
 from cpudist.topology import sysfs
 from cpudist.topology.cpulist import format_list
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 from cpudist.topology.limits import Throttling, read_limits
 
 _RARELY = 0.01  # of all periods

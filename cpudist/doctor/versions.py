@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from cpudist.backends import plugins
 from cpudist.doctor.finding import Finding
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 _IPEX = "intel_extension_for_pytorch"
 
@@ -50,7 +50,7 @@ def _outside_bounds() -> Iterator[Finding]:
         found = installed(name)
         marker = requirement.marker
         if marker is not None and not marker.evaluate({"extra": "" if found is None else "ccl"}):
-            continue  # an extra: doctor/backend.py reports that those of ccl are missing, and the others change no job
+            continue  # an extra: usable_backends.py reports missing ones of ccl; the others change no job
         if found is None:
             yield Finding("error", name, f"{name} is not installed", f"pip install '{name}{bounds}'")
         elif not requirement.specifier.contains(found, prereleases=True):

@@ -23,14 +23,14 @@ import torch
 
 from cpudist.checkpoints.background import Background
 from cpudist.errors import UserError
-from cpudist.huggingface import accelerate_patches, checkpoints, resuming, trainer, training_arguments
+from cpudist.huggingface import accelerate_patches, resuming, trainer, trainer_checkpoints, training_arguments
 from cpudist.on_import import after_import
 from cpudist.optimization.native import own_compile_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpudist.huggingface.shares import BatchGeometry
+    from cpudist.huggingface.uneven_shares import BatchGeometry
     from cpudist.job import Job
     from cpudist.optimization.master_weights import MasterWeights
     from cpudist.world import World
@@ -159,11 +159,16 @@ PATCHES = (
         trainer.compute_loss,
         "self, model, inputs, return_outputs, num_items_in_batch",
     ),
-    Patch("transformers.trainer:Trainer._save_checkpoint", _SAVING, checkpoints.save_checkpoint, "self, model, trial"),
+    Patch(
+        "transformers.trainer:Trainer._save_checkpoint",
+        _SAVING,
+        trainer_checkpoints.save_checkpoint,
+        "self, model, trial",
+    ),
     Patch(
         "transformers.trainer:Trainer._load_best_model",
         "with --async-checkpoint the best checkpoint may not be complete yet",
-        checkpoints.load_best_model,
+        trainer_checkpoints.load_best_model,
         "self",
     ),
     Patch(
@@ -174,14 +179,18 @@ PATCHES = (
     Patch(
         "transformers.trainer:Trainer._load_optimizer_and_scheduler",
         "the outer steps of hosts that train apart go on from a checkpoint, too",
-        checkpoints.load_optimizer_and_scheduler,
+        trainer_checkpoints.load_optimizer_and_scheduler,
         "self, checkpoint",
     ),
     Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
     Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),
-    Patch("transformers.trainer:shutil", _DELETING, checkpoints.replace_shutil, attributes="rmtree"),
+    Patch("transformers.trainer:shutil", _DELETING, trainer_checkpoints.replace_shutil, attributes="rmtree"),
     Patch(
-        "transformers.trainer_utils:shutil", _DELETING, checkpoints.replace_shutil, attributes="rmtree", versions=">=5"
+        "transformers.trainer_utils:shutil",
+        _DELETING,
+        trainer_checkpoints.replace_shutil,
+        attributes="rmtree",
+        versions=">=5",
     ),
     Patch(
         "transformers.trainer:Trainer.train",

@@ -2,7 +2,7 @@
 
 Trainer counts steps. With fewer ranks a step would have fewer samples, so the same step would be another place in the
 data, and the learning-rate schedule would end too early. Here a step keeps the samples that it was begun with: in equal
-shares where that is possible, otherwise in unequal ones (shares.py).
+shares where that is possible, otherwise in unequal ones (uneven_shares.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface import checkpoint_files
-from cpudist.huggingface.restarts import is_of_run, is_whole, newest_of_run, number_training
-from cpudist.huggingface.shares import BatchGeometry, SharedSampler, Shares
+from cpudist.huggingface.restart_point import is_of_run, is_whole, newest_of_run, number_training
+from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
 from cpudist.optimization import local_steps
 
 if TYPE_CHECKING:

@@ -1,15 +1,15 @@
 """The running job: its ranks start, fail and end together.
 
 - `job.py`: `Job`, the owner of a job's state; `start_job`, and `current`, the one that runs.
-- `membership.py`: this process among the ranks, with or without a backend.
+- `peers.py`: this process among the ranks, with or without a backend.
 - `communication.py`: how gradients or parameters cross the network between hosts.
 - `watch.py`, `failure.py`, `abort.py`: one rank fails or is lost, and the job and its launcher end everywhere.
 - `stall.py`: the end of a job in which nothing goes on.
 - `rank_status.py`, `reports.py`: what a rank is doing, and which ranks keep the others waiting or were lost.
-- `stacks.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
+- `stack_server.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
 - `record.py`: the run record.
-- `pinning.py`: torch and the rank's threads follow its pinning, and a check whether they do.
-- `process_group.py`: a script that makes `torch.distributed`'s process group itself joins the job.
+- `rank_pinning.py`: torch and the rank's threads follow its pinning, and a check whether they do.
+- `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
 It must not know optimization, transformers, recipes or command lines.
 """

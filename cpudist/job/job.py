@@ -16,8 +16,8 @@ from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.job import failure
 from cpudist.job.communication import Communication
-from cpudist.job.membership import Membership
-from cpudist.job.pinning import PinningCheck, follow
+from cpudist.job.peers import Peers
+from cpudist.job.rank_pinning import PinningCheck, follow
 from cpudist.job.record import Exit, RunRecord
 from cpudist.launchers import detect
 from cpudist.launchers.single import Single
@@ -62,45 +62,45 @@ class Job:
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
-        membership: this process among the ranks.
+        peers: this process among the ranks.
         backend: the backend, started.
         timeout: the bound on every collective, in seconds.
         pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
-    def __init__(self, membership: Membership, backend: Backend, timeout: float, pinning: Pinning | None) -> None:
-        self._membership = membership
+    def __init__(self, peers: Peers, backend: Backend, timeout: float, pinning: Pinning | None) -> None:
+        self._peers = peers
         self.backend = backend
         self.timeout = timeout
         self.pinning = pinning
         self.owned_by_cli = False
         self.resumes = True
         self.async_checkpoint = False
-        self.launcher = membership.launcher
-        self.changes = membership.changes
-        self.world = replace(membership.world, backend=backend.name, device_type=backend.device().type)
-        self.restarts = max(member.restarts for member in membership.members)
-        run_ids = [item for member in membership.members for item in member.run_ids.items()]
+        self.launcher = peers.launcher
+        self.changes = peers.changes
+        self.world = replace(peers.world, backend=backend.name, device_type=backend.device().type)
+        self.restarts = max(member.restarts for member in peers.members)
+        run_ids = [item for member in peers.members for item in member.run_ids.items()]
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
-        self.record = RunRecord(self.world, backend, membership.members, self.restarts)
+        self.record = RunRecord(self.world, backend, peers.members, self.restarts)
         self.communication = Communication(backend, self.world, self.record)
-        host = membership.rendezvous.host
+        host = peers.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         self.pinning_check = PinningCheck(pinning, self.world, self.store, self.record) if pinning else None
-        membership.on_failure = lambda: self.record.write("failed")
-        membership.on_end = self.finish
+        peers.on_failure = lambda: self.record.write("failed")
+        peers.on_end = self.finish
 
     @property
     def store(self) -> Store:
         """The key-value store that all ranks share."""
-        return self._membership.rendezvous.store
+        return self._peers.rendezvous.store
 
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""
         if self.pinning_check is not None:
             self.pinning_check.finish()
-        self._membership.wait_for_all()
+        self._peers.wait_for_all()
         if self.pinning_check is not None:
             self.pinning_check.collect()
         self.communication.finish()
@@ -113,7 +113,7 @@ class Job:
 
     def finish_before_end(self, wait: Callable[[], None]) -> None:
         """Have `wait` called before this rank says that it has finished; it returns at once when called again."""
-        self._membership.unfinished.append(wait)
+        self._peers.unfinished.append(wait)
 
     def close(self) -> None:
         """Undo all changes without waiting for the other ranks."""
@@ -132,11 +132,11 @@ class Job:
             check_timeout(seconds)
             self.backend.set_timeout(seconds)
             self.timeout = seconds
-            self._membership.set_timeout(seconds)
+            self._peers.set_timeout(seconds)
 
     def end_when_stalled(self, seconds: float) -> None:
         """End the job when no rank shows a sign of life for so many seconds, from the first step on; see `Stall`."""
-        self._membership.end_when_stalled(seconds)
+        self._peers.end_when_stalled(seconds)
 
     def check_backend(self, name: str | None) -> str:
         """Return the job's backend if it is the one that a script asks for.
@@ -164,12 +164,12 @@ class Job:
 
     def fail(self, error: BaseException, show: failure.Show = traceback.print_exception) -> NoReturn:
         """End the job on every rank because of `error`; see `failure.fail`."""
-        self._membership.fail(error, show)
+        self._peers.fail(error, show)
 
 
 # The job that runs or starts, and what its start has changed so far.
 _changes: Changes | None = None
-_membership: Membership | None = None
+_peers: Peers | None = None
 _job: Job | None = None
 _attempts = itertools.count()  # how often this process has started a job; the same on all ranks
 
@@ -197,7 +197,7 @@ def start_job(
             exists that cpudist did not make.
         StartupTimeout: a rank did not arrive in time; the message names it.
     """
-    global _changes, _membership, _job
+    global _changes, _peers, _job
     import torch.distributed as dist
 
     _forget()  # an earlier job whose start failed
@@ -217,13 +217,13 @@ def start_job(
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # a store may outlive a job
-        _membership = membership = Membership(launcher, attempt, timeout, interface, changes)
-        chosen = backends.choose(asked, membership.all_gather, membership.world.rank == 0, options)
-        _start(chosen, membership.world, membership.rendezvous.store, timeout)
+        _peers = peers = Peers(launcher, attempt, timeout, interface, changes)
+        chosen = backends.choose(asked, peers.all_gather, peers.world.rank == 0, options)
+        _start(chosen, peers.world, peers.rendezvous.store, timeout)
         changes.then(chosen.stop)
-        membership.backend = chosen
-    job = Job(membership, chosen, timeout, pinning and pinning.settle(changes))
-    for name, value in {**_variables(membership), **chosen.variables()}.items():
+        peers.backend = chosen
+    job = Job(peers, chosen, timeout, pinning and pinning.settle(changes))
+    for name, value in {**_variables(peers), **chosen.variables()}.items():
         changes.variable(name, value)
     _job = job
     return job
@@ -247,15 +247,15 @@ def require() -> Job:
 
 def fail(error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None) -> NoReturn:
     """End this process and the job, running or starting, because of `error`; see `failure.fail`."""
-    if _membership is not None:
-        _membership.fail(error, show, rank)
+    if _peers is not None:
+        _peers.fail(error, show, rank)
     failure.fail(error, None, show, rank)
 
 
 def _forget() -> None:
     """Undo all changes of the job that runs or has failed to start."""
-    global _changes, _membership, _job
-    changes, _changes, _membership, _job = _changes, None, None, None
+    global _changes, _peers, _job
+    changes, _changes, _peers, _job = _changes, None, None, None
     if changes is not None:
         changes.undo()
 
@@ -268,21 +268,21 @@ def _start(backend: Backend, world: World, store: Store, timeout: float) -> None
         sys.excepthook = hook  # init_process_group replaces it with one that withholds output
 
 
-def _variables(membership: Membership) -> dict[str, str]:
+def _variables(peers: Peers) -> dict[str, str]:
     """Return the variables that accelerate, transformers, datasets and others read."""
     return {
-        "RANK": str(membership.world.rank),
-        "WORLD_SIZE": str(membership.world.size),
-        "LOCAL_RANK": str(membership.world.local_rank),
-        "LOCAL_WORLD_SIZE": str(membership.world.local_size),
-        "MASTER_ADDR": membership.rendezvous.host,
-        "MASTER_PORT": str(membership.rendezvous.port),
+        "RANK": str(peers.world.rank),
+        "WORLD_SIZE": str(peers.world.size),
+        "LOCAL_RANK": str(peers.world.local_rank),
+        "LOCAL_WORLD_SIZE": str(peers.world.local_size),
+        "MASTER_ADDR": peers.rendezvous.host,
+        "MASTER_PORT": str(peers.rendezvous.port),
     }
 
 
 def _close_in_child() -> None:
-    if _membership is not None:
-        _membership.close_in_child()
+    if _peers is not None:
+        _peers.close_in_child()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

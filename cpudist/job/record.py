@@ -25,7 +25,7 @@ from cpudist.version import __version__
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
-    from cpudist.world import Member, World
+    from cpudist.world import RankInfo, World
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
@@ -64,7 +64,7 @@ class RunRecord:
         restarts: how often the job has been restarted.
     """
 
-    def __init__(self, world: World, backend: Backend, members: Sequence[Member], restarts: int) -> None:
+    def __init__(self, world: World, backend: Backend, members: Sequence[RankInfo], restarts: int) -> None:
         self.path: Path | None = None
         self._results: Path | None = None
         self.dtype: str | None = None

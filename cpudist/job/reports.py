@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from cpudist.backends.calls import Call
 from cpudist.console import size
 from cpudist.job.rank_status import RankStatus
-from cpudist.losses import Loss
+from cpudist.lost_ranks import Loss
 from cpudist.topology.cpulist import format_list
 
 Statuses = Mapping[int, RankStatus | None]

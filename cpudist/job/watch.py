@@ -18,7 +18,7 @@ from cpudist.errors import StartupTimeout
 from cpudist.job import reports
 from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.job.rank_status import RankStatus, heartbeat, publish, published
-from cpudist.losses import Loss
+from cpudist.lost_ranks import Loss
 from cpudist.store import Address, Connection, StoreLost
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from cpudist.launchers.base import Alone, AtAddress, InStore, Launcher, OverMpi, Placement, RendezvousMethod
 from cpudist.launchers.env import Env
+from cpudist.launchers.launcher import Alone, AtAddress, InStore, Launcher, OverMpi, Placement, RendezvousMethod
 from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.notebook import Notebook
 from cpudist.launchers.pytorchjob import PyTorchJobPod

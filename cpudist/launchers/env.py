@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from cpudist.errors import UserError
-from cpudist.launchers.base import AtAddress, Launcher, Placement
+from cpudist.launchers.launcher import AtAddress, Launcher, Placement
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

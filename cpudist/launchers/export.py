@@ -15,7 +15,7 @@ from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.openmpi import OpenMpi
 from cpudist.launchers.slurm import Slurm
 from cpudist.topology import thread_variables
-from cpudist.topology.plan import Plan
+from cpudist.topology.pinning_plan import Plan
 
 _TRAIN = ("python", "train.py")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from cpudist.launchers.mpi import Host, MpirunOptions
+from cpudist.launchers.mpi_launcher import Host, MpirunOptions
 from cpudist.launchers.mpich import Mpich
 from cpudist.topology.cpulist import format_mask
-from cpudist.topology.plan import Plan
+from cpudist.topology.pinning_plan import Plan
 
 # Each of these alone decides how Intel MPI pins ranks.
 PINNING_VARIABLES = ("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_CELL", "I_MPI_PIN_ORDER")

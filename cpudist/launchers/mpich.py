@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from cpudist import processes
 from cpudist.errors import UserError
-from cpudist.launchers.base import OverMpi
-from cpudist.launchers.mpi import Host, MpiLauncher, MpirunOptions
-from cpudist.topology.plan import Plan
+from cpudist.launchers.launcher import OverMpi
+from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
+from cpudist.topology.pinning_plan import Plan
 
 _OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per node"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cpudist.errors import UserError
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi import MpiLauncher, Mpirun
+from cpudist.launchers.mpi_launcher import MpiLauncher, Mpirun
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.openmpi import OpenMpi
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cpudist.launchers.base import InStore, Launcher, Placement
+from cpudist.launchers.launcher import InStore, Launcher, Placement
 from cpudist.launchers.torchrun import Torchrun
 
 JOB = "CPUDIST_NOTEBOOK"  # the attempt that this rank belongs to

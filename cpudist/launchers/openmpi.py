@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from cpudist import processes
-from cpudist.launchers.base import OverMpi
-from cpudist.launchers.mpi import Host, MpiLauncher, MpirunOptions
+from cpudist.launchers.launcher import OverMpi
+from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
 from cpudist.topology.cpulist import format_list
-from cpudist.topology.plan import Plan
+from cpudist.topology.pinning_plan import Plan
 
 # Open MPI's MPI library under the name that no MPICH uses; the same from 2.x to 5.x.
 _LIBRARY = "libmpi.so.40"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cpudist.errors import UserError
-from cpudist.launchers.base import Placement
 from cpudist.launchers.env import Env
+from cpudist.launchers.launcher import Placement
 from cpudist.launchers.mpis import MPIS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cpudist.launchers.base import Alone, Launcher, Placement
+from cpudist.launchers.launcher import Alone, Launcher, Placement
 
 
 class Single(Launcher):

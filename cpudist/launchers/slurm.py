@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 
 from cpudist.errors import UserError
-from cpudist.launchers.base import AtAddress, Launcher, OverMpi, Placement
+from cpudist.launchers.launcher import AtAddress, Launcher, OverMpi, Placement
 from cpudist.private import secret
 from cpudist.topology.cpulist import format_mask
-from cpudist.topology.plan import Plan
+from cpudist.topology.pinning_plan import Plan
 
 # Step ids from here on belong to no step that srun started: the batch script, an interactive shell, and so on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import ClassVar
 
-from cpudist.launchers.base import AtAddress, Launcher
 from cpudist.launchers.env import Env
+from cpudist.launchers.launcher import AtAddress, Launcher
 from cpudist.launchers.slurm import step_id
 
 

@@ -1,6 +1,6 @@
 """Train from a notebook, or from plain Python: start a job, show its output, and return its result or its error.
 
-- `launcher.py`: `notebook_launcher`, with restarts; `settings.py`: its arguments, checked.
+- `entry.py`: `notebook_launcher`, with restarts; `settings.py`: its arguments, checked.
 - `carry.py`: pickles functions and classes of the notebook, and what they use, for other processes; tells whether the
   cells of several nodes make the same call.
 - `ranks.py`: this node's ranks, from their start until none is left, and what they print.
@@ -10,7 +10,7 @@
 It must not know MPI, transformers, Trainer's patches or command lines.
 """
 
-from cpudist.notebook.launcher import notebook_launcher
+from cpudist.notebook.entry import notebook_launcher
 from cpudist.notebook.result import RankFailed
 
 __all__ = ["RankFailed", "notebook_launcher"]

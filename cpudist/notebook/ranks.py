@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from cpudist.launch.node_agents import NodeAgents
-from cpudist.launchers.mpi import Host
+from cpudist.hosts.node_agents import NodeAgents
+from cpudist.launchers.mpi_launcher import Host
 from cpudist.launchers.notebook import rank_variables, without_launcher
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.result import Failure, Mailbox, Result

@@ -51,7 +51,7 @@ def main() -> None:
 
         # Late: torch reads the affinity and thread variables when it is imported.
         from cpudist import api, job
-        from cpudist.training.run import run_target
+        from cpudist.training.run_target import run_target
 
         try:
             running = api.enter(

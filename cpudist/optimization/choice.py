@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from cpudist import job
-from cpudist.backends.base import Optimization
+from cpudist.backends.interface import Optimization
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.optimization import ipex, native, precision, products

@@ -1,7 +1,7 @@
 """Binds this rank to its part of the node's plan, before torch starts threads or later, and checks it in training.
 
-- `options.py`: what the user has set about threads and data loading.
-- `share.py`: the part of the node that belongs to this rank: what its launcher has pinned, or its part of the plan.
+- `plan_options.py`: what the user has set about threads and data loading.
+- `rank_cpus.py`: the part of the node that belongs to this rank: what its launcher has pinned, or its part of the plan.
 - `preload.py`: a faster allocator, for which the process starts once more.
 - this file: decides, and changes this process. `threads.py`: the masks of its threads, and where its pages are placed.
 - `observe.py`: what the process really got.
@@ -20,13 +20,13 @@ from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.pinning import threads
-from cpudist.pinning.options import data_workers, threads_of_user
+from cpudist.pinning.plan_options import data_workers, threads_of_user
 from cpudist.pinning.preload import preload_allocator
-from cpudist.pinning.share import own_share, starter_of
+from cpudist.pinning.rank_cpus import own_share, starter_of
 from cpudist.pinning.threads import data_cores
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import this_machine
-from cpudist.topology.plan import PlanOptions, RankPlan
+from cpudist.topology.pinning_plan import PlanOptions, RankPlan
 from cpudist.topology.thread_variables import THREADS
 
 __all__ = ["Pinning", "data_cores", "decide", "pin", "preload_allocator"]

@@ -16,7 +16,7 @@ from cpudist.console import number_of
 from cpudist.pinning import Pinning
 from cpudist.pinning.threads import COMMUNICATION_THREAD, Thread, threads
 from cpudist.topology.cpulist import format_list
-from cpudist.topology.plan import CORES_FOR_A_DATA_CORE
+from cpudist.topology.pinning_plan import CORES_FOR_A_DATA_CORE
 
 # A thread computes if it has used this share of the busiest thread's CPU time. OpenMP's threads do nearly what the main
 # thread does; those that move messages, load data or log do less.

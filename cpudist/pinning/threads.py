@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cpudist.changes import Changes
 from cpudist.topology.cpulist import parse_list
-from cpudist.topology.plan import RankPlan
+from cpudist.topology.pinning_plan import RankPlan
 
 COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
 

@@ -1,13 +1,13 @@
 """How the ranks of a job find each other within a time limit: a store that all of them reach.
 
-- `store.py`: `connect` returns that store to each rank.
+- `connecting.py`: `connect` returns that store to each rank.
 - `mpi.py`: MPI, used only to tell the ranks where the store is.
 - `gather.py`: `all_gather` of texts through a store.
 
 It is told how the ranks find each other, and does not ask who started them. It must not know backends or jobs.
 """
 
+from cpudist.rendezvous.connecting import Rendezvous, connect
 from cpudist.rendezvous.gather import all_gather
-from cpudist.rendezvous.store import Rendezvous, connect
 
 __all__ = ["Rendezvous", "all_gather", "connect"]

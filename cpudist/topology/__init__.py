@@ -2,9 +2,9 @@
 
 - `identity.py`: which machine this is, and at which addresses others reach it.
 - this file: sockets, NUMA nodes, L3 groups and cores, by the operating system's numbers. `sysfs.py`, `lscpu.py` and
-  `hwloc.py` read them; `files.py` opens the kernel's files or a copy, and `cpulist.py` parses its lists and masks.
+  `hwloc.py` read them; `kernel_files.py` opens them or a copy, `cpulist.py` parses lists and masks.
 - `limits.py`: what of the machine this process may use. `machine.py`: the topology and the limits together.
-- `plan.py`: a `Plan` from a machine and options. It reads no file, so any machine's plan can be made on any other.
+- `pinning_plan.py`: a `Plan` from a machine and options. It reads no file: any machine can plan for any other.
 - `picture.py`: the plan as text. `thread_variables.py`: the variables by which OpenMP and oneCCL follow it.
 
 Nothing is changed here. It must not know torch, MPI or launchers.

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from cpudist.console import number_of
 from cpudist.topology.cpulist import parse_list
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 _Number = TypeVar("_Number", int, float)
 

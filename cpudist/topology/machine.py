@@ -16,7 +16,7 @@ from pathlib import Path
 from cpudist.errors import UserError
 from cpudist.topology import Topology, hwloc, lscpu, sysfs
 from cpudist.topology.cpulist import LAST_CPU
-from cpudist.topology.files import Files, open_copy
+from cpudist.topology.kernel_files import Files, open_copy
 from cpudist.topology.limits import Limits, read_limits
 
 _ROOT = Files()

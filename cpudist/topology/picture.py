@@ -10,7 +10,7 @@ from cpudist.console import number_of, size
 from cpudist.topology import Core, NumaNode, Topology
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine
-from cpudist.topology.plan import Plan, RankPlan
+from cpudist.topology.pinning_plan import Plan, RankPlan
 
 _IDLE, _FORBIDDEN = ".", "x"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cpudist.topology.plan import Plan
+from cpudist.topology.pinning_plan import Plan
 
 THREADS = "OMP_NUM_THREADS"
 # torch asks MKL, where it is built with it, how many threads to use, and MKL reads its own variable first.

@@ -1,6 +1,6 @@
 """Callbacks of Trainer: measure its steps, and end it with a checkpoint after a signal.
 
-This module imports transformers, so run.py imports it only when the script has imported transformers itself.
+This module imports transformers, so run_target.py imports it only when the script has imported transformers itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from cpudist.console import say
-from cpudist.huggingface.shares import SharedSampler
+from cpudist.huggingface.uneven_shares import SharedSampler
 from cpudist.job.record import RunRecord, Training
 from cpudist.optimization import local_steps, precision
 from cpudist.training.interruption import Interrupted, Interruption

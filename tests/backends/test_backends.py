@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from cpudist import backends
-from cpudist.backends.ccl import build, extension, register, toolchain
-from cpudist.backends.ccl.backend import CclBackend
+from cpudist.backends.ccl import compilation, extension, register, toolchain
+from cpudist.backends.ccl.ccl_backend import CclBackend
 from cpudist.backends.gloo import GlooBackend
 from cpudist.errors import UserError
 
@@ -152,17 +152,17 @@ def test_no_oneccl_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_compiler_and_nothing_compiled_names_gxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    monkeypatch.setattr(compilation, "find_compiler", lambda: None)
     with pytest.raises(UserError, match="install the package g\\+\\+"):
-        build.ensure_built(tmp_path)
+        compilation.ensure_built(tmp_path)
 
 
 def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "find_compiler", lambda: None)
-    binary = tmp_path / build._key(toolchain.find_oneccl()) / "clang++-19" / "cpudist_ccl.so"
+    monkeypatch.setattr(compilation, "find_compiler", lambda: None)
+    binary = tmp_path / compilation._key(toolchain.find_oneccl()) / "clang++-19" / "cpudist_ccl.so"
     binary.parent.mkdir(parents=True)
     binary.touch()
-    assert build.ensure_built(tmp_path) == binary
+    assert compilation.ensure_built(tmp_path) == binary
 
 
 @pytest.mark.job
@@ -170,7 +170,7 @@ def test_a_cache_that_cannot_be_written_is_one_clear_line(monkeypatch: pytest.Mo
     taken = tmp_path / "cache"
     taken.write_text("a file")
     with pytest.raises(UserError, match="set CPUDIST_CACHE"):
-        build.ensure_built(taken)
+        compilation.ensure_built(taken)
 
 
 @pytest.mark.job
@@ -178,9 +178,9 @@ def test_a_failing_compiler_leaves_a_log_and_no_binary(monkeypatch: pytest.Monke
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'csrc/x.cpp:1: error: no such luck' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setattr(build, "find_compiler", lambda: toolchain.Compiler(str(compiler), "g++-0"))
+    monkeypatch.setattr(compilation, "find_compiler", lambda: toolchain.Compiler(str(compiler), "g++-0"))
     with pytest.raises(UserError, match="no such luck"):
-        build.ensure_built(tmp_path / "cache")
+        compilation.ensure_built(tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.so"))
     assert list(tmp_path.glob("cache/**/compile.log"))
 

@@ -12,7 +12,7 @@ from jobs import mpirun, run
 
 from cpudist.backends import gloo
 from cpudist.backends.calls import Calls
-from cpudist.backends.process_group import Members
+from cpudist.backends.process_group import GroupRanks
 
 CHECK = Path(__file__).parent / "checks" / "calls.py"
 _GLOO_RECORDS = (2, 9)  # torch from this version on
@@ -39,7 +39,7 @@ def test_a_clock_that_is_set_makes_no_call_last_for_an_hour(
     entry["time_created_ns"] = time.time_ns()
     dump = {"pg_status": {"0": 1}, "entries": [entry]}
     monkeypatch.setattr(gloo, "_recorded", lambda calls: dump)
-    monkeypatch.setattr(gloo, "groups", lambda: {"0": Members("", None)})
+    monkeypatch.setattr(gloo, "groups", lambda: {"0": GroupRanks("", None)})
     backend, real = gloo.GlooBackend(), time.time
     if when == "after the look":
         assert backend.calls() == Calls()

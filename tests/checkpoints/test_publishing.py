@@ -9,7 +9,7 @@ import pytest
 
 from cpudist.checkpoints.folders import numbered
 from cpudist.checkpoints.publishing import Publisher
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 from cpudist.errors import UserError
 
 

@@ -112,7 +112,7 @@ def test_build_says_where_and_how_to_use_it(
     binary = tmp_path / "cpudist_ccl.so"
     binary.touch()
     os.utime(binary, (time.time() - age,) * 2)
-    monkeypatch.setattr("cpudist.backends.ccl.build.ensure_built", lambda cache: binary)
+    monkeypatch.setattr("cpudist.backends.ccl.compilation.ensure_built", lambda cache: binary)
     assert main(["build", "--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{said}{binary}",

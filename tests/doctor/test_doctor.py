@@ -13,9 +13,9 @@ import pytest
 from layouts import unpack
 
 from cpudist.cli import doctor as command
-from cpudist.doctor import backend, libraries, memory, processor, quota, versions
+from cpudist.doctor import libraries, memory, processor, quota, usable_backends, versions
 from cpudist.doctor.finding import Finding
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 
 def tree(root: Path, **files: str) -> Files:
@@ -32,11 +32,11 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_a_name_that_leads_nowhere_fails_a_job() -> None:
-    finding = backend.resolve("no-such-host.invalid")
+    finding = usable_backends.resolve("no-such-host.invalid")
     assert finding.level == "error"
     assert "/etc/hosts" in finding.remedy
-    assert backend.resolve("localhost").level == "warning"  # a job on several hosts needs more
-    assert backend.resolve("192.0.2.1").level == "ok"
+    assert usable_backends.resolve("localhost").level == "warning"  # a job on several hosts needs more
+    assert usable_backends.resolve("192.0.2.1").level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_a_compiled_backend_that_does_not_load(tmp_path: Path, monkeypatch: pyte
     """The doctor then reports gloo, as a job would take it."""
     broken = tmp_path / "cpudist_ccl.so"
     broken.write_bytes(b"no library")
-    for module in (backend, libraries):
+    for module in (usable_backends, libraries):
         monkeypatch.setattr(module, "find_built", lambda: broken)
     libraries._load.cache_clear()
     try:
-        (_, finding, *_) = backend.check(Files(tmp_path), dict(os.environ))
+        (_, finding, *_) = usable_backends.check(Files(tmp_path), dict(os.environ))
     finally:
         libraries._load.cache_clear()
     assert finding.level == "warning"
@@ -145,9 +145,9 @@ def test_a_compiled_backend_that_does_not_load(tmp_path: Path, monkeypatch: pyte
 
 
 def test_which_transport_and_why() -> None:
-    assert "otherwise libfabric" in backend._transport({})
-    assert "CCL_ATL_TRANSPORT is set" in backend._transport({"CCL_ATL_TRANSPORT": "ofi"})
-    assert "CPUDIST_TRANSPORT=oneccl is set" in backend._transport({"CPUDIST_TRANSPORT": "oneccl"})
+    assert "otherwise libfabric" in usable_backends._transport({})
+    assert "CCL_ATL_TRANSPORT is set" in usable_backends._transport({"CCL_ATL_TRANSPORT": "ofi"})
+    assert "CPUDIST_TRANSPORT=oneccl is set" in usable_backends._transport({"CPUDIST_TRANSPORT": "oneccl"})
 
 
 @pytest.mark.job
@@ -180,9 +180,9 @@ def test_another_mpirun_first_on_path(tmp_path: Path) -> None:
     other = tmp_path / "mpirun"
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
-    found = levels(list(backend.check(Files(tmp_path), {"PATH": str(tmp_path)})))
+    found = levels(list(usable_backends.check(Files(tmp_path), {"PATH": str(tmp_path)})))
     assert found["mpirun"] == "warning"
-    assert levels(list(backend.check(Files(tmp_path), {"PATH": str(jobs.BIN)})))["mpirun"] == "ok"
+    assert levels(list(usable_backends.check(Files(tmp_path), {"PATH": str(jobs.BIN)})))["mpirun"] == "ok"
 
 
 @pytest.mark.job

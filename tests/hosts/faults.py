@@ -23,7 +23,7 @@ import psutil
 from bed import Bed
 from control_group import control_group
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 from cpudist.launchers.mpis import MPIS
 from cpudist.waiting import poll
 
@@ -110,13 +110,13 @@ def lose_ssh(job: Job) -> None:
 
 def lose_agent(job: Job) -> None:
     """End the connection between `cpudist launch` and its agent on h1, which is made again; mpirun's stays."""
-    first = job.find("h1", "cpudist.launch.node_agent")
-    for process in job.find("h0", "cpudist.launch.node_agent"):
+    first = job.find("h1", "cpudist.hosts.node_agent")
+    for process in job.find("h0", "cpudist.hosts.node_agent"):
         if process.name() == "ssh":
             process.kill()
     # The next agent is there, and the first one has left to it, before the job may end.
     assert poll(lambda: not any(process.is_running() for process in first), job.timeout)
-    assert job.find("h1", "cpudist.launch.node_agent")
+    assert job.find("h1", "cpudist.hosts.node_agent")
     job.order("end")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bed import Bed
 
-from cpudist.launchers.mpi import MpiLauncher
+from cpudist.launchers.mpi_launcher import MpiLauncher
 from cpudist.launchers.mpis import MPI_BY_OPTION
 
 MPIS = tuple(MPI_BY_OPTION)

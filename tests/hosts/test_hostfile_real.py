@@ -1,4 +1,4 @@
-"""What `cpudist.launch.hostfile` writes is what the real launchers read: every rank starts where it was meant to."""
+"""What `cpudist.hosts.hostfile` writes is what the real launchers read: every rank starts where it was meant to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from bed import Bed
 from hosts.mpis import MPIS, mpirun, named
 
-from cpudist.launch.hostfile import parse, spread, write
+from cpudist.hosts.hostfile import parse, spread, write
 
 pytestmark = pytest.mark.job
 

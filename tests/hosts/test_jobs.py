@@ -11,7 +11,7 @@ from bed import Bed
 from hosts.mpis import MPIS, mpirun_on, named
 from jobs import train
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 
 pytestmark = pytest.mark.job
 

@@ -13,7 +13,7 @@ from bed import Bed
 from hosts.mpis import MPIS, require
 from jobs import BIN, Result
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job

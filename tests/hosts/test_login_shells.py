@@ -11,7 +11,7 @@ from bed import Bed
 from hosts.mpis import require
 from jobs import BIN
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 
 pytestmark = pytest.mark.job
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from bed import Bed
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 
 pytestmark = pytest.mark.job
 

@@ -11,7 +11,7 @@ import pytest
 from bed import Bed
 from jobs import BIN
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.waiting import poll
 

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments
 import cpudist
 from cpudist import UserError, huggingface, job
 from cpudist.huggingface import resuming
-from cpudist.huggingface.shares import BatchGeometry
+from cpudist.huggingface.uneven_shares import BatchGeometry
 
 pytestmark = pytest.mark.versions
 

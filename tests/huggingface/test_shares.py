@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from cpudist.huggingface.shares import BatchGeometry, SharedSampler, Shares
+from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
 
 pytestmark = pytest.mark.versions
 

@@ -11,7 +11,7 @@ from cpudist.backends.gloo import GlooBackend
 from cpudist.job.record import RunRecord, Training, percentile
 from cpudist.launchers import Placement
 from cpudist.training.summary import main, summarize
-from cpudist.world import Member, World
+from cpudist.world import RankInfo, World
 
 _FIELDS = [
     "cpudist",
@@ -40,7 +40,7 @@ _FIELDS = [
 @pytest.fixture
 def record(tmp_path: Path) -> RunRecord:
     world = World(0, 1, 0, 1, 0, 1, "single", backend="gloo", hosts=("here",))
-    member = Member("node", "here", Placement(0, 1), cpus=(0, 1), threads=2)
+    member = RankInfo("node", "here", Placement(0, 1), cpus=(0, 1), threads=2)
     record = RunRecord(world, GlooBackend(), [member], restarts=1)
     record.path = tmp_path / "deep" / "record.json"
     return record

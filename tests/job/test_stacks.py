@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
 
-from cpudist.job.stacks import SIGNAL, StackAddress, StackServer, ask_ranks
+from cpudist.job.stack_server import SIGNAL, StackAddress, StackServer, ask_ranks
 from cpudist.waiting import poll
 
 SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
 RANK = """
 import ctypes, os, signal, sys
-from cpudist.job.stacks import StackServer
+from cpudist.job.stack_server import StackServer
 
 def block():
     # The second call waits for ever, and PyDLL keeps the interpreter's lock meanwhile.
@@ -43,7 +43,7 @@ sys.stdin.read()
 TAKEN = """
 import socket
 import cpudist
-from cpudist.job.stacks import StackAddress
+from cpudist.job.stack_server import StackAddress
 
 StackAddress.socket_name = lambda self: "\\0cpudist-test-taken-too"
 taken = socket.socket(socket.AF_UNIX)
@@ -54,7 +54,7 @@ cpudist.shutdown()
 """
 FORKED = """
 import os, sys
-from cpudist.job.stacks import StackServer
+from cpudist.job.stack_server import StackServer
 
 answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
 child = os.fork()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cpudist.doctor import facts as on_host
-from cpudist.launch import check as module
-from cpudist.launch.check import Facts, check
-from cpudist.launch.remote import ask_all
-from cpudist.launchers.mpi import Host
+from cpudist.hosts import check as module
+from cpudist.hosts.check import Facts, check
+from cpudist.hosts.remote import ask_all
+from cpudist.launchers.mpi_launcher import Host
 
 FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket": 1, "numa": 2, "l3": 4})
 

@@ -10,9 +10,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cpudist.errors import UserError
-from cpudist.launch.hostfile import parse, read, spread, write
+from cpudist.hosts.hostfile import parse, read, spread, write
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi import Host, MpiLauncher
+from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.openmpi import OpenMpi

@@ -14,14 +14,14 @@ from jobs import BIN
 
 from cpudist.cli.main import main
 from cpudist.errors import UserError
-from cpudist.launch import restarts
-from cpudist.launch import run as module
-from cpudist.launch.check import Checked, Facts, Trouble
-from cpudist.launch.hostfile import parse
-from cpudist.launch.run import LaunchOptions
-from cpudist.launch.supervise import JobExit
+from cpudist.hosts import restarts
+from cpudist.hosts import run as module
+from cpudist.hosts.check import Checked, Facts, Trouble
+from cpudist.hosts.hostfile import parse
+from cpudist.hosts.run import LaunchOptions
+from cpudist.hosts.supervise import JobExit
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi import Host, Mpirun
+from cpudist.launchers.mpi_launcher import Host, Mpirun
 
 MPIRUN = Mpirun(IntelMpi, Path("mpirun"))
 

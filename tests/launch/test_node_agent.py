@@ -17,7 +17,7 @@ from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
 
-_, *AGENT = python_main("cpudist.launch.node_agent", "-S")
+_, *AGENT = python_main("cpudist.hosts.node_agent", "-S")
 SLEEP = "import time; time.sleep(60)"
 # Starts a child in a session of its own, without any variable, and waits.
 STARTS_ANOTHER = f"""
@@ -172,7 +172,7 @@ def test_silence_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: 
             assert own.stdout is not None
             assert shared.stdout is not None
             assert own.stdout.readline() == shared.stdout.readline() == b"started\n"
-            watching = watch(start, job, "import cpudist.launch.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 3")
+            watching = watch(start, job, "import cpudist.hosts.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 3")
             rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
             until(watching, "ranks 3")
             until(watching, "left 0")

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.launch import node_agents, remote
-from cpudist.launch.node_agents import NodeAgents
-from cpudist.launchers.mpi import Host
+from cpudist.hosts import node_agents, remote
+from cpudist.hosts.node_agents import NodeAgents
+from cpudist.launchers.mpi_launcher import Host
 
 
 class Agent:

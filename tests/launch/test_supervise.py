@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from cpudist.launch.supervise import _suspect
-from cpudist.launchers.mpi import Host
+from cpudist.hosts.supervise import _suspect
+from cpudist.launchers.mpi_launcher import Host
 
 pytestmark = pytest.mark.job
 
@@ -42,9 +42,9 @@ sys.exit(subprocess.run([sys.executable, "-c", rank], env={{**os.environ, "PMI_R
 """
 SUPERVISE = """
 import os, sys, uuid
-from cpudist.launch import supervise as module
+from cpudist.hosts import supervise as module
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi import Host
+from cpudist.launchers.mpi_launcher import Host
 
 module._ALONE_SECONDS, module._REST_SECONDS, module._START_SECONDS = 1.0, 0.2, 5.0
 variables = {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}

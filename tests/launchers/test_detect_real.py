@@ -19,7 +19,7 @@ from cpudist.launchers import detect
 from cpudist.errors import UserError
 from cpudist.topology.identity import node_identity
 from cpudist.rendezvous import all_gather, connect
-from cpudist.world import Member, assign_nodes
+from cpudist.world import RankInfo, assign_nodes
 
 launcher = detect()
 placement = launcher.placement()
@@ -27,9 +27,9 @@ try:
     store = connect(launcher.rendezvous(), placement, "test", 30).store
 except UserError as error:
     sys.exit(f"refused: {error}")
-own = Member(node_identity(), socket.gethostname(), placement).to_json()
+own = RankInfo(node_identity(), socket.gethostname(), placement).to_json()
 texts = all_gather(store, placement.rank, placement.size, "member", own, 30, what="testing")
-world = assign_nodes([Member.from_json(text) for text in texts], launcher.name)[placement.rank]
+world = assign_nodes([RankInfo.from_json(text) for text in texts], launcher.name)[placement.rank]
 sys.stdout.write(f"{world}\\n")
 sys.stdout.flush()
 all_gather(store, placement.rank, placement.size, "leaving", "", 30, what="leaving")  # rank 0 serves the store

@@ -16,7 +16,7 @@ from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.openmpi import OpenMpi
 from cpudist.launchers.slurm import Slurm
 from cpudist.topology.machine import Machine, machine_from, this_machine
-from cpudist.topology.plan import Plan, PlanOptions, RankPlan, make_plan
+from cpudist.topology.pinning_plan import Plan, PlanOptions, RankPlan, make_plan
 
 _ASK = r"""
 import os

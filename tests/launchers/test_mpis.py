@@ -13,11 +13,11 @@ import pytest
 from cpudist.errors import UserError
 from cpudist.launchers import openmpi
 from cpudist.launchers.intel_mpi import IntelMpi
-from cpudist.launchers.mpi import MpiLauncher, MpirunOptions
+from cpudist.launchers.mpi_launcher import MpiLauncher, MpirunOptions
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.mpis import MPIS, find_mpirun
 from cpudist.launchers.openmpi import OpenMpi
-from cpudist.losses import first_killed
+from cpudist.lost_ranks import first_killed
 
 TRAIN = ("/env/bin/cpudist-train", "--backend", "ccl", "train.py")
 NAMES = ("CCL_LOG_LEVEL", "HOME", "PATH", "SECRET")

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from cpudist import launchers
-from cpudist.backends.ccl import extension, group
+from cpudist.backends.ccl import ccl_group, extension
 from cpudist.job import start_job
 from cpudist.pinning import Pinning
 from cpudist.pinning.observe import mismatch, observe
-from cpudist.topology.plan import RankPlan
+from cpudist.topology.pinning_plan import RankPlan
 
 CPUS = sorted(os.sched_getaffinity(0))
 FIRST, SECOND = (CPUS[0],), (CPUS[1],)
@@ -51,7 +51,7 @@ def main() -> None:
         plan = RankPlan(rank, FIRST, 1, data_cpus=SECOND, numa_nodes=(0,))
     else:
         plan = RankPlan(rank, FIRST, 1, communication_cpus=SECOND, numa_nodes=(0,))
-        group.cores_to_spare = lambda *_: 1  # two ranks share these two CPUs
+        ccl_group.cores_to_spare = lambda *_: 1  # two ranks share these two CPUs
     job = start_job(launcher, "ccl", 60, pinning=Pinning(plan, bound=True))
     assert job.pinning is not None
     if job.world.size == 2:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from cpudist.pinning import Pinning
 from cpudist.pinning.observe import Observed, cpu_seconds, lacks_data_cores, mismatch, observe
 from cpudist.pinning.threads import Thread
-from cpudist.topology.plan import RankPlan
+from cpudist.topology.pinning_plan import RankPlan
 
 SCRIPT = str(Path(__file__).with_name("planned.py"))
 CPUS = sorted(os.sched_getaffinity(0))
@@ -111,7 +111,7 @@ def test_a_thread_that_was_placed_before_is_nobodys_mistake() -> None:
         from cpudist.changes import Changes
         from cpudist.pinning import Pinning
         from cpudist.pinning.observe import mismatch, observe
-        from cpudist.topology.plan import RankPlan
+        from cpudist.topology.pinning_plan import RankPlan
 
         def thread_on(cpu):
             thread = threading.Thread(target=done.wait)

@@ -14,7 +14,7 @@ import pytest
 
 from cpudist.topology.cpulist import format_mask
 from cpudist.topology.machine import this_machine
-from cpudist.topology.plan import PlanOptions, RankPlan, make_plan
+from cpudist.topology.pinning_plan import PlanOptions, RankPlan, make_plan
 
 pytestmark = pytest.mark.job
 

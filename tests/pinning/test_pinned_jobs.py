@@ -18,7 +18,7 @@ from control_group import ControlGroup, control_group
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology.cpulist import format_mask, parse_list
 from cpudist.topology.machine import this_machine
-from cpudist.topology.plan import Plan, PlanOptions, make_plan
+from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
 pytestmark = pytest.mark.job
 

@@ -11,13 +11,13 @@ import pytest
 
 from cpudist import launchers
 from cpudist.pinning import decide
-from cpudist.pinning.options import data_workers, threads_of_user
+from cpudist.pinning.plan_options import data_workers, threads_of_user
 from cpudist.pinning.preload import wanted_allocator
-from cpudist.pinning.share import Starter, own_share
+from cpudist.pinning.rank_cpus import Starter, own_share
 from cpudist.topology import Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
-from cpudist.topology.plan import PlanOptions
+from cpudist.topology.pinning_plan import PlanOptions
 
 CPUS = sorted(os.sched_getaffinity(0))
 NODE = frozenset(range(128))  # 64 cores with two hardware threads, on two NUMA nodes
@@ -157,7 +157,7 @@ def test_data_workers_in_a_file_of_arguments(name: str, text: str, expected: int
 def test_the_starter_is_the_nearest_ancestor_without_this_ranks_variable() -> None:
     """A shell between this process, which stands for the launcher, and the rank has the rank's variable as well."""
     program = """if True:
-        from cpudist.pinning.share import starter_of
+        from cpudist.pinning.rank_cpus import starter_of
         for name in ("CPUDIST_TEST_RANK", None):
             starter = starter_of(name)
             print(starter.variables.get("CPUDIST_TEST_RANK"), sorted(starter.cpus))

@@ -21,7 +21,7 @@ from bed import Bed, missing
 from control_group import ControlGroup, control_group
 from render.example import env
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.waiting import poll
 

@@ -12,11 +12,11 @@ from layouts import FOLDER
 from render.example import ALL, PATCH, env, expanded
 
 from cpudist.launchers.torchrun import Torchrun
-from cpudist.pinning.options import threads_of_user
-from cpudist.pinning.share import Starter, own_share
+from cpudist.pinning.plan_options import threads_of_user
+from cpudist.pinning.rank_cpus import Starter, own_share
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine, machine_from
-from cpudist.topology.plan import PlanOptions
+from cpudist.topology.pinning_plan import PlanOptions
 from cpudist.version import __version__
 
 Documents = Callable[..., list[dict[str, Any]]]

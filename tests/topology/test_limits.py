@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from control_group import ControlGroup, control_group
 
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 from cpudist.topology.limits import Throttling, read_limits
 
 
@@ -135,7 +135,7 @@ def test_the_smaller_memory_limit_counts(tmp_path: Path) -> None:
 _ASK = """
 import json
 from cpudist.topology.machine import this_machine
-from cpudist.topology.plan import PlanOptions, make_plan
+from cpudist.topology.pinning_plan import PlanOptions, make_plan
 machine = this_machine({})
 plan = make_plan(machine, PlanOptions())
 limits = machine.limits

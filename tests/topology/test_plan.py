@@ -13,7 +13,7 @@ from cpudist.errors import UserError
 from cpudist.topology import Core, Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine, machine_from
-from cpudist.topology.plan import Plan, PlanOptions, make_plan
+from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
 
 def machine(

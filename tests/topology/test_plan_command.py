@@ -12,7 +12,7 @@ from layouts import FOLDER, LAYOUTS
 from cpudist.cli.main import main
 from cpudist.topology.machine import machine_from
 from cpudist.topology.picture import draw
-from cpudist.topology.plan import PlanOptions, make_plan
+from cpudist.topology.pinning_plan import PlanOptions, make_plan
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from layouts import FOLDER, LAYOUTS, Shape, unpack
 from cpudist.errors import UserError
 from cpudist.topology import Topology, hwloc, lscpu, sysfs
 from cpudist.topology.cpulist import format_list, format_mask, parse_list, parse_mask
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 from cpudist.topology.machine import Machine, machine_from, this_machine
 
 COPIES = [name for name in LAYOUTS if name.endswith(".tar.xz")]

@@ -2,9 +2,9 @@
 
 - `csrc/`: the process group in C++ (engine.hpp describes its progress) and, behind transport.hpp, what carries its
   messages: oneCCL, shared memory, or a hierarchy of both.
-- `toolchain.py`, `build.py`: find oneCCL and a compiler; compile into a cache.
+- `toolchain.py`, `compilation.py`: find oneCCL and a compiler; compile into a cache.
 - `extension.py`: loads the result once in a process, with the settings that oneCCL needs.
-- `group.py`: creates one process group. `register.py`: makes its name known to torch; `intel.py`: stands for
+- `ccl_group.py`: creates one process group. `register.py`: makes its name known to torch; `intel.py`: stands for
   Intel's binding.
-- `backend.py`: the backend.
+- `ccl_backend.py`: the backend.
 """

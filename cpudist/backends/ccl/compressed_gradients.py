@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from cpudist.backends.ccl import extension
-from cpudist.backends.ccl.group import WireOptions
+from cpudist.backends.ccl.ccl_group import WireOptions
 from cpudist.backends.error_feedback import settle
 
 # DDP makes its buckets anew after its first step; a residual of int8 belongs to one bucket's parameters.

@@ -16,7 +16,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, Literal
 
 from cpudist import launchers
-from cpudist.backends.ccl.build import ensure_built
+from cpudist.backends.ccl.compilation import ensure_built
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.console import end_now
 from cpudist.errors import UserError

@@ -20,6 +20,6 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Create a process group from torch's ``_DistributedBackendOptions`` and the user's ``pg_options``."""
-    from cpudist.backends.ccl.group import create_group
+    from cpudist.backends.ccl.ccl_group import create_group
 
     return create_group(options, backend_options)

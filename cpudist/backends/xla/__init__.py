@@ -1,7 +1,7 @@
 """The xla backend: PyTorch/XLA's PJRT runtime on CPUs, GPUs and TPUs.
 
-- `backend.py`: the backend, its options and its hooks. `devices.py`: what is installed, and which devices are used.
-- `joining.py`: how ranks meet. `group.py`, `transfers.py`: their process group, and tensors through the host.
+- `xla_backend.py`: the backend, its options and its hooks. `devices.py`: what is installed, and which devices are used.
+- `joining.py`: how ranks meet. `xla_group.py`, `transfers.py`: their process group, and tensors through the host.
 - `patches.py`, `compiling.py`: what a job changes in torch_xla, torch and accelerate. `syncfree.py`: optimizers for
   float16.
 - `graphs.py`: what the runtime compiles, and why. `tied.py`: parameters that modules share.

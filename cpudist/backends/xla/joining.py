@@ -15,7 +15,7 @@ from cpudist.rendezvous import all_gather
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.ccl.ccl_backend import CclBackend
     from cpudist.backends.gloo import GlooBackend
     from cpudist.world import World
 
@@ -24,7 +24,7 @@ _POD_PORT = "12355"  # the runtime's own default
 
 def agree_on_host(world: World, store: Store, timeout: float) -> CclBackend | GlooBackend:
     """Return the fastest backend between hosts that every rank can use: ccl, else gloo with one warning line."""
-    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.ccl.ccl_backend import CclBackend
     from cpudist.backends.gloo import GlooBackend
 
     ccl = CclBackend()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.ccl.ccl_backend import CclBackend
     from cpudist.backends.gloo import GlooBackend
     from cpudist.changes import Changes
     from cpudist.world import World
@@ -84,7 +84,7 @@ class Program:
         """Return the name of the job's process group for `init_process_group`."""
         if self.host is None:
             return "gloo"
-        from cpudist.backends.xla.group import name_with
+        from cpudist.backends.xla.xla_group import name_with
 
         return name_with(self.host.name, through_host=self.through_host)
 

@@ -15,7 +15,7 @@ from transformers.hf_argparser import HfArg
 from cpudist.backends.compression import AUTO
 from cpudist.console import one_line
 from cpudist.errors import UserError
-from cpudist.huggingface.restarts import newest_of_run, newest_whole, seen_by_all
+from cpudist.huggingface.restart_point import newest_of_run, newest_whole, seen_by_all
 from cpudist.job import current
 from cpudist.training import summary
 from cpudist.training.recipes.data import DataArguments

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.backends.ccl import build
+from cpudist.backends.ccl import compilation
 from cpudist.errors import UserError
 
 
@@ -17,11 +17,11 @@ def test_a_library_that_others_could_have_written_is_not_loaded(tmp_path: Path) 
     library = tmp_path / "cache" / "key" / "compiler" / "cpudist_ccl.so"
     library.parent.mkdir(parents=True)
     library.touch()
-    assert build._find(library.parents[1], None) == library
+    assert compilation._find(library.parents[1], None) == library
     for path in (library, library.parents[0], library.parents[2]):
         path.chmod(0o777)
         with pytest.raises(UserError, match=f"is not loaded: {path} can be written by other users"):
-            build._find(library.parents[1], None)
+            compilation._find(library.parents[1], None)
         path.chmod(0o755)
 
 
@@ -30,7 +30,7 @@ def test_the_lock_follows_no_link(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     other.write_text("kept")
     (folder / "lock").symlink_to(other)
-    with pytest.raises(UserError, match="cannot write the compiled backend"), build._lock(folder):
+    with pytest.raises(UserError, match="cannot write the compiled backend"), compilation._lock(folder):
         pass
     assert other.read_text() == "kept"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cpudist.backends.ccl.build import SOURCES
+from cpudist.backends.ccl.compilation import SOURCES
 
 BELOW = {
     path.relative_to(SOURCES): path.read_text()

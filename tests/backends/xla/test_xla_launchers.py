@@ -13,7 +13,7 @@ import pytest
 from bed import Bed, missing
 from slurm_node import slurm_node
 
-from cpudist.backends.ccl.build import cache_folder
+from cpudist.backends.ccl.compilation import cache_folder
 
 if importlib.util.find_spec("torch_xla") is None:
     pytest.skip("torch_xla is not installed", allow_module_level=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 from transformers.trainer import DEFAULT_CALLBACKS
 
-from cpudist.huggingface.checkpoints import DeferredFiles
+from cpudist.huggingface.trainer_checkpoints import DeferredFiles
 
 writing, stepped, write = threading.Event(), threading.Event(), DeferredFiles.write
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 from cpudist.errors import UserError
 from cpudist.huggingface.checkpoint_files import write_world
 from cpudist.training.recipes import models

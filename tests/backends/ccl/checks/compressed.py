@@ -20,7 +20,7 @@ import cpudist
 from cpudist import job
 from cpudist.backends import measured
 from cpudist.backends.ccl import extension
-from cpudist.backends.ccl.group import WireOptions
+from cpudist.backends.ccl.ccl_group import WireOptions
 from cpudist.optimization import local_steps
 
 wire = sys.argv[1]

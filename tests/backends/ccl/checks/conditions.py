@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import launchers
-from cpudist.backends.ccl import extension, group
+from cpudist.backends.ccl import ccl_group, extension
 
 
 def with_nap(module: Any, seconds: float) -> Any:
@@ -26,13 +26,13 @@ def with_nap(module: Any, seconds: float) -> Any:
 
 progress = os.environ.get("CPUDIST_TEST_PROGRESS")
 if progress:
-    group.cores_to_spare = lambda *_: 1 if progress == "polls" else 0
+    ccl_group.cores_to_spare = lambda *_: 1 if progress == "polls" else 0
 if nap := os.environ.get("CPUDIST_TEST_NAP"):
-    group.load = functools.cache(lambda: with_nap(extension.load(), float(nap)))
+    ccl_group.load = functools.cache(lambda: with_nap(extension.load(), float(nap)))
 hosts = int(os.environ.get("CPUDIST_TEST_HOSTS", "1"))
 place = launchers.detect(os.environ).placement()
 if hosts > 1:
-    group.node_identity = lambda: f"host {place.rank * hosts // place.size}"
+    ccl_group.node_identity = lambda: f"host {place.rank * hosts // place.size}"
 
 for check in " ".join(sys.argv[1:]).split(" -- "):
     sys.argv = check.split()

@@ -13,7 +13,7 @@ from program import leave
 
 import cpudist
 from cpudist.backends.ccl import extension
-from cpudist.backends.ccl.backend import CclBackend
+from cpudist.backends.ccl.ccl_backend import CclBackend
 
 world = cpudist.init("ccl", timeout=60)
 COUNT = 1_300_007  # elements: several parts of several pieces, and no multiple of anything

@@ -19,7 +19,7 @@ import pytest
 from jobs import orphans
 
 from cpudist import waiting
-from cpudist.backends.ccl.build import SOURCES
+from cpudist.backends.ccl.compilation import SOURCES
 
 HERE = Path(__file__).parent
 LIBRARY = [SOURCES / "shared_memory" / "unity.cpp", SOURCES / "rendezvous.cpp", HERE / "threads.cpp"]

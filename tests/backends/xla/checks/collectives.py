@@ -20,7 +20,7 @@ from torch_xla.core.xla_model import all_reduce as reduce_imported_early
 from torch_xla.runtime import world_size as size_imported_early
 
 import cpudist
-from cpudist.backends.ccl.backend import CclBackend
+from cpudist.backends.ccl.ccl_backend import CclBackend
 from cpudist.errors import UserError
 
 

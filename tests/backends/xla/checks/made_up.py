@@ -15,7 +15,7 @@ from torch_xla.distributed import spmd
 
 import cpudist
 from cpudist import job
-from cpudist.backends.xla import devices, group, mesh, patches
+from cpudist.backends.xla import devices, mesh, patches, xla_group
 from cpudist.backends.xla.program import Program
 from cpudist.changes import Changes
 from cpudist.errors import UserError
@@ -39,14 +39,14 @@ def as_a_tpu(slices: int, x: int, y: int) -> None:
     xla_model.xla_device_hw = lambda device: "TPU"
 
 
-class DeviceOnly(group.ThroughHost):
+class DeviceOnly(xla_group.ThroughHost):
     """A group of devices as the runtime's: it has messages for their tensors, and refuses those of the CPU."""
 
     def __getattr__(self, name: str) -> Any:
         call = super().__getattr__(name)
 
         def on_device(*args: Any) -> Any:
-            if any(tensor.device.type == "cpu" for tensor in group._tensors(args)):
+            if any(tensor.device.type == "cpu" for tensor in xla_group._tensors(args)):
                 raise NotImplementedError(f"{name} of a CPU tensor on a group of devices")
             return call(*args)
 
@@ -57,7 +57,7 @@ def connect(order: int = 1) -> None:
     """Let the runtime answer as where it connects the devices of both ranks; with -1 it numbers them backwards."""
     rank = int(os.environ["RANK"] if "RANK" in os.environ else os.environ["PMI_RANK"])
     _leave_host()
-    group.runtime_side = lambda host, options: DeviceOnly(host)
+    xla_group.runtime_side = lambda host, options: DeviceOnly(host)
     number = rank if order == 1 else 1 - rank
     patches.make_one_world(World(number, 2, number, 2, 0, 1, "made up"), Changes())
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from cpudist.checkpoints import runs
 from cpudist.checkpoints.folders import restore
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 from cpudist.checkpoints.runs import common, started_again
 from cpudist.console import say
 from cpudist.errors import UserError

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from cpudist.launchers.base import Launcher
+from cpudist.launchers.launcher import Launcher
 from cpudist.launchers.slurm import step_id
-from cpudist.losses import Loss
-from cpudist.topology.plan import Plan
+from cpudist.lost_ranks import Loss
+from cpudist.topology.pinning_plan import Plan
 
 
 @dataclass(frozen=True)

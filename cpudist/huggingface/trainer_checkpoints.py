@@ -26,7 +26,7 @@ from cpudist.checkpoints import folders
 from cpudist.checkpoints.background import unpaced
 from cpudist.checkpoints.manifest import BLOCK
 from cpudist.checkpoints.publishing import publisher_of
-from cpudist.checkpoints.ranks import Ranks
+from cpudist.checkpoints.rank_group import Ranks
 from cpudist.huggingface import checkpoint_files
 from cpudist.optimization import local_steps
 

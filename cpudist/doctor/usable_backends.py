@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cpudist import backends
-from cpudist.backends.ccl.build import find_built
+from cpudist.backends.ccl.compilation import find_built
 from cpudist.backends.ccl.toolchain import find_compiler, find_oneccl
 from cpudist.doctor.finding import Finding
 from cpudist.doctor.libraries import load
 from cpudist.errors import UserError
-from cpudist.topology.files import Files
+from cpudist.topology.kernel_files import Files
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:

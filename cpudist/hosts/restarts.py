@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from cpudist.console import say
-from cpudist.launchers.mpi import Host
+from cpudist.launchers.mpi_launcher import Host
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # before the second restart in a row, and later ones
 _LONG_ATTEMPT_SECONDS = 120.0

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cpudist.errors import UserError
-from cpudist.launchers.mpi import Host, MpiLauncher
+from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.IGNORECASE)
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,5}")

@@ -17,9 +17,9 @@ from typing import IO
 
 from cpudist.console import say
 from cpudist.errors import FAILED
-from cpudist.launch.node_agents import NodeAgents
-from cpudist.launchers.mpi import Host, MpiLauncher
-from cpudist.losses import Loss, first_killed
+from cpudist.hosts.node_agents import NodeAgents
+from cpudist.launchers.mpi_launcher import Host, MpiLauncher
+from cpudist.lost_ranks import Loss, first_killed
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
@@ -29,7 +29,7 @@ _STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
 _TAIL_BYTES = 1 << 16
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
 
-# What ranks, or the store, say of a rank that was lost (losses.py) or that others have waited for (job/reports.py).
+# What ranks, or the store, say of a rank that was lost (lost_ranks.py) or that others have waited for (job/reports.py).
 _SUSPECT = re.compile(
     r"cpudist: (?:rank (\d+) on \S+ (?:ended without|cannot be reached)"
     r"|ranks? (\d+)\S* \([^,)]+\) (?:never reached|does not answer|do not answer))"

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
-from cpudist.backends.base import Backend
+from cpudist.backends.interface import Backend
 from cpudist.backends.options import Option
 from cpudist.backends.xla import devices
 from cpudist.changes import Changes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from cpudist.backends.calls import Calls
-    from cpudist.backends.ccl.backend import CclBackend
+    from cpudist.backends.ccl.ccl_backend import CclBackend
     from cpudist.backends.gloo import GlooBackend
     from cpudist.backends.layouts import Layout
     from cpudist.backends.xla.program import Program

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.launch import node_agent
-from cpudist.launch.remote import AT_ONCE, CONNECT_SECONDS, command_on, is_here
-from cpudist.launchers.mpi import Host
+from cpudist.hosts import node_agent
+from cpudist.hosts.remote import AT_ONCE, CONNECT_SECONDS, command_on, is_here
+from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
 from cpudist.waiting import poll
 
@@ -142,7 +142,7 @@ class _Agent:
         self.answered = False
         self.ended = False
         self.left: int | None = None
-        words = [*python_main("cpudist.launch.node_agent", "-I", "-S"), job, rank_variable]
+        words = [*python_main("cpudist.hosts.node_agent", "-I", "-S"), job, rank_variable]
         self.is_here = is_here(host.name)
         # The input of an agent on this host ends with us alone.
         command = command_on(host, [*words, "0" if self.is_here else str(_RECONNECT_SECONDS)])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from cpudist.launchers.mpi import Host
+from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import addresses
 
 T = TypeVar("T")

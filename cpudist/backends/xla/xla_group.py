@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo, distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from cpudist.backends.ccl.group import create_group
+from cpudist.backends.ccl.ccl_group import create_group
 from cpudist.backends.xla.transfers import done, fetch, put
 
 # c10d's calls, with the positions of the arguments whose tensors they write, and of those whose tensors they read.

@@ -14,18 +14,18 @@ from cpudist.console import is_interactive, say
 from cpudist.job import failure
 from cpudist.job.rank_status import RankStatus, status_of
 from cpudist.job.reports import summary
-from cpudist.job.stacks import StackServer
+from cpudist.job.stack_server import StackServer
 from cpudist.job.stall import Stall
 from cpudist.job.watch import RanksMissing, Watch, name_of
 from cpudist.rendezvous import all_gather, connect
-from cpudist.world import elsewhere, gather_members
+from cpudist.world import elsewhere, gather_rank_info
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.launchers import Launcher
 
 
-class Membership:
+class Peers:
     """This process among the ranks of a job.
 
     Attributes:
@@ -67,7 +67,7 @@ class Membership:
         self._timeout = timeout
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
         changes.then(self.rendezvous.close)
-        self.world, self.members = gather_members(launcher, is_interactive(), self.all_gather)
+        self.world, self.members = gather_rank_info(launcher, is_interactive(), self.all_gather)
         if self.world.rank == 0 and (where := elsewhere(self.members, self.world, launcher.requested_nodes)):
             say(f"warning: {where}")
         if not any(member.interactive for member in self.members):

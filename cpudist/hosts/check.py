@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from cpudist.console import size
 from cpudist.errors import UserError
-from cpudist.launch.remote import ask_all, is_here, run_on
-from cpudist.launchers.mpi import Host
+from cpudist.hosts.remote import ask_all, is_here, run_on
+from cpudist.launchers.mpi_launcher import Host
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
 _TRIAL_SECONDS = 60.0

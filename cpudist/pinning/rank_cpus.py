@@ -9,7 +9,7 @@ from cpudist import processes
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
-from cpudist.topology.plan import Plan, PlanOptions, RankPlan, make_plan
+from cpudist.topology.pinning_plan import Plan, PlanOptions, RankPlan, make_plan
 
 
 @dataclass(frozen=True)

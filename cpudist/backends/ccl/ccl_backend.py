@@ -11,7 +11,7 @@ from cpudist.backends.ccl.compressed_gradients import CompressedAveraging, Compr
 from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.backends.error_feedback import ErrorFeedback
-from cpudist.backends.process_group import Members, ProcessGroupBackend, groups
+from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
 from cpudist.console import say
 from cpudist.errors import UserError
 
@@ -120,12 +120,12 @@ class CclBackend(ProcessGroupBackend):
         )
 
 
-def _call(fields: dict[str, Any], group: Members | None) -> Call:
+def _call(fields: dict[str, Any], group: GroupRanks | None) -> Call:
     """Convert a call as the extension describes it: there `peer` is a rank of the group, here of the job."""
     peer = fields.pop("peer", None)
     if peer is not None and (peer < 0 or group is None):
         peer = None
     elif peer is not None and group is not None and group.ranks is not None:
         peer = group.ranks[peer]
-    group = group or Members("(destroyed)", ())
+    group = group or GroupRanks("(destroyed)", ())
     return Call(**fields, group=group.name, ranks=group.ranks, peer=peer)

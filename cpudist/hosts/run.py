@@ -14,12 +14,12 @@ from pathlib import Path
 
 from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
-from cpudist.launch.check import Checked, check, wait_for
-from cpudist.launch.hostfile import spread, write
-from cpudist.launch.restarts import Restarts
-from cpudist.launch.supervise import JobExit, supervise
-from cpudist.launchers.mpi import Host, Mpirun, MpirunOptions
-from cpudist.topology.plan import Part
+from cpudist.hosts.check import Checked, check, wait_for
+from cpudist.hosts.hostfile import spread, write
+from cpudist.hosts.restarts import Restarts
+from cpudist.hosts.supervise import JobExit, supervise
+from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
+from cpudist.topology.pinning_plan import Part
 
 JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
 RUN_ID = "CPUDIST_RUN_ID"  # the same for all attempts; the user, or a pod, may have set it

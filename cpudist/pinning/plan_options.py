@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cpudist.launchers import Launcher
-from cpudist.pinning.share import Starter
+from cpudist.pinning.rank_cpus import Starter
 from cpudist.topology.thread_variables import THREADS, threads_set
 
 _OWN_OPTION, _TRAINERS = "data_workers", "dataloader_num_workers"
