@@ -196,8 +196,6 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     if scaler is not None:
         local_steps.check_without_scaler()
     job.backend.step(optimizer, scaler)
-    if job.pinning_check is not None:
-        job.pinning_check.step_done()
 
 
 def batches(loader: Iterable[Any]) -> Iterable[Any]:

@@ -8,7 +8,7 @@
 - `rank_status.py`, `reports.py`: what a rank is doing, and which ranks keep the others waiting or were lost.
 - `stack_server.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
 - `record.py`: the run record.
-- `rank_pinning.py`: torch and the rank's threads follow its pinning, and a check whether they do.
+- `rank_pinning.py`: torch and the rank's threads follow its pinning.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
 It must not know optimization, transformers, recipes or command lines.

@@ -17,7 +17,7 @@ from cpudist.errors import UserError
 from cpudist.job import failure
 from cpudist.job.communication import Communication
 from cpudist.job.peers import Peers
-from cpudist.job.rank_pinning import PinningCheck, follow
+from cpudist.job.rank_pinning import follow
 from cpudist.job.record import Exit, RunRecord
 from cpudist.launchers import detect
 from cpudist.launchers.single import Single
@@ -52,7 +52,6 @@ class Job:
         record: the run record, which rank 0 writes.
         changes: what the job has changed in the environment and in other packages; `close` undoes it.
         pinning: this rank's CPUs and threads; None where it is not pinned.
-        pinning_check: compares this rank with its pinning after some training steps; None without a pinning.
         restarts: how often the job has been restarted: the highest of the ranks' counts, which may differ.
         run_ids: the names of this run, which its restarts keep; empty where the launcher has none.
         earlier_run_ids: those of them that an earlier attempt may have had.
@@ -87,7 +86,6 @@ class Job:
         self.communication = Communication(backend, self.world, self.record)
         host = peers.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
-        self.pinning_check = PinningCheck(pinning, self.world, self.store, self.record) if pinning else None
         peers.on_failure = lambda: self.record.write("failed")
         peers.on_end = self.finish
 
@@ -98,11 +96,7 @@ class Job:
 
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""
-        if self.pinning_check is not None:
-            self.pinning_check.finish()
         self._peers.wait_for_all()
-        if self.pinning_check is not None:
-            self.pinning_check.collect()
         self.communication.finish()
         self.record.write(exit)
 
@@ -222,7 +216,9 @@ def start_job(
         _start(chosen, peers.world, peers.rendezvous.store, timeout)
         changes.then(chosen.stop)
         peers.backend = chosen
-    job = Job(peers, chosen, timeout, pinning and pinning.settle(changes))
+    if pinning is not None:
+        pinning.settle(changes)
+    job = Job(peers, chosen, timeout, pinning)
     for name, value in {**_variables(peers), **chosen.variables()}.items():
         changes.variable(name, value)
     _job = job

@@ -114,10 +114,6 @@ class RunRecord:
         if _gradients(model):
             handle = model.register_forward_pre_hook(note)
 
-    def observed(self, rank: int, found: dict[str, Any]) -> None:
-        """Add to a rank's pinning what was observed while it ran."""
-        self._pinning[rank].update(found)
-
     def write(self, exit: Exit) -> None:
         """Write the file on rank 0. Readers see the old or the new file, never a part of one.
 

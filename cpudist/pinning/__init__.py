@@ -1,10 +1,9 @@
-"""Binds this rank to its part of the node's plan, before torch starts threads or later, and checks it in training.
+"""Binds this rank to its part of the node's plan, before torch starts threads or later.
 
 - `plan_options.py`: what the user has set about threads and data loading.
 - `rank_cpus.py`: the part of the node that belongs to this rank: what its launcher has pinned, or its part of the plan.
 - `preload.py`: a faster allocator, for which the process starts once more.
 - this file: decides, and changes this process. `threads.py`: the masks of its threads, and where its pages are placed.
-- `observe.py`: what the process really got.
 
 It must not know torch, MPI or jobs.
 """
@@ -39,40 +38,27 @@ class Pinning:
     Attributes:
         plan: its cores and threads.
         bound: whether its mask is to be the plan's, and after `bind` whether it is.
-        placed: the threads that other code has pinned, which `bind` does not move.
-        before: the threads that existed at `bind`.
-        of_job: the threads that the job has started itself, between `bind` and `settle`: they move messages and
-            watch the other ranks, and do not compute.
     """
 
     plan: RankPlan
     bound: bool
-    placed: frozenset[int] = frozenset()
-    before: frozenset[int] = frozenset()
-    of_job: frozenset[int] = frozenset()
 
     def bind(self, changes: Changes) -> Pinning:
         """Move the process to its cores, if it is to be bound, until `changes` are undone; return the new state."""
         threads.keep_data_cores(len(self.plan.data_cpus), changes)
-        bound, placed = self.bound, self.placed
-        if bound:
+        if self.bound:
             try:
-                placed |= threads.bind(self.plan, changes)
+                threads.bind(self.plan, changes)
             except OSError as error:  # the cpuset has changed since it was read
                 cpus = format_list(self.plan.mask)
                 say(f"warning: local rank {self.plan.rank} cannot be pinned to the CPUs {cpus}: {error.strerror}")
-                bound = False
-        return replace(self, bound=bound, placed=placed, before=_numbers())
+                return replace(self, bound=False)
+        return self
 
-    def settle(self, changes: Changes) -> Pinning:
-        """Move the job's own threads to their cores, before other threads compute; return the new state."""
+    def settle(self, changes: Changes) -> None:
+        """Move the job's own threads to their cores, before other threads compute."""
         if self.bound:
             threads.settle(self.plan, changes)
-        return replace(self, of_job=_numbers() - self.before)
-
-
-def _numbers() -> frozenset[int]:
-    return frozenset(thread.number for thread in threads.threads())
 
 
 def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:

@@ -21,9 +21,6 @@ from cpudist.topology.pinning_plan import RankPlan
 
 COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
 
-# Fields of /proc/…/stat, counted from 0 after the name: proc_pid_stat(5).
-_USER_TICKS, _SYSTEM_TICKS, _PROCESSOR = 11, 12, 36
-
 # Numbers of set_mempolicy and get_mempolicy: x86-64 has its own, all newer architectures share one table.
 _NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "riscv64": (237, 236)}
 _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
@@ -41,16 +38,12 @@ class Thread:
     Attributes:
         number: the kernel's number.
         name: as /proc shows it.
-        seconds: the CPU time that it has used.
         mask: the CPUs that it may run on.
-        cpu: the CPU that it last ran on.
     """
 
     number: int
     name: str
-    seconds: float
     mask: frozenset[int]
-    cpu: int
 
 
 def threads() -> list[Thread]:
@@ -61,21 +54,12 @@ def threads() -> list[Thread]:
 def _read(task: Path) -> Thread | None:
     """Read a thread from its folder in /proc/self/task; return None if it has ended."""
     try:
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
         status = (task / "status").read_text()
         name = (task / "comm").read_text().strip()
     except OSError:
         return None
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
-    mask = parse_list(allowed[1]) if allowed else frozenset()
-    return Thread(int(task.name), name, _cpu_seconds(task, fields), mask, int(fields[_PROCESSOR]))
-
-
-def _cpu_seconds(task: Path, fields: list[str]) -> float:
-    try:
-        return int((task / "schedstat").read_text().split()[0]) / 1e9
-    except OSError:  # a kernel without CONFIG_SCHED_INFO counts in ticks of 10 ms
-        return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / os.sysconf("SC_CLK_TCK")
+    return Thread(int(task.name), name, parse_list(allowed[1]) if allowed else frozenset())
 
 
 def data_cores() -> int:
@@ -95,22 +79,18 @@ def keep_data_cores(count: int, changes: Changes) -> None:
     changes.then(undo)
 
 
-def bind(plan: RankPlan, changes: Changes) -> frozenset[int]:
+def bind(plan: RankPlan, changes: Changes) -> None:
     """Narrow this process's masks to the plan, and place its memory on the plan's NUMA node.
 
     Existing threads, such as OpenMP's, move to the computing cores. The calling thread may use all of the plan's CPUs
     until `settle`, and so may the threads that it starts until then, which are the job's own. A thread whose mask
     differs from the calling thread's was pinned by other code, and is not moved.
 
-    Returns:
-        The numbers of the threads that are not moved.
-
     Raises:
         OSError: the kernel refuses the plan's CPUs.
     """
     before, own = frozenset(os.sched_getaffinity(0)), threading.get_native_id()
     changes.then(lambda: _release(plan, before))
-    placed = frozenset(thread.number for thread in threads() if thread.mask != before)
     os.sched_setaffinity(0, plan.mask)
     for _ in range(2):  # a thread that another one has started meanwhile has that one's mask
         for thread in threads():
@@ -119,7 +99,6 @@ def bind(plan: RankPlan, changes: Changes) -> frozenset[int]:
     # Many containers refuse this; the kernel's default places memory near as well.
     if len(plan.numa_nodes) == 1 and allocate_locally():
         changes.then(forget_policy)
-    return placed
 
 
 def memory_policy() -> str | None:

@@ -30,7 +30,7 @@ Part = Literal["socket", "numa", "l3"]
 # 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); of two, it costs more than it brings.
 _CORES_FOR_A_COMMUNICATION_CORE = 8
 # Of so many cores of a rank, one may load data.
-CORES_FOR_A_DATA_CORE = 4
+_CORES_FOR_A_DATA_CORE = 4
 
 
 @dataclass(frozen=True)
@@ -210,12 +210,13 @@ def _rank_plan(rank: int, share: list[Core], spare: list[Core], options: PlanOpt
         near = [core for core in spare if core.numa_node in nodes][:number]
         for core in near:
             spare.remove(core)
-        own = min(number - len(near), of_computing)
+        own = min(number - len(near), of_computing, max(len(computing) - needed, 0))
         return near + [computing.pop() for _ in range(own)]
 
-    enough = len(share) >= _CORES_FOR_A_COMMUNICATION_CORE or len(share) > (options.omp_threads or len(share))
+    needed = options.omp_threads or 1  # a number of threads that the user sets computes; cores beyond it serve
+    enough = options.omp_threads is not None or len(share) >= _CORES_FOR_A_COMMUNICATION_CORE
     communication = take(1, of_computing=1 if enough else 0) if options.communicates else []
-    data = take(options.data_workers, of_computing=len(share) // CORES_FOR_A_DATA_CORE)
+    data = take(options.data_workers, of_computing=len(share) // _CORES_FOR_A_DATA_CORE)
     return RankPlan(
         rank,
         cpus=tuple(sorted(core.cpus[0] for core in computing)),

@@ -32,13 +32,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
     lazily are waited for after the first and the last step alone, so that they compute while the next step is traced.
     """
 
-    def __init__(
-        self, record: RunRecord, backend: Backend, world_size: int, after_step: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, record: RunRecord, backend: Backend, world_size: int) -> None:
         self._record = record
         self._backend = backend
         self._world_size = world_size
-        self._after_step = after_step
         self._warm = False
         self._began = 0.0
         self._communicated = 0.0
@@ -73,8 +70,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         if communicated is not None:
             total = training.communication_seconds or 0.0
             training.communication_seconds = total + communicated - self._communicated
-        if self._after_step is not None:
-            self._after_step()
         # The record has the first and the last loss, however seldom the user logs; all ranks decide alike.
         if training.steps == 1 or state.global_step >= state.max_steps:
             control.should_log = True

@@ -76,8 +76,7 @@ def time_trainer(job: Job) -> None:
 def _time_steps(trainer_module: ModuleType, job: Job) -> None:
     from cpudist.training.callbacks import StepTimer  # late: it imports transformers
 
-    check = job.pinning_check
-    timer = StepTimer(job.record, job.backend, job.world.size, check.step_done if check is not None else None)
+    timer = StepTimer(job.record, job.backend, job.world.size)
     trainer_module.DEFAULT_CALLBACKS.append(timer)
     job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(timer))
 

@@ -1,4 +1,4 @@
-"""Starts a ccl job with a plan as larger machines have it; prints what became of it as JSON.
+"""Starts a ccl job with a plan as larger machines have it; prints where its threads may run as JSON.
 
 Each rank computes on the first CPU, and has the second one for its communication, or for processes that load data if
 that is the argument.
@@ -17,7 +17,7 @@ from cpudist import launchers
 from cpudist.backends.ccl import ccl_group, extension
 from cpudist.job import start_job
 from cpudist.pinning import Pinning
-from cpudist.pinning.observe import mismatch, observe
+from cpudist.pinning.threads import COMMUNICATION_THREAD, threads
 from cpudist.topology.pinning_plan import RankPlan
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -53,16 +53,13 @@ def main() -> None:
         plan = RankPlan(rank, FIRST, 1, communication_cpus=SECOND, numa_nodes=(0,))
         ccl_group.cores_to_spare = lambda *_: 1  # two ranks share these two CPUs
     job = start_job(launcher, "ccl", 60, pinning=Pinning(plan, bound=True))
-    assert job.pinning is not None
     if job.world.size == 2:
         two_threads(rank)
-    seen = observe(job.pinning)
     found = {
         "rank": rank,
         "polls": extension.load().polls(),
         "main": sorted(os.sched_getaffinity(0)),
-        "communication": [sorted(thread.mask) for kind, thread in seen.threads if kind == "communication"],
-        "mismatch": mismatch(job.pinning, seen),
+        "communication": [sorted(thread.mask) for thread in threads() if thread.name == COMMUNICATION_THREAD],
     }
     sys.stdout.write(json.dumps(found) + "\n")
     job.shutdown()

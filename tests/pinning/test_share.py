@@ -69,7 +69,7 @@ def test_a_quota_is_shared_by_ranks_that_the_launcher_has_pinned() -> None:
 
 def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
     share = own_share(machine(frozenset(range(32))), NODE, 0, 2, PlanOptions(omp_threads=64))
-    assert share.hint.startswith("over-subscribed: 64 threads share 31 CPUs of a rank")
+    assert share.hint.startswith("over-subscribed: 64 threads share 32 CPUs of a rank")
     share = own_share(machine(quota=1.5), NODE, 0, 2, PlanOptions())
     assert share.hint.startswith("over-subscribed: 2 ranks share a CPU quota of 1.5")
 

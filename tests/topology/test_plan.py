@@ -259,9 +259,28 @@ def test_slurms_count_is_a_quota_on_threads() -> None:
     assert not plan.pinned
 
 
-def test_threads_that_the_user_has_set_stay_and_what_they_leave_over_communicates() -> None:
-    plan = make_plan(machine(cores=4), PlanOptions(1, omp_threads=3))
-    assert (plan.ranks[0].omp_threads, plan.ranks[0].communication_cpus) == (3, (3,))
+@pytest.mark.parametrize(
+    ("cores", "threads", "computing", "communication", "data"),
+    [
+        (4, 3, 3, (3,), ()),
+        (4, 4, 4, (), ()),
+        (8, 7, 7, (7,), ()),
+        (8, 8, 8, (), ()),
+        (8, 9, 8, (), ()),
+        (48, 48, 48, (), ()),
+        (48, 46, 46, (47,), (46,)),
+        (48, 24, 45, (47,), (45, 46)),
+    ],
+)
+def test_threads_that_the_user_has_set_have_a_core_each_and_cores_beyond_them_serve(
+    cores: int, threads: int, computing: int, communication: tuple[int, ...], data: tuple[int, ...]
+) -> None:
+    (rank,) = make_plan(machine(cores=cores), PlanOptions(1, data_workers=2, omp_threads=threads)).ranks
+    assert (rank.omp_threads, rank.cpus) == (threads, tuple(range(computing)))
+    assert (rank.communication_cpus, rank.data_cpus) == (communication, data)
+
+
+def test_more_threads_than_cores_are_said() -> None:
     plan = make_plan(machine(cores=4), PlanOptions(2, omp_threads=4))
     assert [rank.omp_threads for rank in plan.ranks] == [4, 4]
     assert any(line.startswith("over-subscribed: 4 threads share 2 CPUs") for line in plan.warnings)
