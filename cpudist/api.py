@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cpudist import backends, huggingface, launchers
@@ -11,7 +10,6 @@ from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
-from cpudist.optimization import local_steps, master_weights
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
@@ -118,37 +116,23 @@ def shutdown() -> None:
 def wrap(
     model: torch.nn.Module,
     *,
-    shard_optimizer: bool = False,
     compress: str | None = None,
-    sync_every: int | str | None = None,
-    outer: str | None = None,
     **options: Any,
 ) -> torch.nn.Module:
     """Return the model with gradients that are averaged over all ranks: in DDP, or what the backend has instead.
 
     Args:
         model: the model, on `World.device`.
-        shard_optimizer: on ccl and gloo, let each rank update its part of every parameter, which divides the time and
-            the state of the optimizer by the number of ranks. Results and checkpoints are those of DDP, but all ranks
-            call ``optimizer.state_dict()``. It is for torch's optimizers that update each element separately, and for
-            your own training loops; it takes no `options`.
         compress: in which scheme gradients cross the network between hosts: "auto", "none", "bf16", "int8", "powersgd"
-            or "powersgd:RANK" (docs/slow-networks.md). None: the one of ``cpudist-train --compress``; without it
-            "none", or "auto" with `sync_every`.
-        sync_every: let hosts train apart, and exchange every so many steps of the optimizer, or as often as "auto"
-            finds right. None: the one of ``cpudist-train --sync-every``.
-        outer: the step that they make then: "nesterov", with which their own steps take a seventh of the learning rate,
-            or "none". None: the one of ``cpudist-train --outer``.
+            or "powersgd:RANK" (docs/slow-networks.md). A scheme that the backend does not have has no effect, and one
+            line says so. None: the one of ``cpudist-train --compress``, without it "none".
         options: those of `DistributedDataParallel`.
-
-    An option that the backend does not have has no effect, and one line says so; ``cpudist-train`` refuses it.
 
     Returns:
         The wrapped model.
 
     Raises:
-        UserError: there is no running job, an option does not go with another one or with the model, its value is not
-            known, or ranks differ in them.
+        UserError: there is no running job, `compress` is unknown or does not go with the model, or ranks differ in it.
 
     Examples:
         >>> world = cpudist.init()
@@ -157,20 +141,10 @@ def wrap(
         torch.Size([4, 2])
     """
     job = require()
-    compress, sync_every, outer = job.communication.applicable(compress, sync_every, outer)
-    if shard_optimizer:
-        master_weights.check_without(model, "shard_optimizer=True")
-        options["shard_optimizer"] = True
-    local = local_steps.begin(sync_every, outer, compress)
-    if local is None:
-        with nullcontext() if shard_optimizer else job.communication.making_ddp(model):
-            wrapped = job.backend.wrap(model, **options)
-        job.communication.compress(wrapped, compress)
-    else:
-        if taken := options.keys() & {"shard_optimizer", "process_group"}:
-            raise UserError(f"--sync-every does not go with {taken.pop()}=; leave one of them out")
-        wrapped = job.backend.wrap(model, process_group=local.group, **options)
-        local.attach(wrapped)
+    scheme = job.communication.applicable(compress)
+    with job.communication.making_ddp(model):
+        wrapped = job.backend.wrap(model, **options)
+    job.communication.compress(wrapped, scheme)
     job.record.note_gradients_of(wrapped)
     return wrapped
 
@@ -193,8 +167,6 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         >>> cpudist.step(optimizer)
     """
     job = require()
-    if scaler is not None:
-        local_steps.check_without_scaler()
     job.backend.step(optimizer, scaler)
 
 

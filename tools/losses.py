@@ -36,11 +36,7 @@ from cpudist import job, launchers
 from cpudist.backends.ccl import ccl_group
 from cpudist.bench.report import table
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    **{scheme: {"compress": scheme} for scheme in ("none", "bf16", "int8", "powersgd")},
-    **{f"sync-every {every}": {"sync_every": every} for every in (8, 32)},
-    **{f"sync-every {every}, outer none": {"sync_every": every, "outer": "none"} for every in (8, 32)},
-}
+SETTINGS = ("none", "bf16", "int8", "powersgd")
 QUESTIONS: dict[str, Callable[[Path], Task]] = {"classifier": Classifier, "answers": Answers}
 Curve = list[tuple[float, ...]]  # after how many steps, and the task's measures
 
@@ -48,16 +44,16 @@ Curve = list[tuple[float, ...]]  # after how many steps, and the task's measures
 class Training:
     """One training of the task's model, under one setting with one seed."""
 
-    def __init__(self, task: Task, folder: Path, setting: str, seed: int, rate: float) -> None:
+    def __init__(self, task: Task, folder: Path, setting: str, seed: int) -> None:
         self._world = job.require().world
         self._task, self._seed = task, seed
         torch.manual_seed(seed)
         plain = task.model()
-        self._optimizer = torch.optim.AdamW(plain.parameters(), lr=rate, fused=True)
+        self._optimizer = torch.optim.AdamW(plain.parameters(), lr=task.rate, fused=True)
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, rate, task.steps, pct_start=task.warm_up / task.steps
+            self._optimizer, task.rate, task.steps, pct_start=task.warm_up / task.steps
         )
-        self._model = cpudist.wrap(plain, **SETTINGS[setting])
+        self._model = cpudist.wrap(plain, compress=setting)
         self._checkpoints = cpudist.Checkpoints(folder / f"{setting}-{seed}-{task.steps}", keep=1)
         self.curve: Curve = []
 
@@ -140,9 +136,6 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, metavar="FILE")
     parser.add_argument("settings", nargs="*", metavar="SETTING", default=[], help=", ".join(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--rate", type=float, default=1.0, help="factor of the learning rate; give each a FOLDER of its own"
-    )
     parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_intermixed_args()
     if options.task in QUESTIONS and not options.questions:
@@ -165,7 +158,7 @@ def main() -> None:
         for setting in options.settings or SETTINGS:
             if seed in found.get(setting, {}):
                 continue
-            training = Training(task, options.folder, setting, int(seed), options.rate * task.rate)
+            training = Training(task, options.folder, setting, int(seed))
             if not training.train(deadline):
                 cpudist.shutdown()
                 return

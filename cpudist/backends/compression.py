@@ -1,8 +1,8 @@
-"""Options for slow networks: gradients in fewer bits, and fewer exchanges between hosts (docs/slow-networks.md)."""
+"""The schemes in which gradients cross slow networks (docs/slow-networks.md)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from cpudist.errors import UserError
 
@@ -10,11 +10,9 @@ if TYPE_CHECKING:
     from cpudist.backends.interface import Backend
 
 NONE = "none"
-AUTO: Literal["auto"] = "auto"
+AUTO = "auto"
 SCHEMES = (AUTO, NONE, "bf16", "int8", "powersgd")
 POWERSGD_RANK = 4
-
-OUTER = ("nesterov", NONE)  # the first is the default
 
 
 def check_scheme(text: str) -> str:
@@ -45,28 +43,3 @@ def check_backend(backend: Backend, scheme: str) -> None:
         known = " or ".join(sorted(backend.compressions))
         remedy = f"use {known}" if known else "leave it out"
         raise UserError(f"the backend {backend.name} cannot compress gradients by --compress {scheme}; {remedy}")
-
-
-def check_sync_every(value: str | int) -> int | Literal["auto"]:
-    """Return after how many steps hosts exchange, a number from 1 on, or "auto".
-
-    Raises:
-        UserError: `value` is neither.
-    """
-    text = str(value)
-    if text == AUTO:
-        return AUTO
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--sync-every {text} is no number of steps; give a whole number from 1 on, or {AUTO}")
-    return int(text)
-
-
-def check_outer(name: str) -> str:
-    """Return the name of the step that hosts make after an exchange.
-
-    Raises:
-        UserError: there is no such step.
-    """
-    if name not in OUTER:
-        raise UserError(f"--outer {name} is not known; give {' or '.join(OUTER)}")
-    return name

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from cpudist.backends.averaging import Averaging
     from cpudist.backends.calls import Calls
     from cpudist.backends.layouts import Layout
     from cpudist.changes import Changes
@@ -47,7 +46,6 @@ class Backend(ABC):
         optimizations: what `cpudist.optimize` may do to a model that lives on its devices. Without "fused", Trainer's
             fused optimizers are replaced by their plain form.
         compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
-        steps_locally: whether hosts can train apart and exchange every so many steps; then it has `averaging`.
         fixed_shapes: whether batches of a new shape are slow, so that padding to few lengths pays.
         hidden_warnings: texts of transformers' warnings that do not apply on this backend.
     """
@@ -59,7 +57,6 @@ class Backend(ABC):
     makes_process_group: bool = True
     optimizations: frozenset[Optimization] = frozenset()
     compressions: ClassVar[frozenset[str]] = frozenset()
-    steps_locally: ClassVar[bool] = False
     fixed_shapes: bool = False
     hidden_warnings: tuple[str, ...] = ()
 
@@ -140,16 +137,15 @@ class Backend(ABC):
         return {}
 
     @abstractmethod
-    def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Return the model in a form whose gradients are averaged over all ranks.
 
         Args:
             model: the model, on this rank's device.
-            shard_optimizer: let each rank update its part of every parameter.
             options: the backend's own; those of `DistributedDataParallel` where the backend uses it.
 
         Raises:
-            UserError: the backend cannot do that, or takes no such options.
+            UserError: the backend takes no such options.
         """
 
     def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
@@ -167,17 +163,6 @@ class Backend(ABC):
     def compressed_bytes(self) -> tuple[int, int] | None:
         """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
         return None
-
-    def averaging(self, scheme: str) -> Averaging:
-        """Return what averages vectors over all ranks, in a group of its own; all ranks call it.
-
-        Args:
-            scheme: in which a vector crosses the network.
-
-        Raises:
-            UserError: the backend has no such scheme for vectors.
-        """
-        raise NotImplementedError
 
     def use_layout(self, layout: Layout, source: str) -> None:  # noqa: B027 - most have no mesh
         """Divide parameters over a mesh of devices by `layout`, unless the user has given another one.

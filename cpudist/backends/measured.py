@@ -1,9 +1,8 @@
-"""Measure the first steps and choose for `auto`: none or bf16 for `--compress`, a number for `--sync-every`."""
+"""Measure the first steps and choose for `--compress auto`: none or bf16."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,8 +16,6 @@ _WARM_UP = 2  # steps; DDP makes its buckets anew after the first one
 _MEASURED = 3
 _SAMPLE = 4 << 20  # values of float32 whose sum is timed; the time for more is in proportion
 _SHARE = 0.1  # of a step; gradients are compressed if communication takes more
-_SHARE_OF_EXCHANGE = 0.05  # of the time, which exchanges and outer steps may take
-_LONGEST = 64  # steps between two exchanges
 
 
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
@@ -46,7 +43,7 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
             handle.remove()
             recent = begins[_WARM_UP:]
             step = statistics.median(b - a for a, b in itertools.pairwise(recent))
-            chosen(*_choice(*largest(_seconds_of_sum(model.process_group, count), step, group=model.process_group)))
+            chosen(*_choice(*_largest(_seconds_of_sum(model.process_group, count), step, group=model.process_group)))
 
     if count:
         handle = model.register_forward_pre_hook(before_forward)
@@ -54,25 +51,12 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
         chosen("none", "")
 
 
-def steps_between(step: float, exchange: float, own: float) -> int:
-    """Return K, so that K/2 steps hide the exchange after every K-th step, and its work takes 5 % of the time at most.
-
-    Args:
-        step: seconds of a local step.
-        exchange: seconds that the average takes while nothing else does; beside computing it may take twice as long.
-        own: seconds of this rank's own work for it.
-    """
-    hidden = 2 * 2 * exchange / step
-    cheap = own * (1 - _SHARE_OF_EXCHANGE) / (_SHARE_OF_EXCHANGE * step)
-    return min(max(math.ceil(max(hidden, cheap)), 1), _LONGEST)
-
-
 def _choice(seconds: float, step: float) -> tuple[str, str]:
     """Return the scheme for gradients that take `seconds` of a step of `step` seconds as they are, and the reason."""
     found = f"the gradients cross the network in {seconds:.3g} s, a step takes {step:.3g} s"
     if seconds <= _SHARE * step:
         return "none", found
-    more = "; int8, powersgd or --sync-every spare more" if seconds / 2 > _SHARE * step else ""
+    more = "; int8 or powersgd spare more" if seconds / 2 > _SHARE * step else ""
     return "bf16", f"{found}{more}"
 
 
@@ -88,7 +72,7 @@ def _seconds_of_sum(group: Any, count: int) -> float:
     return min(seconds) * count / sample.numel()
 
 
-def largest(*values: float, group: Any = None) -> list[float]:
+def _largest(*values: float, group: Any) -> list[float]:
     """Return the largest of each value on the ranks of `group`, which call it together."""
     found = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=group)

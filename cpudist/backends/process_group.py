@@ -14,10 +14,8 @@ from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.backends import error_feedback
-from cpudist.backends.averaging import Averaging, ExactAveraging
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
 from cpudist.backends.interface import Backend
-from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,19 +39,13 @@ _FIRST_STEP_OF_POWERSGD = 10
 
 
 class ProcessGroupBackend(Backend):
-    """A backend whose default process group has its own name and reduces gradients through DDP.
-
-    Attributes:
-        averages: whether its groups can reduce by `ReduceOp.AVG`; gloo's cannot.
-    """
+    """A backend whose default process group has its own name and reduces gradients through DDP."""
 
     optimizations = frozenset(
         {"ipex", "fused", "channels_last", "keep_memory", "float32_products", "master_weights", "autocast", "compile"},
     )
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
-    steps_locally = True
-    averages: ClassVar[bool] = False
     _powersgd: Any = None  # the state of torch's hook
 
     def start(self, world: World, store: Store, timeout: float) -> None:
@@ -77,17 +69,8 @@ class ProcessGroupBackend(Backend):
         # Where they have been imported before the job started, they have read CPU_ONLY's variable already.
         return dict.fromkeys(("accelerate.utils.imports", "transformers.utils.import_utils"), _prefer_cpu)
 
-    def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
-        """Wrap in `DistributedDataParallel`, which takes `options`, or in `ShardedDataParallel`, which takes none.
-
-        Raises:
-            UserError: both `shard_optimizer` and `options` are given, or a parameter cannot be sharded.
-        """
-        if not shard_optimizer:
-            return DistributedDataParallel(model, **{**self.ddp_options(), **options})
-        if options:
-            raise UserError(f"with shard_optimizer=True there is no DDP to take {', '.join(options)}; leave them out")
-        return ShardedDataParallel(model, averages=self.averages)
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        return DistributedDataParallel(model, **{**self.ddp_options(), **options})
 
     def compress(self, model: torch.nn.Module, scheme: str) -> None:
         if not isinstance(model, DistributedDataParallel):
@@ -121,11 +104,6 @@ class ProcessGroupBackend(Backend):
         if self._powersgd is None:
             return None
         return 4 * self._powersgd.total_numel_before_compression, 4 * self._powersgd.total_numel_after_compression
-
-    def averaging(self, scheme: str) -> Averaging:
-        if scheme != NONE:
-            raise UserError(f"--sync-every on {self.name} does not go with --compress {scheme}; leave that out")
-        return ExactAveraging()
 
     def ddp_options(self) -> dict[str, Any]:
         return {"gradient_as_bucket_view": True}  # otherwise each gradient is copied once more (docs/performance.md)

@@ -1,7 +1,6 @@
 """Times of a training step across hosts with the options for slow networks, beside gloo and beside no communication.
 
 Each candidate trains a BERT of its own, 4 x 128 tokens per rank: in the DDP of `cpudist.wrap`, on gloo in torch's own.
-Where hosts train apart, a turn has as many steps as lie between two exchanges, and contains exactly one exchange.
 
 The column "hidden" is the share of communication that overlaps with computing: 1 if a step takes as long as one without
 communication, 0 if the time of an average of as many values as the model has gradients comes on top of that.
@@ -22,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import api, job
+from cpudist.backends.ccl.ccl_group import WireOptions
 from cpudist.bench import workload
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import (
@@ -38,17 +38,16 @@ from cpudist.bench.timing import (
     together,
 )
 from cpudist.errors import UserError
-from cpudist.optimization import local_steps, precision
+from cpudist.optimization import precision
 
 if TYPE_CHECKING:
     from cpudist.world import World
 
 ALONE = "no communication"
-# By name: the group, and the scheme of gradients or the number of steps between two exchanges.
-CANDIDATES: dict[str, tuple[str, str | int]] = {
+# By name: the group, and the scheme of gradients.
+CANDIDATES: dict[str, tuple[str, str]] = {
     ALONE: (CCL, "none"),
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
-    **{f"sync-every {every}": (CCL, every) for every in (8, 32)},
     "gloo": (GLOO, "none"),
     "gloo, fp16": (GLOO, "fp16"),  # torch's hook
     "gloo, powersgd": (GLOO, "powersgd"),
@@ -58,8 +57,8 @@ _SHAPE: workload.Shape = (4, 128)
 _DTYPES = (torch.float32, torch.bfloat16)
 # In steps. DDP settles after its first one, `auto` chooses after the fifth, PowerSGD begins after the tenth.
 _WARM_UP = {"auto": 12, "powersgd": 12}
-_FULL = Turns(rounds=3, calls=3, warm_up=0, means=True)
-_QUICK = Turns(rounds=2, calls=1, warm_up=0, means=True)
+_FULL = Turns(rounds=3, calls=3, warm_up=0)
+_QUICK = Turns(rounds=2, calls=1, warm_up=0)
 
 
 @dataclass(frozen=True)
@@ -154,37 +153,30 @@ def _hidden(alone: Timings, average: Timings, step: Timings) -> float:
 def _average_of(name: str, groups: dict[str, dist.ProcessGroup]) -> Candidate:
     values = torch.zeros(sum(parameter.numel() for parameter in workload.bert().parameters()))
     if name == GLOO:
-        return timed(lambda: dist.all_reduce(values, group=groups[GLOO]))
-    averaging = job.require().backend.averaging(name)
-    return timed(lambda: averaging.begin(values)())
+        group = groups[GLOO]
+    else:
+        group = groups[CCL] if name == "none" else dist.new_group(backend=CCL, pg_options=WireOptions(name))
+    return timed(lambda: dist.all_reduce(values, group=group))
 
 
 def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Tensor, dtype: torch.dtype) -> Candidate:
     """Return a candidate that trains a model of its own, after its warm-up."""
-    backend, what = CANDIDATES[name]
+    backend, scheme = CANDIDATES[name]
     plain = workload.bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
-    if isinstance(what, int):
-        model: Any = api.wrap(plain, sync_every=what)
-    elif backend == CCL:
-        model = api.wrap(plain, compress=what)
+    if backend == CCL:
+        model: Any = api.wrap(plain, compress=scheme)
     else:
         model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
-        if what == "fp16":
+        if scheme == "fp16":
             model.register_comm_hook(groups[backend], default_hooks.fp16_compress_hook)
         else:
-            job.require().backend.compress(model, what)
+            job.require().backend.compress(model, scheme)
 
     def step() -> None:
         with model.no_sync() if name == ALONE else nullcontext():
             workload.train_on(tokens, model, optimizer, dtype)
 
     measure = timed(step)
-    measure(_WARM_UP.get(str(what), 3))
-    if not isinstance(what, int):
-        return measure
-    every, local = what, local_steps.of(plain)
-    assert local is not None
-    local.synchronize()
-    measure(every // 2)
-    return lambda calls: measure(every)
+    measure(_WARM_UP.get(scheme, 3))
+    return measure

@@ -73,19 +73,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def headline(environment: Mapping[str, Any], busy: bool = False, means: bool = False) -> str:
+def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
     """Return the lines above a table: the job, rank 0's machine, and what a time is.
 
     Args:
         environment: as `environment` returns it.
         busy: whether other work ran meanwhile; a round then counts by its mean.
-        means: whether a round counts by its mean, also without other work.
     """
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
     transports = f"{', '.join(carriers)}; oneCCL uses " if carriers else ""
     times = "median of all calls (range of the rounds' medians)"
-    if means:
-        times = "median of the rounds' means (their range)"
     if busy:
         times = "beside other work on every core; median of the rounds' means (their range)"
     return (

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from cpudist.backends import error_feedback
 from cpudist.checkpoints import folders, manifest, state
 from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Publisher
@@ -23,7 +24,6 @@ from cpudist.checkpoints.rank_group import Ranks
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.job import current
-from cpudist.optimization import local_steps
 
 
 def save(
@@ -189,8 +189,8 @@ def read(
     wanted: list[tuple[str, ...]] = [("values",), *((name,) for name in others)]
     wanted += [("optimizer",)] if optimizer is not None else []
     wanted += [("random", str(ranks.rank))] if with_random else []
-    kept = None if model is None else local_steps.kept(state.unwrapped(model))
-    wanted += [("hosts",)] if kept is not None else []
+    feedback = None if model is None else error_feedback.of(state.unwrapped(model))
+    wanted += [("hosts",)] if feedback is not None else []
     tree = _placeholders(metadata, wanted)
     if missing := [name for name in (*others, *(["optimizer"] if optimizer is not None else [])) if name not in tree]:
         raise UserError(f"{folder} has no {state.few(missing)}; load without")
@@ -204,8 +204,8 @@ def read(
         state.load_optimizer(model, optimizer, tree["optimizer"])
     for name, value in others.items():
         value.load_state_dict(tree[name][0])
-    if kept is not None and "hosts" in tree:
-        kept.load_state_dict(state.without_tuples(tree["hosts"]))
+    if feedback is not None and "hosts" in tree:
+        feedback.load_state_dict(state.without_tuples(tree["hosts"]))
     if with_random and "random" in tree:
         state.load_random(tree["random"][str(ranks.rank)][0])
     return state.plain_values(more) | {name: value for name, (value,) in tree.get("values", {}).items()}

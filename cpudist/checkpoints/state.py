@@ -2,7 +2,7 @@
 
     model      NAME: tensor            without DDP's "module."
     optimizer  state, NAME, KEY: tensor or object;  param_groups
-    hosts      what `local_steps.kept` keeps of the communication between hosts, by names
+    hosts      what compression has lost of the gradients (`error_feedback`), by the names of their parameters
     random     RANK: the states of random generators
     values     NAME: a plain value
     NAME       the state of anything else that was given: a module as "model" is, otherwise one object
@@ -22,10 +22,10 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.backends.sharded import ShardedDataParallel
+from cpudist.backends import error_feedback
 from cpudist.errors import UserError
 from cpudist.job import current
-from cpudist.optimization import local_steps, master_weights
+from cpudist.optimization import master_weights
 
 RESERVED = ("hosts", "random", "values")
 
@@ -38,7 +38,7 @@ def collect(
     *,
     copied: bool = False,
 ) -> dict[str, Any]:
-    """Return the tree of a checkpoint; every rank calls it, since a sharded optimizer gathers its state.
+    """Return the tree of a checkpoint; every rank calls it.
 
     Args:
         model: the model, wrapped or not.
@@ -53,9 +53,9 @@ def collect(
         job.backend.synchronize()
     tree: dict[str, Any] = {"random": {str(rank): (_random_states(),)}, "values": {}}
     if model is not None:
-        if (kept := local_steps.kept(unwrapped(model))) is not None:
-            kept.settle()
-            tree["hosts"] = _with_tuples(kept.state_dict())
+        if (feedback := error_feedback.of(unwrapped(model))) is not None:
+            feedback.settle()
+            tree["hosts"] = _with_tuples(feedback.state_dict())
         tree["model"] = of_module(model)
         if optimizer is not None:
             tree["optimizer"] = _of_optimizer(model, optimizer)
@@ -95,7 +95,7 @@ def plain_values(more: Mapping[str, Any]) -> dict[str, Any]:
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """Return the user's own model: without DDP, and as it was before torch.compile."""
     while True:
-        if isinstance(model, DistributedDataParallel | ShardedDataParallel):
+        if isinstance(model, DistributedDataParallel):
             model = model.module
         elif isinstance(original := getattr(model, "_orig_mod", None), torch.nn.Module):
             model = original
@@ -116,7 +116,6 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sav
     """
     options = {name: group for group in saved["param_groups"][0] for name in group["params"]}
     packed = optimizer.state_dict()
-    divided = any(isinstance(module, ShardedDataParallel) for module in model.modules())  # it divides states itself
     state, groups = {}, []
     for group, numbers, names in zip(
         optimizer.param_groups, packed["param_groups"], _names_in(model, optimizer), strict=True
@@ -128,7 +127,7 @@ def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sav
         for parameter, number, name in zip(group["params"], numbers["params"], names, strict=True):
             of_parameter = saved.get("state", {}).get(name)
             if of_parameter is not None:
-                state[number] = {key: _laid_out(v, parameter, divided=divided) for key, v in of_parameter.items()}
+                state[number] = {key: _laid_out(value, parameter) for key, value in of_parameter.items()}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -172,9 +171,10 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
         UserError: the model does not have them.
     """
     names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
-    for whole, other in _others_of(model):
-        if id(whole) in names:
-            names[id(other)] = names[id(whole)]
+    for module in model.modules():
+        for parameter, master in master_weights.of(module):
+            if id(parameter) in names:
+                names[id(master)] = names[id(parameter)]
     for group in optimizer.param_groups:
         strange = [parameter for parameter in group["params"] if id(parameter) not in names]
         if strange:
@@ -184,25 +184,17 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
         yield [names[id(parameter)] for parameter in group["params"]]
 
 
-def _others_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each parameter with the one that the optimizer updates in its place: a shard, or a master weight."""
-    for module in model.modules():
-        if isinstance(module, ShardedDataParallel):
-            yield from module.shards()
-        yield from master_weights.of(module)
-
-
-def _laid_out(value: Any, parameter: torch.Tensor, *, divided: bool) -> Any:
+def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
     """Return a value of an optimizer's state in its parameter's layout.
 
     Fused optimizers take both for arrays of the same order, whatever their strides say. A DTensor's state is divided
-    over the ranks as it is, unless its optimizer does that.
+    over the ranks as it is.
     """
     if isinstance(value, tuple):
         return value[0]
     if value.shape != parameter.shape:
         return value
-    if isinstance(parameter, DTensor) and not divided:
+    if isinstance(parameter, DTensor):
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     if value.stride() == parameter.stride():
         return value

@@ -34,10 +34,10 @@ what is measured:
   ddp           (some minutes) a training step of a 24-million-parameter BERT under DistributedDataParallel,
                 in float32 and bfloat16, on ccl and gloo with several kinds of buckets, and without communication
   hosts         (10 minutes, longer where the network is slow) the same model, 4 x 128 tokens per rank, across hosts:
-                gradients as --compress auto chooses, as they are, as bf16 and int8, by PowerSGD, and with --sync-every
-                8 and 32, on ccl; as they are, by torch's fp16 hook and by PowerSGD on gloo; and a step without
-                communication, of which the others are multiples. It says what --compress or --sync-every is worth on
-                this network (docs/slow-networks.md). All of it needs about 8 GB of memory a rank, less with --only
+                gradients as --compress auto chooses, as they are, as bf16 and int8, and by PowerSGD, on ccl; as they
+                are, by torch's fp16 hook and by PowerSGD on gloo; and a step without communication, of which the others
+                are multiples. It says what --compress is worth on this network (docs/slow-networks.md). All of it needs
+                about 6 GB of memory a rank, less with --only
   train         (some minutes) the same step under what cpudist.optimize can choose: float32, bfloat16 by autocast
                 or with master weights, compiled, and with Intel's extension where it is installed
   --backend     collectives and ddp on another backend than ccl: collectives of tensors on its device beside gloo's of
@@ -48,8 +48,7 @@ what is measured:
 
 All candidates take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
-With --busy, and of hosts, a round counts by its mean: a few calls, that wait for a time slice or for the exchange of
---sync-every, take most of the time.
+With --busy a round counts by its mean: a few calls, that wait for a time slice, take most of the time.
 
 examples:
   two ranks on this machine, one core each, over MPI:
@@ -60,7 +59,7 @@ examples:
     mpirun -f hostfile -n 4 -ppn 2 cpudist bench ddp
   the options for slow networks, one rank per host; --only leaves out the others (CANDIDATE as the table names it):
     mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts
-    mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts --only none --only int8 --only "sync-every 32"
+    mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts --only none --only int8
   what is worth having on this CPU:
     cpudist bench train
   what a whole job gains here by being started with cpudist:
@@ -125,7 +124,7 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     measured = subjects[options.subject](world, progress, options.quick)
     if world.rank == 0:
         where = report.environment(job)
-        _show(options, report.headline(where, options.busy, options.subject == "hosts"), where, measured)
+        _show(options, report.headline(where, options.busy), where, measured)
     job.shutdown()
 
 

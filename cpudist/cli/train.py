@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers
-from cpudist.backends.compression import OUTER, check_scheme, check_sync_every
+from cpudist.backends.compression import check_scheme
 from cpudist.cli.parser import Parser, count_from_zero, shown_once
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
@@ -137,21 +137,7 @@ def _parser() -> Parser:
         metavar="SCHEME",
         help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
         "auto (default of recipes and of --use_ipex) measures, and takes none or bf16; docs/slow-networks.md says what "
-        "each costs. With --sync-every, how averages do: bf16 (default), none or int8",
-    )
-    parser.add_argument(
-        "--sync-every",
-        type=check_sync_every,
-        metavar="{K,auto}",
-        help="hosts train apart and average their parameters every K steps, instead of gradients in each step; auto "
-        "measures, and takes the smallest K whose waiting is 5 %% of the time, at most 64",
-    )
-    parser.add_argument(
-        "--outer",
-        choices=OUTER,
-        help="with --sync-every, what hosts do with the average: a step with momentum, as DiLoCo, for which their own "
-        "steps have a seventh of the learning rate (nesterov, the default); or take it as it is (none), which is "
-        "better for short trainings",
+        "each costs",
     )
     parser.add_argument(
         "--checkpoint-on-signal",
@@ -238,7 +224,6 @@ def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinnin
         running = api.enter(launcher, options.backend, options.timeout, settings, options.interface, pinning)
         if options.compress is not None:
             running.communication.set_compression(options.compress)
-        running.communication.set_local_steps(options.sync_every, options.outer)
         running.resumes = options.resume == "auto"
         running.async_checkpoint = options.async_checkpoint
         if options.stall is not None:

@@ -123,8 +123,7 @@ PATCHES = (
     ),
     Patch(
         "accelerate.accelerator:Accelerator.prepare_model",
-        "gradients are compressed or hosts train apart, as the record says; a model that cpudist.wrap() has wrapped "
-        "is refused",
+        "gradients are compressed, as the record says",
         accelerate_patches.prepare_model,
         "self, model, device_placement, evaluation_mode",
     ),
@@ -178,7 +177,7 @@ PATCHES = (
     ),
     Patch(
         "transformers.trainer:Trainer._load_optimizer_and_scheduler",
-        "the outer steps of hosts that train apart go on from a checkpoint, too",
+        "what compression has lost of gradients goes on from a checkpoint, too",
         trainer_checkpoints.load_optimizer_and_scheduler,
         "self, checkpoint",
     ),

@@ -12,10 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.console import say
-from cpudist.errors import UserError
-from cpudist.optimization import local_steps
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -51,44 +48,16 @@ def state_init(original: Callable[..., None], context: Context) -> Callable[...,
 
 
 def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Accelerator.prepare_model`: compress gradients or take local steps, and note it for the run record."""
+    """Replace `Accelerator.prepare_model`: compress gradients, and note it for the run record."""
 
     @functools.wraps(original)
     def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(model, ShardedDataParallel):
-            raise UserError(
-                "accelerate and Trainer wrap models themselves: give them the model without cpudist.wrap(); "
-                "shard_optimizer=True is for training loops without them"
-            )
         trains = not (kwargs.get("evaluation_mode") or args[1:2] == (True,))
-        local = local_steps.begin() if trains else None
-        if local is not None:
-            _wrap_in(local.group, self)
-        averages = trains and local is None
-        with context.job.communication.making_ddp(model) if averages else nullcontext():
+        with context.job.communication.making_ddp(model) if trains else nullcontext():
             prepared = original(self, model, *args, **kwargs)
-        if local is not None:
-            local.attach(prepared)
-        elif averages:
+        if trains:
             context.job.communication.compress(prepared)
         context.job.record.note_gradients_of(prepared)
         return prepared
 
     return prepare
-
-
-def _wrap_in(group: Any, accelerator: Any) -> None:
-    """Let `accelerator` make DDP in a process group; its own options have none.
-
-    Raises:
-        UserError: it trains in float16.
-    """
-    if accelerator.scaler is not None:
-        raise UserError(
-            "--sync-every does not go with float16, whose scaler skips steps; use bfloat16, or leave it out"
-        )
-    handler = accelerator.ddp_handler
-    if handler is None:
-        handler = accelerator.ddp_handler = sys.modules["accelerate.utils"].DistributedDataParallelKwargs()
-    options = handler.to_kwargs()
-    handler.to_kwargs = lambda: {**options, "process_group": group}

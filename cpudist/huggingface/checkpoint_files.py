@@ -13,7 +13,7 @@ from cpudist.checkpoints.folders import numbered
 
 # Beside Trainer's files: the batch geometry, the names of the run, the number of the training, all files' checksums.
 WORLD = "world.json"
-HOSTS = "hosts.pt"  # what `local_steps.kept` keeps of the communication between hosts
+HOSTS = "hosts.pt"  # what compression has lost of the gradients (`error_feedback`)
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
 _SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 leaves it while it saves on SIGTERM
 

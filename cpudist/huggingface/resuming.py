@@ -22,7 +22,6 @@ from cpudist.errors import UserError
 from cpudist.huggingface import checkpoint_files
 from cpudist.huggingface.restart_point import is_of_run, is_whole, newest_of_run, number_training
 from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
-from cpudist.optimization import local_steps
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -37,8 +36,6 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     @functools.wraps(original)
     def train_to_the_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = train_on(self, *args, **kwargs)
-        if (local := local_steps.of(self.model)) is not None:
-            local.synchronize()
         context.background.wait()  # then all checkpoints are complete
         return output
 

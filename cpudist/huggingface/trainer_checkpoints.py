@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cpudist.backends import error_feedback
 from cpudist.changes import replaced
 from cpudist.checkpoints import folders
 from cpudist.checkpoints.background import unpaced
@@ -28,7 +29,6 @@ from cpudist.checkpoints.manifest import BLOCK
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.rank_group import Ranks
 from cpudist.huggingface import checkpoint_files
-from cpudist.optimization import local_steps
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -48,8 +48,8 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
     @functools.wraps(original)
     def save(self: Any, model: Any, trial: Any) -> None:
         background.wait()
-        if (kept := local_steps.kept(self.model)) is not None:
-            kept.settle()
+        if (feedback := error_feedback.of(self.model)) is not None:
+            feedback.settle()
         run_dir, name = Path(self._get_output_dir(trial=trial)), f"{folders.PREFIX}{self.state.global_step}"
         publisher, publishes = publisher_of(run_dir.absolute()), self.args.should_save
         written = publisher.begin(name, Ranks(), publishes)
@@ -66,8 +66,8 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             with files.collect() if later else nullcontext():
                 original(self, model, trial)
             _name_the_best(self, run_dir, written)
-            if publishes and kept is not None:
-                torch.save(kept.state_dict(), written / checkpoint_files.HOSTS)
+            if publishes and feedback is not None:
+                torch.save(feedback.state_dict(), written / checkpoint_files.HOSTS)
         made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
@@ -93,14 +93,14 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
 
 
 def load_optimizer_and_scheduler(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `Trainer._load_optimizer_and_scheduler`: what crosses the network goes on, too."""
+    """Replace `Trainer._load_optimizer_and_scheduler`: what compression has lost of gradients, too."""
 
     @functools.wraps(original)
     def load(self: Any, checkpoint: Any) -> None:
         original(self, checkpoint)
-        kept = local_steps.kept(self.model)
-        if kept is not None and checkpoint and (path := Path(checkpoint) / checkpoint_files.HOSTS).is_file():
-            kept.load_state_dict(torch.load(path, weights_only=True))
+        feedback = error_feedback.of(self.model)
+        if feedback is not None and checkpoint and (path := Path(checkpoint) / checkpoint_files.HOSTS).is_file():
+            feedback.load_state_dict(torch.load(path, weights_only=True))
 
     return load
 

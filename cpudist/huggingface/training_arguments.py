@@ -1,6 +1,6 @@
 """TrainingArguments: the options of the documented command keep their meaning.
 
-`ddp_compress`, `ddp_sync_every`, `ddp_outer`, `use_ipex` and, for transformers 5, `no_cuda` are fields too, so that the
+`ddp_compress`, `use_ipex` and, for transformers 5, `no_cuda` are fields too, so that the
 command line, JSON and YAML files, dictionaries and calls all take them. `ddp_backend` takes the job's backend, and
 `ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
 """
@@ -34,12 +34,6 @@ class _Flags:
     ddp_compress: str | None = dataclasses.field(
         default=None,
         metadata={"help": "How gradients cross the network: auto, none, bf16, int8, powersgd or powersgd:RANK."},
-    )
-    ddp_sync_every: str | None = dataclasses.field(
-        default=None, metadata={"help": "Let hosts train apart, and exchange every so many steps; or auto."}
-    )
-    ddp_outer: str | None = dataclasses.field(
-        default=None, metadata={"help": "The step that hosts make after an exchange: nesterov or none."}
     )
 
 
@@ -105,8 +99,6 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
             job.communication.set_compression(self.ddp_compress)
         elif self.use_ipex and job.communication.compression is None:
             job.communication.set_compression(AUTO)
-        if self.ddp_sync_every is not None or self.ddp_outer is not None:
-            job.communication.set_local_steps(self.ddp_sync_every, self.ddp_outer)
         if "fused" not in job.backend.optimizations:
             _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
@@ -115,8 +107,6 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         no_cuda, self.no_cuda = self.no_cuda, False
         original(self)
         self.no_cuda = no_cuda
-        if job.communication.sync_every is not None and job.world.node_count > 1:
-            self.average_tokens_across_devices = False  # counting them needs a collective in each step
         if job.world.size > 1:  # as on GPUs; scripts read from it whether they are alone and whether they are first
             self.local_rank = job.world.local_rank
         if self.ddp_timeout != seconds:

@@ -2,7 +2,7 @@
 
 - `job.py`: `Job`, the owner of a job's state; `start_job`, and `current`, the one that runs.
 - `peers.py`: this process among the ranks, with or without a backend.
-- `communication.py`: how gradients or parameters cross the network between hosts.
+- `communication.py`: how gradients cross the network between hosts.
 - `watch.py`, `failure.py`, `abort.py`: one rank fails or is lost, and the job and its launcher end everywhere.
 - `stall.py`: the end of a job in which nothing goes on.
 - `rank_status.py`, `reports.py`: what a rank is doing, and which ranks keep the others waiting or were lost.

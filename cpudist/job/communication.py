@@ -1,4 +1,4 @@
-"""How gradients, or the parameters of hosts that train apart, cross the network (docs/slow-networks.md)."""
+"""How gradients cross the network (docs/slow-networks.md)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from cpudist.backends import embedding_rows
-from cpudist.backends.compression import (
-    AUTO,
-    NONE,
-    OUTER,
-    check_backend,
-    check_outer,
-    check_scheme,
-    check_sync_every,
-    has,
-)
+from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
-from cpudist.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +24,6 @@ class Communication:
     Attributes:
         world: this rank's place among the others.
         compression: the scheme in which gradients cross the network (`--compress`); None: the user has not said.
-        sync_every: after how many steps hosts exchange (`--sync-every`); None: gradients are averaged in each step.
-        outer: the step that they make then (`--outer`); None: the default.
 
     Args:
         backend: the job's backend.
@@ -48,8 +36,6 @@ class Communication:
         self.world = world
         self._record = record
         self.compression: str | None = None
-        self.sync_every: int | str | None = None
-        self.outer: str | None = None
 
     def set_compression(self, scheme: str) -> None:
         """Let gradients of models without a scheme of their own cross the network in `scheme` from now on.
@@ -60,32 +46,20 @@ class Communication:
         check_backend(self._backend, check_scheme(scheme))
         self.compression = scheme
 
-    def applicable(
-        self, scheme: str | None, every: str | int | None, outer: str | None
-    ) -> tuple[str | None, str | int | None, str | None]:
-        """Return a model's own options without those that the backend does not have; rank 0 names them in one line.
-
-        Args:
-            scheme: in which its gradients cross the network.
-            every: after how many steps hosts exchange.
-            outer: the step that they make then.
+    def applicable(self, scheme: str | None) -> str | None:
+        """Return a model's own scheme, or "none" where the backend does not have it; rank 0 says so in one line.
 
         Raises:
-            UserError: one of them is not known on any backend.
+            UserError: the scheme is not known on any backend.
         """
-        without = []
-        if scheme is not None and not has(self._backend, check_scheme(scheme)):
-            without.append(f"compress={scheme}")
-            scheme = NONE
-        if every is not None and check_sync_every(every) and not self._backend.steps_locally:
-            without.append(f"sync_every={every}")
-            every = outer = None
-        if without and self.world.rank == 0:
-            say(f"{self._backend.name} averages gradients without {' and '.join(without)}, which has no effect here")
-        return scheme, every, outer
+        if scheme is None or has(self._backend, check_scheme(scheme)):
+            return scheme
+        if self.world.rank == 0:
+            say(f"{self._backend.name} averages gradients without compress={scheme}, which has no effect here")
+        return NONE
 
     def making_ddp(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return the context in which a model that averages in each step is put in DDP, before `compress`."""
+        """Return the context in which a model is put in DDP, before `compress`."""
         return embedding_rows.output_layers_last(model) if self._sends_rows() else nullcontext()
 
     def _sends_rows(self) -> bool:
@@ -131,30 +105,3 @@ class Communication:
             choose_later(model, chosen)
         else:
             chosen(NONE, "")
-
-    def set_local_steps(self, every: str | int | None, outer: str | None = None) -> None:
-        """Set how often hosts exchange, and the step `outer` that they make then, for models without their own.
-
-        Raises:
-            UserError: as `local_steps`.
-        """
-        self.sync_every, self.outer = self.local_steps(every, outer)
-
-    def local_steps(self, every: str | int | None, outer: str | None) -> tuple[int | str | None, str]:
-        """Return after how many steps hosts exchange, and the step that they make then; None stands for the job's.
-
-        Raises:
-            UserError: a value is not known, the backend makes no local steps, or there is an `outer` without `every`.
-        """
-        every = self.sync_every if every is None else check_sync_every(every)
-        if every is not None and not self._backend.steps_locally:
-            raise UserError(f"the backend {self._backend.name} averages gradients in each step; leave --sync-every out")
-        if outer is not None and every is None:
-            raise UserError("--outer is the step that hosts make after an exchange; give --sync-every, too")
-        return every, check_outer(outer or self.outer or OUTER[0])
-
-    def finish(self) -> None:
-        """Warn at the end of the job if local steps were asked for and no model has made any."""
-        unused = self.sync_every is not None and self.world.node_count > 1 and not self._record.outer
-        if unused and self.world.rank == 0:
-            say("warning: --sync-every had no effect: it is for models that Trainer or cpudist.wrap() has put in DDP")

@@ -57,7 +57,7 @@ class Job:
         earlier_run_ids: those of them that an earlier attempt may have had.
         resumes: whether a training goes on from this run's newest checkpoint after a restart (`--resume`).
         async_checkpoint: whether Trainer's checkpoints are written while the training goes on (`--async-checkpoint`).
-        communication: how gradients or parameters cross the network between hosts.
+        communication: how gradients cross the network between hosts.
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
@@ -97,7 +97,6 @@ class Job:
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""
         self._peers.wait_for_all()
-        self.communication.finish()
         self.record.write(exit)
 
     def shutdown(self, exit: Exit = "completed") -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.console import say
 from cpudist.version import __version__
 
@@ -54,7 +53,6 @@ class RunRecord:
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
         embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
-        outer: how often hosts that train apart exchange, and what that took; empty where none do.
         network: the interface and address of rank 0's host over which the ranks found the store.
 
     Args:
@@ -74,7 +72,6 @@ class RunRecord:
         self.results: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
-        self.outer: dict[str, Any] = {}
         self.embedding_rows: list[str] = []
         self.network: dict[str, str | None] = {}
         self._world = world
@@ -181,7 +178,7 @@ class RunRecord:
         before, after = self._backend.compressed_bytes() or (None, None)
         compressed = {"compress": self.compression, "bytes": before, "compressed_bytes": after}
         rows = {"embedding_rows": self.embedding_rows} if self.embedding_rows else {}
-        return {**self.gradients, **compressed, **rows, **self.outer}
+        return {**self.gradients, **compressed, **rows}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -210,13 +207,10 @@ def _rounded(value: float | None) -> float | None:
 
 def _gradients(model: torch.nn.Module) -> dict[str, Any]:
     """Return how gradients are reduced, by the names of DDP's options; empty for a model that is not wrapped."""
-    if isinstance(model, ShardedDataParallel):
-        return {"shard_optimizer": True}
     if not isinstance(model, DistributedDataParallel):
         return {}
     hooks = [getattr(hook, "__qualname__", type(hook).__qualname__) for hook, _ in model._comm_hooks]
     return {
-        "shard_optimizer": False,
         "bucket_cap_mb": model.bucket_bytes_cap / 2**20,
         "gradient_as_bucket_view": model.gradient_as_bucket_view,
         "static_graph": model.static_graph,

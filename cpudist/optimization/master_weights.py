@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.backends.sharded import ShardedDataParallel
 from cpudist.errors import UserError
 
 LOW = torch.bfloat16
@@ -38,7 +37,7 @@ def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Mas
     Raises:
         UserError: the model is wrapped in DDP already, which refers to the float32 parameters.
     """
-    if isinstance(model, DistributedDataParallel | ShardedDataParallel):
+    if isinstance(model, DistributedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
     _kept[model] = weights = MasterWeights(model, optimizer)
     return weights
@@ -47,19 +46,6 @@ def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Mas
 def of(module: torch.nn.Module) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
     """Return each bfloat16 parameter of `module`, as `keep` was given it, with its master weight; none elsewhere."""
     return list(_kept[module].masters.items()) if module in _kept else []
-
-
-def check_without(model: torch.nn.Module, option: str) -> None:
-    """Check that a model has no master weights, with which `option` does not work.
-
-    Raises:
-        UserError: it has master weights.
-    """
-    if any(module in _kept for module in model.modules()):
-        raise UserError(
-            f"{option} does not work with master weights; call cpudist.optimize(..., autocast=True) for bfloat16, or "
-            "leave it out"
-        )
 
 
 class MasterWeights:

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from cpudist.console import say
 from cpudist.huggingface.uneven_shares import SharedSampler
 from cpudist.job.record import RunRecord, Training
-from cpudist.optimization import local_steps, precision
+from cpudist.optimization import precision
 from cpudist.training.interruption import Interrupted, Interruption
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
             samples = sampler.samples_per_step
         self._record.training = Training(samples_per_step=samples)
         self._record.dtype = _dtype(args, kwargs.get("model"))
-        if (local := local_steps.of(kwargs["model"])) is not None:
-            local.expect(state.max_steps)
         self._warm = False
         self._mark()
 
@@ -115,8 +113,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask for a checkpoint and the end if this step is the last."""
-        local = local_steps.of(kwargs["model"])
-        if self._interruption.is_last(1 if local is None else local.rounds.ahead()):
+        if self._interruption.is_last():
             self._stops = control.should_save = control.should_training_stop = True
             control.should_evaluate = False  # the scheduler may leave no time for it
 

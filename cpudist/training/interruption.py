@@ -1,13 +1,12 @@
 """Stop all ranks after the same step, with a checkpoint, when any rank gets a signal (`--checkpoint-on-signal`).
 
 Ranks step together, since a step ends with all ranks' gradients. So at the end of a step every rank finds in the job's
-store what rank 0 has put there before it began that step. Where hosts train apart, this holds for the steps in which
-they exchange. The protocol:
+store what rank 0 has put there before it began that step. The protocol:
 
 1. The rank that got the signal writes it into the store. A thread of every rank looks there once a second.
 2. A rank that knows of the signal counts itself in the store at the end of its step, and looks into the store at the
    end of every later step.
-3. When all ranks are counted, rank 0 announces the last step: the next one that all ranks end together.
+3. When all ranks are counted, rank 0 announces the last step: the next one.
 
 Steps cost nothing while there is no signal.
 
@@ -94,12 +93,8 @@ class Interruption:
             self._thread = None
             self._restore()
 
-    def is_last(self, ahead: int = 1) -> bool:
-        """Return whether this step is the last, the same on all ranks; call it once at the end of every step.
-
-        Args:
-            ahead: how many steps later all ranks end a step together; more than 1 where hosts train apart.
-        """
+    def is_last(self) -> bool:
+        """Return whether this step is the last, the same on all ranks; call it once at the end of every step."""
         self._steps += 1
         if self.signal is None:
             return False
@@ -107,7 +102,7 @@ class Interruption:
             self._counted = True
             self._store.add(_KNOW, 1)
         if self._last_step is None and self._rank == 0 and self._store.add(_KNOW, 0) == self._size:
-            self._last_step = self._steps + ahead
+            self._last_step = self._steps + 1
             self._store.set(_LAST_STEP, str(self._last_step))
         elif self._last_step is None and self._store.check([_LAST_STEP]):
             self._last_step = int(self._store.get(_LAST_STEP))

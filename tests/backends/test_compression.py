@@ -58,7 +58,7 @@ def test_on_one_host_nothing_is_compressed(gloo: None, capsys: pytest.CaptureFix
     [
         (0.09, 1.0, "none", "cross the network in 0.09 s, a step takes 1 s"),
         (0.19, 1.0, "bf16", "a step takes 1 s"),
-        (0.8, 2.0, "bf16", "int8, powersgd or --sync-every spare more"),
+        (0.8, 2.0, "bf16", "int8 or powersgd spare more"),
     ],
 )
 def test_what_auto_takes(seconds: float, step: float, scheme: str, reason: str) -> None:

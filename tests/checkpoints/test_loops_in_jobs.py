@@ -46,9 +46,9 @@ def test_killed_while_saving_it_goes_on_from_the_newest_complete_one(tmp_path: P
     result = run([*command, CHECK, str(tmp_path), "6", "4"], timeout=150)
     assert _passed(result, 6), result.output
     assert f"restart 1: going on from {tmp_path}/plain/checkpoint-3" in result.stderr, result.output
-    assert f"restart 1: no checkpoint of this run in {tmp_path}/sharded yet" in result.stderr, result.output
-    assert f"restart 2: going on from {tmp_path}/sharded/checkpoint-3" in result.stderr, result.output
-    for kind in ("plain", "sharded", "fsdp"):
+    assert f"restart 1: no checkpoint of this run in {tmp_path}/fsdp yet" in result.stderr, result.output
+    assert f"restart 2: going on from {tmp_path}/fsdp/checkpoint-3" in result.stderr, result.output
+    for kind in ("plain", "fsdp"):
         assert sorted(path.name for path in (tmp_path / kind).iterdir()) == ["checkpoint-5", "checkpoint-6"]
 
     # Another run does not begin anew beside these.

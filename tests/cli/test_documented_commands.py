@@ -135,7 +135,7 @@ RUN_BY = {
     r"mpirun -n 2 cpudist-train images": "training/recipes/test_images.py",
     r"mpirun -n 2 cpudist-train examples/one_program.py": "examples/test_one_program.py",
     r"mpirun -f \S+ .*--compress bf16": "backends/ccl/test_ccl.py",
-    r"mpirun -f \S+ .*--(ddp_)?sync.every": "hosts/test_jobs.py",
+    r"mpirun -f \S+ .*examples/local_sgd.py": "examples/test_local_sgd.py",
     r"mpirun -f \S+ .*python3 run_qa.py": "huggingface/test_documented.py",
     r"mpirun -f \S+ .*python3 -m trl": "examples/test_trl.py",
     r"mpirun -f \S+ .*cpudist-train": "hosts/test_jobs.py",

@@ -293,16 +293,3 @@ def test_a_full_disk_ends_the_job_and_earlier_checkpoints_stay_whole(tmp_path: P
     assert sorted(path.name for path in output.iterdir() if path.is_dir()) == sorted(
         path.name for path in whole.values()
     )
-
-
-def test_hosts_that_train_apart_go_on_exactly(tmp_path: Path) -> None:
-    """All hosts exchange before an evaluation, a checkpoint and the end; a checkpoint has what the outer steps need."""
-    options = ["--backend", "gloo", "--sync-every", "3", "--record", str(tmp_path / "record.json")]
-    words = ["--output_dir", str(tmp_path), "--max_steps", "10", "--eval_strategy", "steps", "--eval_steps", "4"]
-    words += ["--save_steps", "4", "--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "4"]
-    words += ["--report_to", "none", "--disable_tqdm", "true", "--learning_rate", "1e-3"]
-    result = run(mpirun(2, *train(*options, str(SCRIPTS / "apart.py"), *words)), timeout=BOUND)
-    assert result.returncode == 0, result.output
-    outer = json.loads((tmp_path / "record.json").read_text())["gradients"]
-    assert (outer["sync_every"], outer["outer"], outer["outer_steps"]) == (3, "nesterov", 5 + 3), outer
-    assert outer["outer_bytes"] > 0

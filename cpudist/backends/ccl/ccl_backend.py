@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpudist.backends.averaging import Averaging
 from cpudist.backends.calls import Call, Calls
 from cpudist.backends.ccl import extension, intel
-from cpudist.backends.ccl.compressed_gradients import CompressedAveraging, CompressedGradients, average
+from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
 from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.backends.error_feedback import ErrorFeedback
@@ -29,7 +28,6 @@ class CclBackend(ProcessGroupBackend):
 
     name = "ccl"
     compressions = frozenset({"bf16", "int8", "powersgd"})
-    averages = True
 
     def __init__(self) -> None:
         self._across_hosts = False
@@ -69,11 +67,6 @@ class CclBackend(ProcessGroupBackend):
             ErrorFeedback(model, average, gradients, gradients.residuals, gradients.keep_own)
         else:
             model.register_comm_hook(gradients, average)
-
-    def averaging(self, scheme: str) -> Averaging:
-        if scheme not in ("bf16", "int8"):
-            return super().averaging(scheme)
-        return CompressedAveraging(scheme)
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         before, after = extension.load().converted()

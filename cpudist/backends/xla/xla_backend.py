@@ -166,13 +166,11 @@ class XlaBackend(Backend):
         if self._sharding is not None:
             self._sharding.use_layout(layout, source)
 
-    def wrap(self, model: torch.nn.Module, *, shard_optimizer: bool = False, **options: Any) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, which takes `options`; under a mesh, place the model on it instead."""
-        from torch.distributed import get_rank, get_world_size
+        from torch.distributed import get_world_size
         from torch.nn.parallel import DistributedDataParallel
 
-        if shard_optimizer and get_rank() == 0:
-            say("xla: shard_optimizer=True has no effect; --mesh fsdp=-1 divides parameters and the optimizer's state")
         self.prepare(model)
         if self._sharding is not None:
             self._sharding.check_ddp_options(options)

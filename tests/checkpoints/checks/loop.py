@@ -1,8 +1,8 @@
-"""Train small models by DDP, with a sharded optimizer and by FSDP2, save each step and go on: FOLDER STEPS [KILLED].
+"""Train small models by DDP and by FSDP2, save each step and go on: FOLDER STEPS [KILLED].
 
-All but the first save in the background; FSDP2 is for ccl here, the sharded optimizer not for xla. Each step has the
-same 12 samples on any number of ranks. On the first attempt rank 0 kills itself while it saves step KILLED of the first
-model, on the second attempt that of the second model.
+FSDP2 saves in the background, and is for ccl here. Each step has the same 12 samples on any number of ranks. On the
+first attempt rank 0 kills itself while it saves step KILLED of the first model, on the second attempt that of the
+second model.
 CHECK_INIT has the arguments of `cpudist.init`, as JSON.
 """
 
@@ -24,7 +24,7 @@ import cpudist
 from cpudist.checkpoints import folders
 from cpudist.errors import UserError
 
-KINDS = ["plain", "sharded", "fsdp"]
+KINDS = ["plain", "fsdp"]
 SAMPLES, FEATURES = 12, 6
 
 
@@ -59,7 +59,7 @@ def _train(kind: str, folder: Path, steps: int, world: cpudist.World) -> Any:
     def wrap(model: Any) -> Any:
         if kind == "fsdp":
             return fully_shard(model)
-        return cpudist.wrap(model.to(world.device), shard_optimizer=kind == "sharded")
+        return cpudist.wrap(model.to(world.device))
 
     seed = 1 if (folder / kind).exists() else 0
     model, optimizer, schedule = made(seed, wrap)
@@ -97,7 +97,7 @@ def main() -> None:
     attempt = int(os.environ.get("CPUDIST_RESTART_COUNT", "0"))
     if len(sys.argv) > 3 and world.rank == 0 and attempt < 2:
         _die_while_saving(KINDS[attempt], int(sys.argv[3]))
-    for kind in KINDS if world.backend == "ccl" else KINDS[:1] if world.backend == "xla" else KINDS[:2]:
+    for kind in KINDS if world.backend == "ccl" else KINDS[:1]:
         model = _train(kind, folder, steps, world)
         loaded = made(seed=2)[0]
         cpudist.load(folder / f"last-{kind}", model=loaded)

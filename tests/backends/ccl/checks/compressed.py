@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import shutil
 import sys
 import tempfile
 from dataclasses import replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,10 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import job
-from cpudist.backends import measured
+from cpudist.backends import error_feedback, measured
 from cpudist.backends.ccl import extension
 from cpudist.backends.ccl.ccl_group import WireOptions
-from cpudist.optimization import local_steps
 
 wire = sys.argv[1]
 world = cpudist.init("ccl", timeout=60)
@@ -153,7 +150,7 @@ def check_what_was_lost_is_saved() -> None:
         return {name: parameter.grad.double() for name, parameter in model.named_parameters()}
 
     exact = gradients(cpudist.wrap(model, compress="none"))
-    assert local_steps.kept(model) is None
+    assert error_feedback.of(model) is None
     wrapped = cpudist.wrap(model, compress=scheme)
     total = {name: torch.zeros_like(gradient) for name, gradient in exact.items()}
     for _ in range(16):
@@ -163,7 +160,7 @@ def check_what_was_lost_is_saved() -> None:
     dist.broadcast_object_list(folder, 0)
     for steps in (16, 17):  # ranks go on after it
         cpudist.save(f"{folder[0]}/{steps}", model=wrapped)
-        lost = local_steps.kept(model).state_dict()
+        lost = error_feedback.of(model).state_dict()
         assert set(lost) == set(exact)
         assert all(same_on_all_ranks(tensor) for tensor in lost.values())
         assert float(lost["0.weight"].abs().max()) > 0
@@ -224,63 +221,9 @@ def check_rows_of_a_tied_embedding() -> None:
             assert running.record.as_dict("running")["gradients"]["embedding_rows"] == ["embedding"]
 
 
-def check_local_steps() -> None:
-    """Ranks of a host are in step, hosts are not; an exchange is under way while they train on; a save is of all ranks.
-
-    The second host waits before its fourth step, after which an exchange begins, until the first has made its fifth.
-    """
-    torch.manual_seed(world.rank)  # rank 0's parameters are everyone's
-    model = cpudist.wrap(torch.nn.Linear(300, 300), compress=None if wire == "bf16" else wire, sync_every=4)
-    assert running.record.compression == wire, "bf16 is the default"
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(world.rank)
-    weight, host = model.module.weight, running.world.node_rank
-    found: list[tuple[int, float]] = [(0, 0.0)] * world.size
-
-    def train(step: int) -> None:
-        batch = torch.randn(16, 300, generator=generator)
-        (model(batch) - batch).square().mean().backward()
-        cpudist.step(optimizer)
-        optimizer.zero_grad()
-
-    for step in range(1, 14):
-        if (step, host) == (4, 1):
-            running.store.wait(["fifth step"], timedelta(seconds=30))
-        train(step)
-        if (step, world.rank) == (5, 0):
-            running.store.set("fifth step", "made")
-        if step >= 6:
-            dist.all_gather_object(found, (host, float(weight.detach().double().sum())))
-            assert len(set(found)) == hosts, "ranks of a host are in step"
-            assert len({value for _, value in found}) == hosts, (step, found)
-    local = local_steps.of(model.module)
-    assert local is not None
-    local.settle()
-    inputs = values(100_003, 7)
-    found_mean = inputs[world.rank].clone()
-    running.backend.averaging("none").begin(found_mean)()
-    torch.testing.assert_close(found_mean, torch.stack(inputs).mean(0))
-    everything = [weight, optimizer.state[weight]["momentum_buffer"]]
-    assert all(same_on_all_ranks(tensor.detach()) for tensor in everything)
-    assert running.record.outer["outer_steps"] == 4
-    parts, position = (model, optimizer, local), generator.get_state()
-    saved = copy.deepcopy([part.state_dict() for part in parts])
-    ends = []
-    for _ in range(2):
-        for step in range(9):
-            train(step)
-        local.settle()
-        ends.append(weight.detach().clone())
-        for part, state in zip(parts, copy.deepcopy(saved), strict=True):
-            part.load_state_dict(state)
-        generator.set_state(position)
-    assert torch.equal(*ends), "what is saved has what int8 has lost, too"
-
-
 check_ddp()
 check_what_was_lost_is_saved()
 check_rows_of_a_tied_embedding()
-check_local_steps()
 check_sums_and_averages()
 check_many_in_flight_among_other_calls()
 check_what_is_no_number_arrives()

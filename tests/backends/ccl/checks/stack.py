@@ -13,6 +13,7 @@ from program import leave
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cpudist
@@ -31,9 +32,9 @@ def batches(size: int) -> list[torch.Tensor]:
     return [torch.randn(size * 6, 12, generator=generator) for _ in range(STEPS)]
 
 
-def train(net: torch.nn.Module, rank: int, size: int) -> list[float]:
+def train(net: torch.nn.Module, rank: int, size: int, optimizer: torch.optim.Optimizer | None = None) -> list[float]:
     """Global losses of a few steps on this rank's share of every batch."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    optimizer = optimizer or torch.optim.AdamW(net.parameters(), lr=0.01)
     losses = []
     for batch in batches(cpudist.init("ccl").size):
         loss = net(batch.chunk(size)[rank]).square().mean()
@@ -58,6 +59,11 @@ def main() -> None:
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(replicated.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+    replicated = model()
+    zero = ZeroRedundancyOptimizer(replicated.parameters(), torch.optim.AdamW, lr=0.01)
+    losses = train(cpudist.wrap(replicated), world.rank, world.size, zero)
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
 
     mesh = init_device_mesh("cpu", (world.size,))
     sharded = model()

@@ -195,7 +195,7 @@ refused |= {
 for call in refused.values():
     with pytest.raises(UserError, match="several CPU processes"):
         call()
-wrapped = cpudist.wrap(torch.nn.Linear(4, 4).to(DEVICE), shard_optimizer=True, sync_every=4)
+wrapped = cpudist.wrap(torch.nn.Linear(4, 4).to(DEVICE), compress="bf16")
 assert isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
 objects = [None] * world.size
 dist.all_gather_object(objects, {"rank": world.rank})
