@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -130,14 +130,19 @@ def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
             os.close(descriptor)
 
 
-def python_main(module: str, *flags: str) -> list[str]:
+def python_main(module: str, *flags: str, path: Sequence[str] = ()) -> list[str]:
     """Return the command line by which a fresh Python runs the function `main` of one of our modules.
 
     It finds this package wherever that is installed, also where `flags` leave out the usual folders.
+
+    Args:
+        module: the module's name.
+        flags: Python's options.
+        path: where else it looks for modules.
     """
     root = str(Path(__file__).resolve().parents[1])
     # Not under the name __main__: tracebacks leave this frame out, as those of our modules.
-    program = f"__name__ = 'cpudist'; import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
+    program = f"__name__ = 'cpudist'; import sys; sys.path[:0] = {[root, *path]!r}; from {module} import main; main()"
     return [sys.executable, *flags, "-c", program]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cpudist.cli.parser import Parser
 from cpudist.console import size
-from cpudist.doctor.finding import Finding
+from cpudist.finding import Finding
 from cpudist.hosts.check import check
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
@@ -54,17 +54,11 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 def _hosts(path: Path) -> list[Finding]:
     """Return the findings of `cpudist launch` on the hosts of a file."""
-    hosts = read(path)
-    checked = check(hosts)
-    findings = [
-        Finding(trouble.level, f"{trouble.host.name} ({trouble.host.where})", trouble.message, trouble.remedy)
-        for trouble in checked.troubles
-    ]
-    in_trouble = {trouble.host for trouble in checked.troubles}
-    return findings + [
-        Finding("ok", f"{host.name} ({host.where})", f"torch {facts.torch}, {size(facts.memory)} of memory free")
+    checked = check(read(path))
+    return [finding for findings in checked.findings.values() for finding in findings] + [
+        Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")
         for host, facts in checked.facts.items()
-        if host not in in_trouble
+        if not checked.findings[host]
     ]
 
 

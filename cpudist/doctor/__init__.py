@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 from cpudist.doctor import libraries, memory, processor, quota, usable_backends, versions
-from cpudist.doctor.finding import LEVELS, Finding
 from cpudist.errors import UserError
+from cpudist.finding import LEVELS, Finding
 from cpudist.topology.kernel_files import Files
 
 __all__ = ["Finding", "examine"]

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from cpudist.backends.ccl.compilation import find_built
-from cpudist.doctor.finding import Finding
 from cpudist.doctor.versions import companions_that_fit
 from cpudist.errors import UserError
+from cpudist.finding import Finding
 from cpudist.pinning.preload import allocator_decided, wanted_allocator
 from cpudist.topology.kernel_files import Files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from cpudist.doctor.finding import Finding
+from cpudist.finding import Finding
 from cpudist.topology import sysfs
 from cpudist.topology.kernel_files import Files
 

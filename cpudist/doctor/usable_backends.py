@@ -13,9 +13,9 @@ from pathlib import Path
 from cpudist import backends
 from cpudist.backends.ccl.compilation import find_built
 from cpudist.backends.ccl.toolchain import find_compiler, find_oneccl
-from cpudist.doctor.finding import Finding
 from cpudist.doctor.libraries import load
 from cpudist.errors import UserError
+from cpudist.finding import Finding
 from cpudist.topology.kernel_files import Files
 
 

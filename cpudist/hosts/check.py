@@ -9,28 +9,23 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from cpudist.console import size
 from cpudist.errors import UserError
+from cpudist.finding import Finding, Level
 from cpudist.hosts.remote import ask_all, is_here, run_on
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.processes import python_main
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
-_TRIAL_SECONDS = 60.0
 _SKEW_SECONDS = 60.0
 _UP_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
+_PROGRAM = "cpudist.doctor.facts"
 _RANK_BYTES = 400 << 20  # a rank after it has imported torch and made its process group
-
-_PROGRAM = """\
-import sys
-sys.path[:1] = {path!r}
-from cpudist.doctor.facts import main
-main({folder!r}, {tries!r})
-"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,6 @@ class Facts:
         memory: free memory in bytes.
         folder: whether our working folder exists there.
         ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache.
-        failure: what a trial of disk, memory and a collective has found; empty if all works, and without a trial.
     """
 
     identity: str
@@ -57,26 +51,6 @@ class Facts:
     memory: int
     folder: bool
     ranks: dict[str, int]
-    failure: str = ""
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """One thing that is wrong with one host.
-
-    Attributes:
-        level: "error": a job would fail there; "warning": it would run, but slower or without some function.
-        host: the host.
-        message, remedy: what is wrong, and what to do.
-    """
-
-    level: Literal["error", "warning"]
-    host: Host
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.host.where}: {self.host.name} {self.message}; {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -85,34 +59,46 @@ class Checked:
 
     Attributes:
         facts: of the hosts that answered.
-        troubles: all that is wrong.
+        findings: for each host all that is wrong with it.
     """
 
     facts: dict[Host, Facts]
-    troubles: list[Trouble]
+    findings: dict[Host, list[Finding]]
 
     @property
-    def errors(self) -> list[Trouble]:
-        """The troubles with which a job would fail."""
-        return [trouble for trouble in self.troubles if trouble.level == "error"]
+    def errors(self) -> list[Finding]:
+        """The findings with which a job would fail."""
+        return self._of_level("error")
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """The findings with which a job would run, but slower or without some function."""
+        return self._of_level("warning")
+
+    def _of_level(self, level: Level) -> list[Finding]:
+        return [one for findings in self.findings.values() for one in findings if one.level == level]
 
 
-def check(hosts: Sequence[Host], tries: bool = False) -> Checked:
-    """Check hosts at the same time, for a minute at most; with `tries`, for two.
+def sentence(finding: Finding) -> str:
+    """Return what was found on a host, and the remedy, as one line."""
+    return f"{finding.about} {finding.message}; {finding.remedy}"
 
-    Args:
-        hosts: the hosts; `slots`, where known, is the number of ranks on one.
-        tries: whether each writes to its disk, fills memory and runs a collective.
-    """
+
+def check(hosts: Sequence[Host]) -> Checked:
+    """Check hosts at the same time, for a minute at most; `slots`, where known, is the number of ranks on one."""
     here = Host("localhost", where="this host")
-    reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, tries and host is not here))
-    if isinstance(reference, Trouble):
-        return Checked({}, [reference])
-    facts = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Facts)}
-    troubles = [answer for answer in answers if isinstance(answer, Trouble)]
-    for host, found in facts.items():
-        troubles += _judge(host, found, reference)
-    return Checked(facts, troubles + _same_machine(facts))
+    reference, *answers = ask_all([here, *hosts], _ask)
+    if isinstance(reference, Finding):
+        return Checked({}, {here: [reference]})
+    facts: dict[Host, Facts] = {}
+    findings: dict[Host, list[Finding]] = {}
+    for host, answer in zip(hosts, answers, strict=True):
+        if isinstance(answer, Finding):
+            findings[host] = [answer]
+            continue
+        findings[host] = [*_judge(host, answer, reference), *_same_machine(host, answer, facts)]
+        facts[host] = answer
+    return Checked(facts, findings)
 
 
 def wait_for(hosts: Sequence[Host], seconds: float) -> None:
@@ -139,31 +125,27 @@ async def _why_not_up(host: Host) -> str:
         return ""
     own = socket.gethostname()
     look_up = f"getent hosts {shlex.quote(own)} > /dev/null || echo unknown"
-    answer = await run_on(host, ["sh", "-c", look_up], "", _UP_SECONDS)
+    answer = await run_on(host, ["sh", "-c", look_up], _UP_SECONDS)
     if answer.failure:
-        return f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
+        return f"{_name(host)} {answer.failure}; {answer.remedy}"
     if "unknown" in answer.output:
-        return f"{host.where}: {host.name} cannot resolve the name {own}; add it to DNS or to /etc/hosts there"
+        return f"{_name(host)} cannot resolve the name {own}; add it to DNS or to /etc/hosts there"
     return ""
 
 
-async def _ask(host: Host, tries: bool = False) -> Facts | Trouble:
-    program = _PROGRAM.format(path=[entry for entry in sys.path if entry], folder=os.getcwd(), tries=tries)
+async def _ask(host: Host) -> Facts | Finding:
+    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
     before = time.time()
-    answer = await run_on(host, [sys.executable, "-"], program, _ANSWER_SECONDS + _TRIAL_SECONDS * tries)
+    answer = await run_on(host, [*python_main(_PROGRAM, path=path), os.getcwd()], _ANSWER_SECONDS)
     after = time.time()
     if answer.failure:
-        return Trouble("error", host, answer.failure, answer.remedy)
+        return Finding("error", _name(host), answer.failure, answer.remedy)
     last = "".join(answer.output.strip().splitlines()[-1:])  # a login shell may greet first
     try:
         return _facts(json.loads(last), before, after)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Trouble(
-            "error",
-            host,
-            f"gives an answer that is not understood: {last[:80]!r}",
-            "install the same cpudist on all hosts",
-        )
+        message = f"gives an answer that is not understood: {last[:80]!r}"
+        return Finding("error", _name(host), message, "install the same cpudist on all hosts")
 
 
 def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
@@ -172,18 +154,16 @@ def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
     return Facts(skew=min(theirs - before, 0.0) or max(theirs - after, 0.0), **fields)
 
 
-def _judge(host: Host, found: Facts, reference: Facts) -> list[Trouble]:
-    troubles = []
+def _judge(host: Host, found: Facts, reference: Facts) -> list[Finding]:
+    findings = []
 
-    def wrong(level: Literal["error", "warning"], message: str, remedy: str) -> None:
-        troubles.append(Trouble(level, host, message, remedy))
+    def wrong(level: Level, message: str, remedy: str) -> None:
+        findings.append(Finding(level, _name(host), message, remedy))
 
     for name in ("python", "cpudist", "torch"):
         theirs, ours = getattr(found, name), getattr(reference, name)
         if theirs != ours:
             wrong("error", f"has {name} {theirs}, this host {ours}", "install the same version on all hosts")
-    if found.failure:
-        wrong("error", found.failure, "see dmesg there, or take its line out")
     if not found.folder:
         wrong("error", f"has no folder {os.getcwd()}", "start from a folder that all hosts share, or make it there")
     if found.ccl:
@@ -199,15 +179,15 @@ def _judge(host: Host, found: Facts, reference: Facts) -> list[Trouble]:
             f"has {size(found.memory)} of free memory, and {host.slots or 1} ranks need {size(needed)} at least",
             "end what uses it, or start fewer ranks there",
         )
-    return troubles
+    return findings
 
 
-def _same_machine(facts: dict[Host, Facts]) -> list[Trouble]:
-    first: dict[str, Host] = {}
-    troubles = []
-    for host, found in facts.items():
-        other = first.setdefault(found.identity, host)
-        if other is not host:
-            remedy = f"name it once, with all its ranks: {other.name} slots=2"
-            troubles.append(Trouble("error", host, f"is the same machine as {other.name}", remedy))
-    return troubles
+def _same_machine(host: Host, found: Facts, others: dict[Host, Facts]) -> Iterator[Finding]:
+    other = next((other for other, facts in others.items() if facts.identity == found.identity), None)
+    if other is not None:
+        remedy = f"name it once, with all its ranks: {other.name} slots=2"
+        yield Finding("error", _name(host), f"is the same machine as {other.name}", remedy)
+
+
+def _name(host: Host) -> str:
+    return f"{host.where}: {host.name}"

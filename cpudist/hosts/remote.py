@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import re
 import socket
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -93,15 +93,15 @@ def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]
     return asyncio.run(ask_each())
 
 
-async def run_on(host: Host, words: Sequence[str], text: str, timeout: float) -> Answer:
-    """Run a program on a host, with `text` on its standard input, for `timeout` seconds at most."""
+async def run_on(host: Host, words: Sequence[str], timeout: float) -> Answer:
+    """Run a program on a host, without input, for `timeout` seconds at most."""
     command = await asyncio.to_thread(command_on, host, words)  # it resolves the name
     try:
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
     except OSError as error:
         return Answer(failure=f"cannot run {command[0]}: {error.strerror}", remedy="apt-get install openssh-client")
     try:
-        written = await asyncio.wait_for(process.communicate(text.encode()), timeout)
+        written = await asyncio.wait_for(process.communicate(), timeout)
     except TimeoutError:
         remedy = f"log in and see what keeps it busy, or take its line out: ssh {host.name}"
         return Answer(failure=f"does not answer within {timeout:g} s", remedy=remedy)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
-from cpudist.hosts.check import Checked, check, wait_for
+from cpudist.hosts.check import Checked, check, sentence, wait_for
 from cpudist.hosts.hostfile import spread, write
 from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
@@ -95,9 +95,8 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
             return job.status or FAILED * output_lost
         restarts.leave_out(job.suspect, hosts, least)
         kept = [host for host in hosts if host not in restarts.left_out]
-        tries = options.hosts is not None and (job.suspect is not None or bool(job.reason))
         # Hosts that are away may come back, as after a power cut.
-        while len(answering := _answering(kept, checked := check(kept, tries=tries))) < least:
+        while len(answering := _answering(kept, checked := check(kept))) < least:
             say(f"{len(answering)} of {len(hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
                 return job.status
@@ -129,11 +128,10 @@ def _require_all(checked: Checked) -> None:
     Raises:
         UserError: there are errors; one line for each.
     """
-    for trouble in checked.troubles:
-        if trouble.level == "warning":
-            say(f"warning: {trouble}")
+    for finding in checked.warnings:
+        say(f"warning: {sentence(finding)}")
     if checked.errors:
-        raise UserError("\n".join(map(str, checked.errors)))
+        raise UserError("\n".join(map(sentence, checked.errors)))
 
 
 def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
@@ -171,10 +169,9 @@ def _with_slots(host: Host, checked: Checked, part: Part | int | None) -> Host:
 
 
 def _answering(hosts: Sequence[Host], checked: Checked) -> list[Host]:
-    for trouble in checked.errors:
-        say(f"warning: going on without {trouble}")
-    failing = {trouble.host for trouble in checked.errors}
-    return [host for host in hosts if host not in failing]
+    for finding in checked.errors:
+        say(f"warning: going on without {sentence(finding)}")
+    return [host for host in hosts if all(finding.level != "error" for finding in checked.findings.get(host, ()))]
 
 
 def _as_many_as_fit(options: LaunchOptions, hosts: Sequence[Host], checked: Checked) -> list[Host]:

@@ -14,7 +14,7 @@ from layouts import unpack
 
 from cpudist.cli import doctor as command
 from cpudist.doctor import libraries, memory, processor, quota, usable_backends, versions
-from cpudist.doctor.finding import Finding
+from cpudist.finding import Finding
 from cpudist.topology.kernel_files import Files
 
 

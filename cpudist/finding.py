@@ -1,4 +1,4 @@
-"""The result of one check."""
+"""One thing that a check has found: on this host (`cpudist doctor`), or on a host of a job (`cpudist launch`)."""
 
 from __future__ import annotations
 
