@@ -1,14 +1,21 @@
 """Ranks that ended without an error of their own: which was the first, and the sentence that reports one.
 
-The store, the other ranks and `cpudist launch` each may notice a loss; all of them report it in these words.
+The store, the other ranks and `cpudist launch` each may notice it; all of them report it in these words. The rank that
+reports a failure also writes which ranks it came from into a file, as fields: the node agent on its host
+(hosts/node_agent.py) passes them on to `cpudist launch`, which may leave out their host.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
+
+JOB_ID = "CPUDIST_JOB_ID"  # in the environment of all processes that `cpudist launch` starts
 
 _HOW = {
     "ended": "ended without an error message (killed, out of memory, or crashed?)",
@@ -17,7 +24,7 @@ _HOW = {
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostRank:
     """A rank that was lost.
 
     Attributes:
@@ -40,7 +47,7 @@ class Loss:
         return f"{who}{where} {how}" + (f"; it was {self.last_seen}" if self.last_seen else "")
 
 
-def first_killed(killed: Sequence[Loss], first_ended: Mapping[str, int | None]) -> Loss | None:
+def first_killed(killed: Sequence[LostRank], first_ended: Mapping[str, int | None]) -> LostRank | None:
     """Return the loss that ended the job, as far as that is known; None where no signal killed a rank.
 
     A launcher kills the other ranks with SIGKILL and may report those like the first, so other signals come first.
@@ -57,9 +64,36 @@ def first_killed(killed: Sequence[Loss], first_ended: Mapping[str, int | None]) 
     if len(telling) > 1:
         ranks = {loss.rank for loss in telling} & set(first_ended.values())
         if len({loss.host for loss in telling}) > 1 or len(ranks) != 1:
-            return Loss(first.how)
+            return LostRank(first.how)
         first = next(loss for loss in telling if loss.rank in ranks)
     return first if first.rank is not None else replace(first, rank=first_ended.get(first.host))
+
+
+def tell_launch(ranks: Sequence[int]) -> None:
+    """Write down for `cpudist launch` from which ranks a failure came; the first one on a host is heard."""
+    job = os.environ.get(JOB_ID)
+    if job and ranks:
+        with suppress(OSError):  # nothing can be written there: no host is left out
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(_file(job), flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump({"ranks": list(ranks)}, file)
+
+
+def told(job: str) -> list[int]:
+    """Return what a rank of this host has written by `tell_launch`, and remove the file."""
+    try:
+        with open(os.open(_file(job), os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return []
+            fields = json.load(file)
+        os.unlink(_file(job))
+        return [int(rank) for rank in fields["ranks"]]
+    except (OSError, ValueError):  # there is none, or the rank was killed while it wrote
+        return []
+
+
+def _file(job: str) -> str:
+    return f"/tmp/cpudist-failure-{job}.json"  # not in TMPDIR, which an ssh session may not have
 
 
 def _killed_by(number: int) -> str:

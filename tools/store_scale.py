@@ -23,7 +23,7 @@ import psutil
 from cpudist.backends.calls import Call
 from cpudist.job.rank_status import RankStatus
 from cpudist.launchers import Placement
-from cpudist.lost_ranks import Loss
+from cpudist.lost_ranks import LostRank
 from cpudist.store import protocol
 from cpudist.store.client import Address, Connection
 from cpudist.store.process import StoreProcess
@@ -56,7 +56,7 @@ def status(rank: int) -> bytes:
 
 def report(rank: int) -> bytes:
     """What the store prints if the rank is lost and no other rank is left."""
-    loss = Loss("ended", rank, f"node{rank // _RANKS_PER_NODE:04}", f"last in train.py:{random.randrange(1000)}")
+    loss = LostRank("ended", rank, f"node{rank // _RANKS_PER_NODE:04}", f"last in train.py:{random.randrange(1000)}")
     return f"{loss}; the job is over".encode()
 
 

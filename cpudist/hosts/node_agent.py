@@ -9,10 +9,10 @@ that gets no line for a while has lost `cpudist launch`: it kills the job's proc
 ended, after GRACE seconds in which `cpudist launch` may connect again and start another agent of this job.
 
 It writes a line for each event, and at least one per second: `ranks N`, the number of ranks on this host; `gone RANK`,
-a rank has ended; `went RANK`, a rank has ended together with others; `left N`, the last line: the number of processes
-that could not be killed.
+a rank has ended; `went RANK`, a rank has ended together with others; `blamed RANK`, the failure came from that rank, as
+a rank of this host has written down; `left N`, the last line: the number of processes that could not be killed.
 
-It imports only the standard library and `processes.py`, so it starts at once, in Python's isolated mode.
+It imports only the standard library and two small modules, so it starts at once, in Python's isolated mode.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import time
 from contextlib import suppress
 
 from cpudist import processes
+from cpudist.lost_ranks import JOB_ID, told
 from cpudist.processes import SSH_DAEMONS, Process
 
 KEEPALIVE_TIMEOUT = 25.0  # seconds
 _SCAN_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _KILL_SECONDS = 5.0
-JOB_ID = "CPUDIST_JOB_ID"
 
 
 def main() -> None:
@@ -64,7 +64,10 @@ def main() -> None:
         received_at = time.monotonic()
     else:
         agent.end_connections()
-    report(f"left {agent.kill_all()}")
+    left = agent.kill_all()
+    for rank in told(job):
+        report(f"blamed {rank}")
+    report(f"left {left}")
 
 
 class _Agent:

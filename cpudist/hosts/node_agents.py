@@ -37,6 +37,7 @@ class NodeAgents:
 
     Attributes:
         first_ended: for each host the rank that ended first; None where several ended together.
+        blamed: the ranks that the failure came from, as the rank says that has reported it; known after `end`.
 
     Raises:
         UserError: the agent of a host does not start, or this process may not open enough files for so many.
@@ -44,6 +45,7 @@ class NodeAgents:
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
         self.first_ended: dict[str, int | None] = {}
+        self.blamed: list[int] = []
         _allow_files(_FILES_OF_AGENT * len(hosts) + _OTHER_FILES)
         self._agents: list[_Agent] = []
         waiting = [*hosts]
@@ -114,6 +116,7 @@ class NodeAgents:
         for agent in self._agents:
             for rank in agent.receive():
                 self.first_ended.setdefault(agent.host.name, rank)
+        self.blamed = next((agent.blamed for agent in self._agents if agent.blamed), [])
         return False
 
 
@@ -141,6 +144,7 @@ class _Agent:
         self.had_ranks = False
         self.answered = False
         self.ended = False
+        self.blamed: list[int] = []
         self.left: int | None = None
         words = [*python_main("cpudist.hosts.node_agent", "-I", "-S"), job, rank_variable]
         self.is_here = is_here(host.name)
@@ -197,7 +201,7 @@ class _Agent:
         gone: list[int | None] = []
         for line in lines:
             word, _, number = line.decode(errors="replace").partition(" ")
-            if word not in ("ranks", "gone", "went", "left") or not number.isdecimal():
+            if word not in ("ranks", "gone", "went", "blamed", "left") or not number.isdecimal():
                 continue  # a login shell's greeting
             self.answered = True
             if word == "ranks":
@@ -206,6 +210,8 @@ class _Agent:
             elif word in ("gone", "went"):
                 self.ranks -= 1
                 gone.append(int(number) if word == "gone" else None)
+            elif word == "blamed":
+                self.blamed.append(int(number))
             else:
                 self.left = int(number)
         return gone

@@ -19,9 +19,10 @@ from cpudist.hosts.hostfile import spread, write
 from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
+from cpudist.lost_ranks import JOB_ID
 from cpudist.topology.pinning_plan import Part
 
-JOB_ID, RESTART_COUNT, OUTPUT = "CPUDIST_JOB_ID", "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
+RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
 RUN_ID = "CPUDIST_RUN_ID"  # the same for all attempts; the user, or a pod, may have set it
 
 _CHECKPOINT = "--checkpoint-on-signal"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import select
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from cpudist.console import say
 from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
-from cpudist.lost_ranks import Loss, first_killed
+from cpudist.lost_ranks import JOB_ID, LostRank, first_killed
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
@@ -28,12 +27,6 @@ _ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have 
 _STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
 _TAIL_BYTES = 1 << 16
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
-
-# What ranks, or the store, say of a rank that was lost (lost_ranks.py) or that others have waited for (job/reports.py).
-_SUSPECT = re.compile(
-    r"cpudist: (?:rank (\d+) on \S+ (?:ended without|cannot be reached)"
-    r"|ranks? (\d+)\S* \([^,)]+\) (?:never reached|does not answer|do not answer))"
-)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CHECKPOINT_SIGNAL = signal.SIGUSR1  # what Slurm sends before the time limit: --signal=B:USR1@60
@@ -79,7 +72,7 @@ def supervise(
         UserError: a host's node agent does not start.
     """
     with _signals([*_SIGNALS, *[_CHECKPOINT_SIGNAL] * (grace is not None)]) as stop:
-        agents = NodeAgents(hosts, variables["CPUDIST_JOB_ID"], mpi.rank_variable)
+        agents = NodeAgents(hosts, variables[JOB_ID], mpi.rank_variable)
         process: subprocess.Popen[bytes] | None = None
         try:
             process = subprocess.Popen(
@@ -112,7 +105,7 @@ def supervise(
         return JobExit(128 + stop[0], stopped=True, output_lost=output_lost)
     if unreached and not reason:
         reason = f"{_names(unreached)} cannot be reached to make sure that no process is left there"
-    suspect = lost[0] if lost else _suspect(killed, tail, hosts)
+    suspect = lost[0] if lost else _suspect(killed, agents.blamed, hosts)
     if not ended:
         return JobExit(FAILED, reason=reason, output_lost=output_lost, suspect=suspect)
     status = process.returncode
@@ -120,20 +113,20 @@ def supervise(
     return JobExit(status if status >= 0 else 128 - status, reason=reason, output_lost=output_lost, suspect=suspect)
 
 
-def _suspect(killed: Loss | None, tail: str, hosts: Sequence[Host]) -> Host | None:
-    """Return the host of the rank that was lost or stuck; None where none is named, as after an exception."""
-    named = _SUSPECT.search(tail)
-    if killed is not None and killed.rank is not None:
-        rank = killed.rank
-    elif killed is None and named is not None:
-        rank = int(named[1] or named[2])
-    else:
-        return next((host for host in hosts if killed is not None and host.name == killed.host), None)
-    for host in hosts:  # each MPI fills them in order
-        if rank < (host.slots or 0):
-            return host
-        rank -= host.slots or 0
-    return None
+def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Host]) -> Host | None:
+    """Return the host of the ranks that were lost or stuck; None where none is known, or they lie on several.
+
+    Args:
+        killed: the rank that a signal has killed, from what the launcher wrote.
+        blamed: those that the rank names that has reported the failure; none after an exception.
+        hosts: the hosts with their slots, which each MPI fills in order.
+    """
+    if killed is not None and killed.rank is None and killed.host:
+        return next((host for host in hosts if host.name == killed.host), None)
+    ranks = blamed if killed is None or killed.rank is None else [killed.rank]
+    placed = [host for host in hosts for _ in range(host.slots or 0)]
+    found = {placed[rank] for rank in ranks if rank < len(placed)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _wait(

@@ -53,9 +53,15 @@ def fail(
         abort(status)
     claimed = watch.claim()
     if claimed:
-        for sentence in watch.who_is_missing() if _has_timed_out(error) else ():
+        waited_for = watch.explain() if _has_timed_out(error) else []
+        if waited_for:  # this rank is not the cause
+            show(error)
+        else:
+            _report(error, show, name_of(watch.world))
+        for sentence in waited_for[:-1]:
             say(sentence)
-        _report(error, show, name_of(watch.world))
+        for cause in waited_for[-1:]:
+            say(f"{cause}; ending the job")
     watch.end_job(status, reported=claimed)
 
 

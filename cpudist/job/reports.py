@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from cpudist.backends.calls import Call
 from cpudist.console import size
 from cpudist.job.rank_status import RankStatus
-from cpudist.lost_ranks import Loss
+from cpudist.lost_ranks import LostRank
 from cpudist.topology.cpulist import format_list
 
 Statuses = Mapping[int, RankStatus | None]
@@ -28,14 +28,28 @@ _ONE_SIZE = {
 }
 
 
-def explain(statuses: Statuses, hosts: Sequence[str]) -> list[str]:
-    """Return sentences that name who keeps the others waiting, the most likely cause first; none if no rank waits.
+@dataclass(frozen=True)
+class Explanation:
+    """Who keeps the others waiting.
+
+    Attributes:
+        sentences: the most likely cause first; none if no rank waits.
+        blamed: the ranks of the most likely cause; none where no rank is missing.
+    """
+
+    sentences: list[str]
+    blamed: list[int]
+
+
+def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
+    """Return who keeps the others waiting.
 
     Args:
         statuses: the status of each rank of the job; None for a rank that does not answer.
         hosts: the host name of each rank.
     """
-    return _Report(statuses, hosts).sentences()
+    report = _Report(statuses, hosts)
+    return Explanation(report.sentences(), report.blamed())
 
 
 def summary(place: RankStatus) -> str:
@@ -80,6 +94,14 @@ class _Report:
         ]
         return [sentence for kind in kinds for sentence in _few(kind)]
 
+    def blamed(self) -> list[int]:
+        missing = [rank for wait in self.waits for rank in wait.missing]
+        idle = [rank for rank in missing if not self.known[rank].under_way]
+        return sorted({*(self._silent() or idle or missing)})
+
+    def _silent(self) -> list[int]:
+        return [rank for rank in self.statuses if rank not in self.known]
+
     def _waits(self) -> list[_Wait]:
         groups: dict[tuple[str, tuple[int, ...] | None], dict[int, Call]] = defaultdict(dict)
         for rank, place in self.known.items():
@@ -104,7 +126,7 @@ class _Report:
         return max((call.sequence or 0 for call in calls if _same_group(call, example)), default=0)
 
     def _not_answering(self) -> list[str]:
-        silent = [rank for rank in self.statuses if rank not in self.known]
+        silent = self._silent()
         if not silent:
             return []
         sentence = f"{self._name(silent)} {_verb(silent, 'does', 'do')} not answer: stopped, or the host is gone"
@@ -205,28 +227,28 @@ def unfinished(statuses: Mapping[int, RankStatus], seconds: float) -> list[str]:
     ]
 
 
-def read_loss(line: str) -> Loss:
+def read_lost(line: str) -> LostRank:
     """Return the loss that the store's server has noted as "RANK ended" or "RANK unreachable"."""
     rank, how = line.split()
-    return Loss("unreachable" if how == "unreachable" else "ended", int(rank))
+    return LostRank("unreachable" if how == "unreachable" else "ended", int(rank))
 
 
-def explain_losses(losses: Sequence[Loss], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
+def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
     """Return a sentence for each of the first ranks that were lost, and one for all the others.
 
     Args:
-        losses: in the order in which they were noticed.
+        lost: in the order in which they were noticed.
         statuses: the last status of each rank that has published one.
         hosts: the host name of each rank.
     """
     sentences = []
-    for loss in losses[:_LINES]:
+    for loss in lost[:_LINES]:
         assert loss.rank is not None
         place = statuses.get(loss.rank)
         doing = "" if place is None else last_seen(place)
         sentences.append(str(replace(loss, host=hosts[loss.rank], last_seen=doing)))
-    if len(losses) > _LINES:
-        sentences.append(f"{len(losses) - _LINES} more ranks are lost")
+    if len(lost) > _LINES:
+        sentences.append(f"{len(lost) - _LINES} more ranks are lost")
     return sentences
 
 

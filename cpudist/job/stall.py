@@ -165,8 +165,6 @@ class Stall:
                     f"no step, collective or batch for {self._quiet:g} s on any rank (--stall {self._seconds:g}): all "
                     "ranks write their stacks, and the job ends"
                 )
-                for sentence in [] if self._alone else self._explain():
-                    say(sentence)
             self._show()
             if self._world.rank == 0:
                 self._before_end()
@@ -176,6 +174,8 @@ class Stall:
                     with suppress(DistStoreError):
                         shown = [_SHOWN.format(rank=rank) for rank in range(self._world.size)]
                         self._store.wait(shown, timedelta(seconds=self._show_seconds))
+                    for sentence in self._explain():  # after the stacks, so that the cause comes last
+                        say(sentence)
                     self._store.set(REPORTED, "1")
                 return
         except StoreLost:

@@ -18,7 +18,7 @@ from cpudist.errors import StartupTimeout
 from cpudist.job import reports
 from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.job.rank_status import RankStatus, heartbeat, publish, published
-from cpudist.lost_ranks import Loss
+from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 
 if TYPE_CHECKING:
@@ -102,20 +102,18 @@ class Watch:
             self._stop_thread()
         return first
 
-    def who_is_missing(self) -> list[str]:
-        """Return sentences that name the ranks that keep others waiting; for the rank that reports a failure."""
-        try:
-            return self._explain(self._store)
-        except StoreLost:
-            return []
-
     def explain(self) -> list[str]:
-        """Return the same sentences, for any thread."""
+        """Return sentences that name the ranks that keep others waiting, the most likely cause last.
+
+        For the rank that reports a failure, in any thread; it tells `cpudist launch`, too.
+        """
         try:
             with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
-                return self._explain(connection)
+                found = self._explain(connection)
         except (StoreLost, StartupTimeout):
             return []
+        tell_launch(found.blamed)
+        return [*found.sentences[1:], *found.sentences[:1]]
 
     def end_job(self, status: int, *, reported: bool) -> NoReturn:
         """End this process once the failure is reported and rank 0 has written the run record.
@@ -186,8 +184,7 @@ class Watch:
             if self.world.rank == 1:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
-    def _explain(self, store: Connection) -> list[str]:
-        """Return sentences that name the ranks that keep others waiting, or have missed heartbeats."""
+    def _explain(self, store: Connection) -> reports.Explanation:
         seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat)
         return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
 
@@ -235,7 +232,7 @@ class Watch:
         """Publish the status and, once this rank has waited for a third of the timeout, ask who is missing."""
         status = self._own_status(at_end=self._at_end)
         publish(self._watched, status)
-        (loss,) = reports.explain_losses([Loss("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
+        (loss,) = reports.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         self._watched.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:
             if call.seconds > self.timeout / 3:
@@ -247,7 +244,7 @@ class Watch:
             return
         self._reported.add(key)
         if self._watched.add(key, 1) == 1:
-            for sentence in self._explain(self._watched):
+            for sentence in self._explain(self._watched).sentences:
                 say(f"waiting for {call.seconds:.0f} s of {self.timeout:g}: {sentence}")
 
     def _end_with_the_others(self) -> NoReturn:
@@ -261,7 +258,9 @@ class Watch:
                 claim = self._watched.add(CLAIMS, 1)
             if claim == 1 or (not self._watched.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
                 statuses = published(self._watched, self.world.size)
-                for sentence in reports.explain_losses(_losses(self._watched), statuses, self._hosts):
+                lost = _lost_ranks(self._watched)
+                tell_launch([one.rank for one in lost[:1] if one.rank is not None])
+                for sentence in reports.explain_lost(lost, statuses, self._hosts):
                     say(f"{sentence}; ending the job")
                 self._watched.set({REPORTED: b"1"})
                 self._end(self._watched, 1, first=True)
@@ -279,17 +278,17 @@ class Watch:
                 if self.on_failure is not None:
                     self.on_failure()
                 store.set({_RECORDED: b"1"})
-            elif all(loss.rank != 0 for loss in _losses(store)):
+            elif all(loss.rank != 0 for loss in _lost_ranks(store)):
                 store.wait_all([_RECORDED], GRACE_SECONDS)
         if not first:
             time.sleep(_FOLLOW_SECONDS)
         abort(status)
 
 
-def _losses(store: Connection) -> list[Loss]:
+def _lost_ranks(store: Connection) -> list[LostRank]:
     """Return the lost ranks, in the order in which the store has noticed them."""
     lines = store.get([_LOST]) or [b""]
-    return [reports.read_loss(line) for line in lines[0].decode().splitlines()]
+    return [reports.read_lost(line) for line in lines[0].decode().splitlines()]
 
 
 def _reported_status(store: Connection, otherwise: int) -> int:

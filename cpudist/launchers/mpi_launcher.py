@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cpudist.launchers.launcher import Launcher
 from cpudist.launchers.slurm import step_id
-from cpudist.lost_ranks import Loss
+from cpudist.lost_ranks import LostRank
 from cpudist.topology.pinning_plan import Plan
 
 
@@ -103,10 +103,10 @@ class MpiLauncher(Launcher):
         """Return the lines for a host, whose slots are known, in the hostfile of this MPI."""
 
     @classmethod
-    def killed_ranks(cls, output: str) -> list[Loss]:
+    def killed_ranks(cls, output: str) -> list[LostRank]:
         """Return the ranks that signals have killed, as the launcher's output reports them."""
         found = [match.groupdict() for match in cls.killed.finditer(output)]
-        return [Loss(int(one["signal"]), int(one["rank"]) if "rank" in one else None, one["host"]) for one in found]
+        return [LostRank(int(one["signal"]), int(one["rank"]) if "rank" in one else None, one["host"]) for one in found]
 
     @classmethod
     @abstractmethod

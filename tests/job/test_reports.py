@@ -26,7 +26,7 @@ def computes(rank: int, line: str = "train.py:71") -> RankStatus:
 
 
 def of(*places: RankStatus | None) -> list[str]:
-    return explain(dict(enumerate(places)), HOSTS)
+    return explain(dict(enumerate(places)), HOSTS).sentences
 
 
 def test_one_rank_is_missing() -> None:
@@ -161,7 +161,7 @@ PLACES = st.builds(
 def test_it_is_short_and_names_who_does_not_answer(places: list[RankStatus | None], more: int) -> None:
     all_places = [place and replace(place, rank=rank) for rank, place in enumerate([*places, *[places[-1]] * more])]
     hosts = [f"host{rank // 4}" for rank in range(len(all_places))]
-    sentences = explain(dict(enumerate(all_places)), hosts)
+    sentences = explain(dict(enumerate(all_places)), hosts).sentences
     assert len(sentences) <= 16
     assert all(len(sentence) < 1000 and "\n" not in sentence for sentence in sentences)
     assert (None in all_places) == any("not answer" in sentence for sentence in sentences)
@@ -171,7 +171,7 @@ def test_a_thousand_ranks() -> None:
     hosts = [f"node{rank // 8}" for rank in range(1000)]
     ended = {rank: replace(computes(rank), rank=rank) for rank in (17, 500, 501)}
     places = {rank: ended.get(rank) or replace(waits(rank, REDUCE), rank=rank) for rank in range(1000)}
-    assert explain(places, hosts) == [
+    assert explain(places, hosts).sentences == [
         "ranks 17, 500-501 (node2, node62) never reached all_reduce #812 (16 MB, train.py:88); "
         "they were last in train.py:71"
     ]
@@ -179,7 +179,7 @@ def test_a_thousand_ranks() -> None:
         rank: waits(0, REDUCE) if rank == 0 else replace(computes(rank, f"x.py:{rank % 7}"), rank=rank)
         for rank in range(1000)
     }
-    lines = explain(everywhere, hosts)
+    lines = explain(everywhere, hosts).sentences
     assert len(lines) == 4
     assert lines[-1] == "and 4 more of that kind"
     assert len(max(lines, key=len)) < 250

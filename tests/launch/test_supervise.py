@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
+from pathlib import Path
 
 import pytest
 
-from cpudist.hosts.supervise import _suspect
+from cpudist.hosts.supervise import _suspect, supervise
+from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.lost_ranks import LostRank
 
 pytestmark = pytest.mark.job
 
@@ -137,17 +141,27 @@ def test_a_reader_without_blocking_gets_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "host"),
+    ("killed", "blamed", "host"),
     [
-        ("cpudist: rank 3 on n1 ended without an error message (killed, out of memory, or crashed?)", "h1"),
-        ("cpudist: rank 1 on n0 cannot be reached any more (host down, or its link?)", "h0"),
-        ("cpudist: ranks 2-3 (n1) do not answer: stopped, or the host is gone", "h1"),
-        ("cpudist: waiting for 7 s of 20: rank 3 (n1) never reached all_reduce #131", None),
-        ("cpudist: ranks 1, 3 (n0, n1) never reached all_reduce #131", None),
-        ("cpudist: rank 0 on n0 failed: ValueError: no such thing; ending the job", None),
+        (None, [3], "h1"),
+        (None, [2, 3], "h1"),
+        (None, [1, 3], None),  # on two hosts
+        (None, [], None),  # an exception
+        (LostRank(9, 0, "h0"), [3], "h0"),
+        (LostRank(9, None, "h1"), [], "h1"),
+        (LostRank(9), [1], "h0"),  # the launcher has killed the others, too
     ],
 )
-def test_the_host_that_a_failure_may_come_from(said: str, host: str | None) -> None:
-    """As the hostfile names it; two ranks on each."""
-    found = _suspect(None, f"something\n{said}\n", [Host("h0", 2), Host("h1", 2)])
+def test_the_host_that_a_failure_may_come_from(killed: LostRank | None, blamed: list[int], host: str | None) -> None:
+    """Two ranks on each host."""
+    found = _suspect(killed, blamed, [Host("h0", 2), Host("h1", 2)])
     assert (found and found.name) == host
+
+
+def test_launch_learns_from_its_ranks_who_was_lost() -> None:
+    tells = "from cpudist.lost_ranks import tell_launch; tell_launch([1])"
+    launcher = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {tells!r}])\nsys.exit(1)"
+    hosts, variables = [Host("localhost", 2)], {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
+    job = supervise(IntelMpi, [sys.executable, "-c", launcher], variables, hosts)
+    assert (job.status, job.suspect) == (1, hosts[0])
+    assert not list(Path("/tmp").glob(f"*{variables['CPUDIST_JOB_ID']}*"))
