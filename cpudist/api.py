@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpudist import backends, huggingface, launchers
+from cpudist.console import show_lines_at_once
 from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
 from cpudist.job.rank_pinning import decide_in_place
@@ -91,6 +92,8 @@ def enter(
 
     Args and errors are those of `init`.
     """
+    if launcher.name != "single":
+        show_lines_at_once()
     started = start_job(launcher, backend, timeout, options, interface, pinning)
     let_scripts_join(started)
     huggingface.install(started)

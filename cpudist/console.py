@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -20,6 +21,16 @@ def say(line: str, program: str = "cpudist") -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{program}: {line}\n")
         sys.stderr.flush()
+
+
+def show_lines_at_once() -> None:
+    """Have each line of `print` shown at once: Python keeps 8 KB back where standard output is a pipe or a file.
+
+    A standard output that is closed, or that the script or a notebook has replaced, stays as it is.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.reconfigure(line_buffering=True)
 
 
 def size(count: float) -> str:

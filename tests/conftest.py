@@ -30,6 +30,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # took a quarter of the CPU time in which their ranks start.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# As users run it: what ranks print is shown at once without it, too.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 _STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _unmarked: list[str] = []  # the test that runs, if it is not marked `job`
 _costs: defaultdict[str, Counter[str]] = defaultdict(Counter)  # folder -> tests, jobs and seconds

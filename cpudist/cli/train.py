@@ -20,7 +20,7 @@ from typing import Any
 from cpudist import backends, launchers
 from cpudist.backends.compression import check_scheme
 from cpudist.cli.parser import Parser, count_from_zero, shown_once
-from cpudist.console import say
+from cpudist.console import say, show_lines_at_once
 from cpudist.errors import USER_ERROR, UserError
 from cpudist.frames import from_user_code
 from cpudist.launchers import Launcher
@@ -81,12 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arrange_output(launcher: Launcher) -> None:
-    """Follow CPUDIST_OUTPUT of `cpudist launch`: standard output of rank 0 alone, or of all ranks in whole lines."""
+    """Show lines at once; follow CPUDIST_OUTPUT of `cpudist launch`: those of rank 0 alone, or of all ranks, whole."""
+    show_lines_at_once()
     wanted = os.environ.get("CPUDIST_OUTPUT")
     if wanted == "rank0" and launcher.rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True, write_through=False)
+        sys.stdout.reconfigure(write_through=False)  # as PYTHONUNBUFFERED has it, parts of lines are written
 
 
 def _parser() -> Parser:

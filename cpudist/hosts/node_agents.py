@@ -37,7 +37,6 @@ class NodeAgents:
 
     Attributes:
         first_ended: for each host the rank that ended first; None where several ended together.
-        blamed: the ranks that the failure came from, as the rank says that has reported it; known after `end`.
 
     Raises:
         UserError: the agent of a host does not start, or this process may not open enough files for so many.
@@ -45,7 +44,6 @@ class NodeAgents:
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
         self.first_ended: dict[str, int | None] = {}
-        self.blamed: list[int] = []
         _allow_files(_FILES_OF_AGENT * len(hosts) + _OTHER_FILES)
         self._agents: list[_Agent] = []
         waiting = [*hosts]
@@ -82,6 +80,11 @@ class NodeAgents:
         """Hosts that do not answer any more, or whose agent has ended."""
         return [agent.host for agent in self._agents if agent.is_lost]
 
+    @property
+    def blamed(self) -> list[int]:
+        """The ranks that the failure came from, as the rank says that has reported it; known after `end`."""
+        return next((agent.blamed for agent in self._agents if agent.blamed), [])
+
     def tick(self) -> None:
         """Read what the agents report, send them keepalives, connect again; call it several times per second."""
         self._receive()
@@ -116,7 +119,6 @@ class NodeAgents:
         for agent in self._agents:
             for rank in agent.receive():
                 self.first_ended.setdefault(agent.host.name, rank)
-        self.blamed = next((agent.blamed for agent in self._agents if agent.blamed), [])
         return False
 
 

@@ -39,7 +39,7 @@ def masks(command: list[str], env: dict[str, str], cwd: Path | None = None) -> d
     """The mask of each rank that `command` starts."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
-    done = jobs.run([*command, sys.executable, "-c", _ASK], 60, {"PYTHONUNBUFFERED": "1", **env}, cwd)
+    done = jobs.run([*command, sys.executable, "-c", _ASK], 60, env, cwd)
     assert done.returncode == 0, done.output
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("cpus")]
     return {int(words[1]): tuple(map(int, words[2:])) for words in lines}

@@ -35,7 +35,7 @@ def shares() -> tuple[RankPlan, ...]:
 
 def run(command: list[str], env: Mapping[str, str] | None = None) -> tuple[dict[str, Ranks], list[str]]:
     """Run a job; return what each rank says of itself, in rank order, for each kind of job, and the warnings."""
-    done = jobs.run(command, 180, {"PYTHONUNBUFFERED": "1", **(env or {})})
+    done = jobs.run(command, 180, env)
     assert done.returncode == 0, done.output
     lines = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
     found: dict[str, Ranks] = {}

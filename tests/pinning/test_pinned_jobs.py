@@ -37,8 +37,7 @@ def probe(
     launcher: list[str], *options: str, env: Mapping[str, str] | None = None, warns: str = "", ranks: int = 2
 ) -> list[dict[str, Any]]:
     """Return what each rank under `launcher` says of itself, in rank order."""
-    variables = {"PYTHONUNBUFFERED": "1", **(env or {})}
-    done = jobs.run([*launcher, *jobs.train("--backend", "gloo", *options, PROBE, "one", "two words")], 120, variables)
+    done = jobs.run([*launcher, *jobs.train("--backend", "gloo", *options, PROBE, "one", "two words")], 120, env)
     assert done.returncode == 0, done.output
     assert (warns in done.stderr) if warns else ("warning: " not in done.stderr.replace("Warning", "")), done.output
     found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
