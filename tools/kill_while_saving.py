@@ -42,7 +42,6 @@ from jobs import mpirun, train
 
 from cpudist import Checkpoints
 from cpudist.checkpoints import manifest
-from cpudist.huggingface import checkpoint_files
 from cpudist.waiting import poll
 
 RANKS = 2
@@ -209,13 +208,12 @@ def _look_at(output: Path) -> tuple[str, int]:
     for step in steps:
         checkpoint = output / f"checkpoint-{step}"
         try:
-            if (checkpoint / manifest.FILE).exists():
-                said = manifest.read(checkpoint)
-                assert said is not None, f"{manifest.FILE} cannot be read"
-                assert not (problem := manifest.damage(checkpoint, said.files)), problem
-                assert said.step == step
+            assert not (problem := manifest.damage(checkpoint)), problem
+            said = manifest.read(checkpoint)
+            assert said is not None
+            assert said.step == step
+            if not said.trainer:
                 continue
-            assert not (problem := checkpoint_files.damage(checkpoint, 0, 1)), problem
             load_file(checkpoint / "model.safetensors")
             for name in ("optimizer.pt", "scheduler.pt", *(f"rng_state_{rank}.pth" for rank in range(RANKS))):
                 torch.load(checkpoint / name, weights_only=False)

@@ -18,7 +18,6 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from cpudist.backends import error_feedback
 from cpudist.checkpoints import folders, manifest, state
-from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Publisher
 from cpudist.checkpoints.rank_group import Ranks
 from cpudist.console import first_line
@@ -143,9 +142,8 @@ def write(
             raise UserError(
                 f"{state.few(missing)} of {target} cannot be seen here; save on a disk that all hosts share"
             )
-        files.update(manifest.checksums(written, [path for path in written.iterdir() if path.name not in files], pause))
         job = current()
-        manifest.write(written, Manifest(step, ranks.size, [] if job is None else job.run_ids, files))
+        manifest.seal(written, step, ranks.size, [] if job is None else job.run_ids, known=files, pause=pause)
 
     publisher.complete(written, ranks, ranks.rank == 0, checksums, seal)
 
@@ -156,8 +154,13 @@ def damage(folder: Path, ranks: Ranks) -> str | None:
     Raises:
         UserError: the folder is no checkpoint of cpudist.
     """
-    found = ranks.each(lambda: _damage(folder, ranks))
-    return next((problem for problem in found if problem is not None), None)
+
+    def compare() -> str | None:
+        if not (folder / manifest.FILE).is_file():
+            raise UserError(f"there is no checkpoint {folder}; give the folder that was saved into")
+        return manifest.damage(folder, ranks.rank, ranks.size)
+
+    return next(filter(None, ranks.each(compare)), None)
 
 
 def read(
@@ -243,16 +246,6 @@ def _one_checksum() -> Iterator[None]:
         yield
     finally:
         set_crc32_options(before)
-
-
-def _damage(folder: Path, ranks: Ranks) -> str | None:
-    try:
-        said = manifest.read(folder)
-    except OSError:
-        raise UserError(f"there is no checkpoint {folder}; give the folder that was saved into") from None
-    if said is None:
-        return f"{manifest.FILE} cannot be read"
-    return manifest.damage(folder, said.files, ranks.rank, ranks.size)
 
 
 def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """The last file of a checkpoint: which step and run it is of, and a checksum of every other file.
 
-A folder with this file is a checkpoint of ours; other folders are left alone.
+Trainer's checkpoints have it, too. A folder with this file is a checkpoint of ours; other folders are left alone.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,39 @@ class Manifest:
         step: the step after which the checkpoint was saved; None where it has none.
         world_size: how many ranks have saved it.
         runs: the names of their run.
+        trainer: of a checkpoint of Trainer's: the batch geometry of the training, and its number.
         files: each file with its size in bytes and its CRC-32.
     """
 
     step: int | None
     world_size: int
-    runs: list[str]
-    files: dict[str, tuple[int, str]]
+    runs: Sequence[str]
+    trainer: Mapping[str, Any]
+    files: Mapping[str, tuple[int, str]]
 
 
-def write(folder: Path, manifest: Manifest) -> None:
-    """Write FILE into `folder`."""
-    (folder / FILE).write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
+def seal(
+    folder: Path,
+    step: int | None,
+    world_size: int,
+    runs: Sequence[str],
+    trainer: Mapping[str, Any] | None = None,
+    known: Mapping[str, tuple[int, str]] | None = None,
+    pause: Callable[[], None] = lambda: None,
+) -> None:
+    """Write FILE into `folder`, whose other files are complete.
+
+    Args:
+        folder: the checkpoint.
+        step, world_size, runs, trainer: see `Manifest`.
+        known: checksums that need not be computed again.
+        pause: called after each block that is read.
+    """
+    files = dict(known or {})
+    others = [path for path in folder.rglob("*") if path.is_file() and path != folder / FILE]
+    files |= checksums(folder, [path for path in others if str(path.relative_to(folder)) not in files], pause)
+    said = Manifest(step, world_size, runs, trainer or {}, files)
+    (folder / FILE).write_text(json.dumps(asdict(said)) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> Manifest | None:
@@ -46,14 +67,10 @@ def read(folder: Path) -> Manifest | None:
     """
     try:
         said = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return Manifest(said["step"], int(said["world_size"]), list(said["runs"]), files_in(said))
+        files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
+        return Manifest(said["step"], int(said["world_size"]), list(said["runs"]), dict(said["trainer"]), files)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def files_in(said: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    """Return the entry "files" of what a JSON file says, with the types that `checksums` gives it."""
-    return {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
 
 
 def checksums(
@@ -63,15 +80,22 @@ def checksums(
     return {str(path.relative_to(folder)): _checksum(path, pause) for path in paths}
 
 
-def damage(folder: Path, files: Mapping[str, tuple[int, str]], part: int = 0, parts: int = 1) -> str | None:
-    """Compare the files of a checkpoint with their checksums; return the first difference in words, None without one.
+def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
+    """Return the first thing that is wrong with the files of a checkpoint, in words; None where nothing is.
+
+    Without FILE nothing is known to be wrong: a checkpoint of Trainer's may have been made without cpudist.
 
     Args:
         folder: the checkpoint.
-        files: what `checksums` has returned when it was written.
         part, parts: which share of the files to compare: part 0 of 1 is all of them.
     """
-    for name, (size, checksum) in sorted(files.items())[part::parts]:
+    try:
+        said = read(folder)
+    except FileNotFoundError:
+        return None
+    if said is None:
+        return f"{FILE} cannot be read"
+    for name, (size, checksum) in sorted(said.files.items())[part::parts]:
         try:
             found_size, found = _checksum(folder / name)
         except OSError as error:

@@ -6,7 +6,7 @@ restart does not take a checkpoint of an earlier run in the same folder for its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,32 @@ def say_from_the_beginning(job: Job, folder: Path) -> None:
     if job.restarts and job.world.rank == 0:
         why = f"no checkpoint of this run in {folder} yet" if job.resumes else "--resume never"
         say(f"{started_again(job)}: {why}, starting from the beginning")
+
+
+def newest_whole(
+    found: Mapping[int, Path], folder: Path, remedy: str, damage: Callable[[Path], str | None]
+) -> Path | None:
+    """Return the newest checkpoint that every rank sees and that is as it was written; None where there are none.
+
+    A damaged one is named, and the one before is taken. Every rank calls it.
+
+    Args:
+        found, folder, remedy: as for `common`.
+        damage: returns what is wrong with a checkpoint, the same on all ranks.
+
+    Raises:
+        UserError: as `common`, or all are damaged.
+    """
+    candidates = common(found, folder, remedy)
+    for path in candidates:
+        problem = damage(path)
+        if problem is None:
+            return path
+        if Ranks().rank == 0:
+            say(f"warning: {path} is damaged: {problem}; trying the one before")
+    if candidates:
+        raise UserError(f"no checkpoint in {folder} is whole; to begin anew, move them away")
+    return None
 
 
 def common(found: Mapping[int, Path], folder: Path, remedy: str) -> list[Path]:

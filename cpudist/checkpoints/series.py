@@ -12,7 +12,7 @@ from cpudist.checkpoints import files, folders, manifest, state
 from cpudist.checkpoints.background import Background, unpaced
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.rank_group import Ranks
-from cpudist.checkpoints.runs import common, is_of_run, say_from_the_beginning, started_again
+from cpudist.checkpoints.runs import is_of_run, newest_whole, say_from_the_beginning, started_again
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import current
@@ -85,20 +85,13 @@ class Checkpoints:
         ranks.first(lambda: folders.restore(self.folder))
         resumes = job is None or job.resumes
         own = {step: path for step, path in self._own().items() if resumes or path in publisher_of(self.folder).saved}
-        candidates = common(own, self.folder, _SHARED)
-        for path in candidates:
-            problem = files.damage(path, ranks)
-            if problem is not None:
-                if ranks.rank == 0:
-                    say(f"warning: {path} is damaged: {problem}; trying the one before")
-                continue
+        path = newest_whole(own, self.folder, _SHARED, lambda path: files.damage(path, ranks))
+        if path is not None:
             self.values = files.read(path, ranks, model, optimizer, more, with_random=True)
             if ranks.rank == 0:
                 restarted = job is not None and job.restarts and path not in publisher_of(self.folder).saved
                 say(f"{started_again(job)}: going on from {path}" if job and restarted else f"going on from {path}")
             return int(path.name.removeprefix(folders.PREFIX))
-        if candidates:
-            raise UserError(f"no checkpoint in {self.folder} is whole; to begin anew, move them away")
         if resumes:
             ranks.first(self._check_no_others)
         if job is not None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
-from cpudist.checkpoints import runs
+from cpudist.checkpoints import manifest, runs
 from cpudist.checkpoints.folders import restore
+from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.rank_group import Ranks
 from cpudist.checkpoints.runs import common, started_again
 from cpudist.console import say
-from cpudist.errors import UserError
-from cpudist.huggingface.checkpoint_files import checkpoints, damage, read_world
+from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.job import current
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 # Of each output folder, in this process. A script may train several times, and a restart does so in the same order.
 _trainings: Counter[str] = Counter()
-# The checkpoints that a job has read whole: a recipe does so before Trainer would do it again.
-_whole: WeakKeyDictionary[Job, set[Path]] = WeakKeyDictionary()
+
+_SHARED = "put --output_dir on a disk that all hosts share, or train with --save_on_each_node"
 
 
 def number_training(folder: str) -> int:
@@ -52,8 +51,10 @@ def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
         return None
 
     def is_wanted(checkpoint: Path) -> bool:
-        world = read_world(checkpoint)  # damaged, it does not say whose it is
-        return world is None or (runs.is_of_run(job, world.get("runs", ())) and world.get("training", 0) == training)
+        said = _said(checkpoint)
+        if said is None:  # damaged, it does not say whose it is
+            return True
+        return runs.is_of_run(job, said.runs) and said.trainer.get("training", 0) == training
 
     newest = newest_whole(folder, is_wanted)
     if newest is not None and job.world.rank == 0:
@@ -63,13 +64,18 @@ def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
 
 def is_of_run(job: Job, checkpoint: Path) -> bool:
     """Return whether an earlier attempt at this run has saved `checkpoint`."""
-    return runs.is_of_run(job, (read_world(checkpoint) or {}).get("runs", ()))
+    said = _said(checkpoint)
+    return said is not None and runs.is_of_run(job, said.runs)
+
+
+def trainer_of(checkpoint: Path) -> Mapping[str, Any]:
+    """Return `Manifest.trainer` of a checkpoint; nothing where it was saved without cpudist, or is damaged."""
+    said = _said(checkpoint)
+    return {} if said is None else said.trainer
 
 
 def newest_whole(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> str | None:
     """Return the newest complete checkpoint in `folder` that is not damaged; every rank calls it.
-
-    A damaged one is named, and the one before is taken.
 
     Args:
         folder: the output folder.
@@ -78,43 +84,36 @@ def newest_whole(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoin
     Raises:
         UserError: ranks see checkpoints, but none in common, or all are damaged.
     """
-    candidates = seen_by_all(folder, wanted)
-    for path in candidates:
-        if is_whole(path, "; trying the one before"):
-            return str(path)
-    if candidates:
-        raise UserError(f"no checkpoint in {folder} is whole; to begin anew, move them away")
-    return None
+    newest = runs.newest_whole(_found(folder, wanted), folder, _SHARED, damage)
+    return None if newest is None else str(newest)
 
 
-def is_whole(checkpoint: Path, otherwise: str) -> bool:
-    """Return whether the files of a checkpoint are as they were written; a damaged one is named, with `otherwise`.
+def damage(checkpoint: Path) -> str | None:
+    """Return what is wrong with the files of a checkpoint, in words; None where nothing is. Every rank calls it.
 
-    Every rank calls it. Each host reads all files, shared by its ranks: with --save_on_each_node it has its own.
+    Each host reads all files, shared by its ranks: with --save_on_each_node it has its own.
     """
-    job, ranks = current(), Ranks()
-    whole = set() if job is None else _whole.setdefault(job, set())
-    if checkpoint in whole:
-        return True
+    job = current()
     part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)
-    problem = next(filter(None, ranks.each(lambda: damage(checkpoint, part, parts))), None)
-    if problem is None:
-        whole.add(checkpoint)
-    elif ranks.rank == 0:
-        say(f"warning: {checkpoint} is damaged: {problem}{otherwise}")
-    return problem is None
+    return next(filter(None, Ranks().each(lambda: manifest.damage(checkpoint, part, parts))), None)
 
 
-def seen_by_all(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> list[Path]:
+def seen_by_all(folder: Path) -> list[Path]:
     """Return the complete checkpoints in `folder` that every rank sees, the newest first; every rank calls it.
-
-    Args:
-        folder: the output folder.
-        wanted: which checkpoints count.
 
     Raises:
         UserError: ranks see checkpoints, but none in common.
     """
-    found = {step: path for step, path in checkpoints(folder).items() if wanted(path)}
-    remedy = "put --output_dir on a disk that all hosts share, or train with --save_on_each_node"
-    return common(found, folder, remedy)
+    return common(_found(folder), folder, _SHARED)
+
+
+def _found(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> dict[int, Path]:
+    return {step: path for step, path in checkpoints(folder).items() if wanted(path)}
+
+
+def _said(checkpoint: Path) -> Manifest | None:
+    """Return the manifest of a checkpoint: empty where it was saved without cpudist, None where it is damaged."""
+    try:
+        return manifest.read(checkpoint)
+    except FileNotFoundError:
+        return Manifest(None, 0, [], {}, {})

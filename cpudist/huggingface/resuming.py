@@ -20,7 +20,7 @@ from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.huggingface import checkpoint_files
-from cpudist.huggingface.restart_point import is_of_run, is_whole, newest_of_run, number_training
+from cpudist.huggingface.restart_point import damage, is_of_run, newest_of_run, number_training, trainer_of
 from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
             checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, context.trainings[self])
             if checkpoint is None:
                 say_from_the_beginning(context.job, folder)
-        if checkpoint:
-            is_whole(Path(checkpoint), "")  # what the script names is taken, whatever it is
+        elif checkpoint and (problem := damage(Path(checkpoint))) is not None and self.args.process_index == 0:
+            say(f"warning: {checkpoint} is damaged: {problem}")  # what the script names is taken, whatever it is
         if checkpoint and is_of_run(context.job, Path(checkpoint)) and _is_finished(Path(checkpoint)):
             # Without batches: resumed at --max_steps inside an epoch, it would make one step more.
             with replaced(self, get_batch_samples=lambda *args, **kwargs: ([], None)):
@@ -83,10 +83,8 @@ def _as_asked_for(trainer: Any) -> BatchGeometry:
 
 def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
     """Read how the training of `checkpoint` was begun; None if it was saved without cpudist."""
-    world = checkpoint_files.read_world(checkpoint)
-    if not world:
-        return None
-    return BatchGeometry(world["world_size"], world["samples_per_step"], world["samples_per_batch"])
+    said = trainer_of(checkpoint)
+    return BatchGeometry(said["world_size"], said["samples_per_step"], said["samples_per_batch"]) if said else None
 
 
 def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> Shares | None:

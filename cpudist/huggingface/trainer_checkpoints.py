@@ -23,9 +23,8 @@ import torch
 
 from cpudist.backends import error_feedback
 from cpudist.changes import replaced
-from cpudist.checkpoints import folders
+from cpudist.checkpoints import folders, manifest
 from cpudist.checkpoints.background import unpaced
-from cpudist.checkpoints.manifest import BLOCK
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.rank_group import Ranks
 from cpudist.huggingface import checkpoint_files
@@ -68,13 +67,14 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             _name_the_best(self, run_dir, written)
             if publishes and feedback is not None:
                 torch.save(feedback.state_dict(), written / checkpoint_files.HOSTS)
-        made = {**asdict(context.geometries[self]), "runs": job.run_ids, "training": context.trainings[self]}
+        trainer = {**asdict(context.geometries[self]), "training": context.trainings[self]}
+        step = self.state.global_step
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
         def complete(ranks: Ranks, pause: Callable[[], None]) -> None:
             def seal(_: object) -> None:
                 checkpoint_files.adopt(run_dir / name, written)
-                checkpoint_files.write_world(written, made, pause)
+                manifest.seal(written, step, ranks.size, job.run_ids, trainer, pause=pause)
 
             publisher.complete(written, ranks, publishes, lambda: files.write(pause), seal)
             if publishes and keep > 0:
@@ -147,8 +147,8 @@ class DeferredFiles:
         while self._content:
             path, content = self._content.popitem()
             with path.open("wb") as file:
-                for begin in range(0, len(content), BLOCK):
-                    file.write(memoryview(content)[begin : begin + BLOCK])
+                for begin in range(0, len(content), manifest.BLOCK):
+                    file.write(memoryview(content)[begin : begin + manifest.BLOCK])
                     pause()
 
     def _instead_of(self, original: Any) -> Any:

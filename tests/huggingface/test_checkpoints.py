@@ -155,8 +155,8 @@ def test_when_a_script_does_not_go_on_by_itself(tmp_path: Path) -> None:
 
     first, losses = start([])
     assert going_on not in first.stderr
-    made = json.loads((output / "checkpoint-4" / "world.json").read_text())
-    assert (made["runs"], made["training"]) == (["the run"], 0)
+    made = json.loads((output / "checkpoint-4" / "checkpoint.json").read_text())
+    assert (made["runs"], made["trainer"]["training"]) == (["the run"], 0)
     again, losses_then = start([])
     assert again.stderr.count(f"{going_on} {output}/checkpoint-5\n") == 1, again.output
     assert losses_then == losses

@@ -94,7 +94,9 @@ def test_resumes_where_it_stopped(tmp_path: Path, corpus: list[str], trained: tu
         shutil.copytree(whole / "checkpoint-20", folder / "checkpoint-20")
     others = half / "again" / "checkpoint-99"
     shutil.copytree(whole / "checkpoint-20", others)
-    (others / "world.json").write_text(json.dumps({**_json(others / "world.json"), "runs": ["an earlier one"]}))
+    (others / "checkpoint.json").write_text(
+        json.dumps({**_json(others / "checkpoint.json"), "runs": ["an earlier one"]})
+    )
 
     words = ["--train_file", *corpus, *_TRAINING]
     resumed = _clm(2, half, *words, "--resume_from_checkpoint", "last", run_id="another")

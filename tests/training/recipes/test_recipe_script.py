@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from cpudist.checkpoints import manifest
 from cpudist.checkpoints.rank_group import Ranks
 from cpudist.errors import UserError
-from cpudist.huggingface.checkpoint_files import write_world
 from cpudist.training.recipes import models
 from cpudist.training.recipes.clm import DataArguments, next_token_losses
 from cpudist.training.recipes.language_modeling import ModelArguments
@@ -78,10 +78,10 @@ def test_checkpoints_are_resumed_from_or_left_alone(arguments: TrainingArguments
     newer = checkpoint.with_name("checkpoint-6")
     newer.mkdir()
     (newer / "trainer_state.json").touch()
-    write_world(newer, {})
+    manifest.seal(newer, 6, 1, [])
     assert begin(options, arguments) == str(newer)
     newest = newer.rename(checkpoint.with_name("checkpoint-7"))
-    for damaged in ("trainer_state.json", "world.json"):
+    for damaged in ("trainer_state.json", "checkpoint.json"):
         (newest / damaged).write_text("{")
         assert begin(options, arguments) == str(checkpoint)
     shutil.rmtree(checkpoint)
