@@ -6,6 +6,7 @@ import argparse
 import signal
 
 from cpudist.cli.parser import NO_TARGET, Parser, add_target, count, count_from_zero, own_values, ranks_per_node
+from cpudist.cli.train import script_in
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
 from cpudist.hosts.hostfile import read
@@ -121,7 +122,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     mpi, dry_run = values.pop("mpi"), values.pop("dry_run")
     if not values["arguments"]:
         raise UserError(NO_TARGET)
-    job = jobs.LaunchOptions(**values)
+    job = jobs.LaunchOptions(**values, script=script_in(values["arguments"]))
     if job.min_nodes is not None and not job.max_restarts:
         raise UserError("--min-nodes applies to restarts; give --max-restarts too, or leave it out")
     try:

@@ -80,6 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(options, target, launcher, pinning)
 
 
+def script_in(words: Sequence[str]) -> str:
+    """Return the script that `cpudist-train` runs with these arguments; an empty text where it runs a module.
+
+    Raises:
+        UserError: the arguments are wrong.
+    """
+    options = _parse(_parser(), list(words))
+    return options.target if not options.module and str(options.target).endswith(".py") else ""
+
+
 def _arrange_output(launcher: Launcher) -> None:
     """Show lines at once; follow CPUDIST_OUTPUT of `cpudist launch`: those of rank 0 alone, or of all ranks, whole."""
     show_lines_at_once()

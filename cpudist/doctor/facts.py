@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import sys
 import time
+from pathlib import Path
 from typing import Any, get_args
 
 import psutil
@@ -22,12 +24,17 @@ from cpudist.version import __version__
 
 
 def main() -> None:
-    """Print the facts as one line of JSON; the argument is the folder in which the job is to run."""
+    """Print the facts as one line of JSON; the arguments are those of `facts`."""
     print(json.dumps(facts(*sys.argv[1:])))
 
 
-def facts(folder: str) -> dict[str, Any]:
-    """Return the fields of `cpudist.hosts.check.Facts`."""
+def facts(folder: str, script: str = "") -> dict[str, Any]:
+    """Return the fields of `cpudist.hosts.check.Facts`.
+
+    Args:
+        folder: the folder in which the job is to run.
+        script: the script's path, which may be relative to the folder; empty where the job has none.
+    """
     return {
         "identity": node_identity(),
         "python": platform.python_version(),
@@ -38,7 +45,16 @@ def facts(folder: str) -> dict[str, Any]:
         "memory": psutil.virtual_memory().available,
         "folder": os.path.isdir(folder),
         "ranks": _ranks(),
+        "script": _checksum(os.path.join(folder, script)) if script else None,
     }
+
+
+def _checksum(path: str) -> str | None:
+    """Return a checksum of a file; None where it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _ccl() -> str:

@@ -40,6 +40,7 @@ class Facts:
         memory: free memory in bytes.
         folder: whether our working folder exists there.
         ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache.
+        script: a checksum of the job's script; None where it has none, or there is none on the host.
     """
 
     identity: str
@@ -51,6 +52,7 @@ class Facts:
     memory: int
     folder: bool
     ranks: dict[str, int]
+    script: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,15 @@ def sentence(finding: Finding) -> str:
     return f"{finding.about} {finding.message}; {finding.remedy}"
 
 
-def check(hosts: Sequence[Host]) -> Checked:
-    """Check hosts at the same time, for a minute at most; `slots`, where known, is the number of ranks on one."""
+def check(hosts: Sequence[Host], script: str = "") -> Checked:
+    """Check hosts at the same time, for a minute at most.
+
+    Args:
+        hosts: the hosts; `slots`, where known, is the number of ranks on one.
+        script: the job's script; empty where it has none.
+    """
     here = Host("localhost", where="this host")
-    reference, *answers = ask_all([here, *hosts], _ask)
+    reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, script))
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
     facts: dict[Host, Facts] = {}
@@ -96,7 +103,7 @@ def check(hosts: Sequence[Host]) -> Checked:
         if isinstance(answer, Finding):
             findings[host] = [answer]
             continue
-        findings[host] = [*_judge(host, answer, reference), *_same_machine(host, answer, facts)]
+        findings[host] = [*_judge(host, answer, reference, script), *_same_machine(host, answer, facts)]
         facts[host] = answer
     return Checked(facts, findings)
 
@@ -133,10 +140,10 @@ async def _why_not_up(host: Host) -> str:
     return ""
 
 
-async def _ask(host: Host) -> Facts | Finding:
+async def _ask(host: Host, script: str = "") -> Facts | Finding:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
     before = time.time()
-    answer = await run_on(host, [*python_main(_PROGRAM, path=path), os.getcwd()], _ANSWER_SECONDS)
+    answer = await run_on(host, [*python_main(_PROGRAM, path=path), os.getcwd(), script], _ANSWER_SECONDS)
     after = time.time()
     if answer.failure:
         return Finding("error", _name(host), answer.failure, answer.remedy)
@@ -154,7 +161,7 @@ def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
     return Facts(skew=min(theirs - before, 0.0) or max(theirs - after, 0.0), **fields)
 
 
-def _judge(host: Host, found: Facts, reference: Facts) -> list[Finding]:
+def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list[Finding]:
     findings = []
 
     def wrong(level: Level, message: str, remedy: str) -> None:
@@ -166,6 +173,9 @@ def _judge(host: Host, found: Facts, reference: Facts) -> list[Finding]:
             wrong("error", f"has {name} {theirs}, this host {ours}", "install the same version on all hosts")
     if not found.folder:
         wrong("error", f"has no folder {os.getcwd()}", "start from a folder that all hosts share, or make it there")
+    elif reference.script not in (None, found.script):
+        what = f"no {script}" if found.script is None else f"another {script} than this host"
+        wrong("error", f"has {what}", "copy this host's to it, or start from a folder that all hosts share")
     if found.ccl:
         wrong("warning", "cannot use the backend ccl", found.ccl)
     if abs(found.skew) > _SKEW_SECONDS:

@@ -35,6 +35,7 @@ class LaunchOptions:
     Attributes:
         hosts: the hosts of the hostfile; None: this host.
         arguments: the arguments of cpudist-train.
+        script: the script among them, which all hosts must have; empty where the target is no script.
         ranks: the number of all ranks; None: as many as the hosts take.
         per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise one for each
             NUMA node.
@@ -49,6 +50,7 @@ class LaunchOptions:
 
     hosts: Sequence[Host] | None
     arguments: Sequence[str]
+    script: str = ""
     ranks: int | None = None
     per_host: int | Part | None = None
     interface: str | None = None
@@ -97,7 +99,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         restarts.leave_out(job.suspect, hosts, least)
         kept = [host for host in hosts if host not in restarts.left_out]
         # Hosts that are away may come back, as after a power cut.
-        while len(answering := _answering(kept, checked := check(kept))) < least:
+        while len(answering := _answering(kept, checked := check(kept, options.script))) < least:
             say(f"{len(answering)} of {len(hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
                 return job.status
@@ -139,7 +141,7 @@ def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
     """Return the hosts that get ranks, once they have been checked."""
     placed = _spread(options, hosts)
     if options.hosts is not None and (isinstance(options.per_host, int) or all(host.slots for host in hosts)):
-        _require_all(check(placed))  # otherwise `_spread` has checked all hosts
+        _require_all(check(placed, options.script))  # otherwise `_spread` has checked all hosts
     return placed
 
 
@@ -151,7 +153,7 @@ def _spread(options: LaunchOptions, hosts: Sequence[Host], checked: Checked | No
     if options.per_host is None and all(host.slots for host in hosts):
         return spread(hosts, options.ranks)
     if checked is None:
-        checked = check(hosts)
+        checked = check(hosts, options.script)
         _require_all(checked)
     return spread([_with_slots(host, checked, options.per_host) for host in hosts], options.ranks)
 

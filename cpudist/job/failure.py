@@ -7,6 +7,7 @@ ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the oth
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 import traceback
@@ -48,7 +49,8 @@ def fail(
     if watch is None:
         if rank:
             time.sleep(GRACE_SECONDS)
-        _report(error, show, "this process" if rank is None else f"rank {rank}")
+        who = "this process" if rank is None else f"rank {rank} on {socket.gethostname()}"
+        _report(error, show, who, alone=bool(rank))
         before_the_end()
         abort(status)
     claimed = watch.claim()
@@ -102,9 +104,10 @@ def _has_timed_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
 
 
-def _report(error: BaseException, show: Show, who: str) -> None:
+def _report(error: BaseException, show: Show, who: str, alone: bool = False) -> None:
+    """Show an error; a user's own error without its rank, unless this rank has it `alone`."""
     if isinstance(error, UserError):
-        say(one_line(str(error)))
+        say(f"{who}: {one_line(str(error))}" if alone else one_line(str(error)))
     elif not isinstance(error, KeyboardInterrupt):
         if not isinstance(error, SystemExit):
             show(error)

@@ -14,7 +14,7 @@ from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
 
-FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket": 1, "numa": 2, "l3": 4})
+FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket": 1, "numa": 2, "l3": 4}, "a")
 
 
 @pytest.mark.job
@@ -71,6 +71,8 @@ def test_a_login_shell_may_greet_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"torch": None}, "error has torch None"),
         ({"cpudist": "0.0.9"}, "error has cpudist 0.0.9"),
         ({"folder": False}, "error has no folder"),
+        ({"script": None}, "error has no train.py"),
+        ({"script": "b"}, "error has another train.py than this host"),
         ({"memory": 100 << 20}, "error has 100 MB of free memory, and 4 ranks need 1.56 GB"),
         ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
         ({"ccl": "there is no C++ compiler"}, "warning cannot use the backend ccl"),
@@ -78,6 +80,6 @@ def test_a_login_shell_may_greet_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_wrong_with_a_host(changes: dict[str, object], words: str) -> None:
-    found = module._judge(Host("h1", 4), replace(FACTS, **changes), FACTS)
+    found = module._judge(Host("h1", 4), replace(FACTS, **changes), FACTS, "train.py")
     assert " ".join(f"{one.level} {one.message}" for one in found).startswith(words)
     assert len(found) == bool(words)
