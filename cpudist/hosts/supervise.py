@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,6 +27,7 @@ _START_SECONDS = 300.0  # until the first rank has started; the default of cpudi
 _ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have ended
 _STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
 _TAIL_BYTES = 1 << 16
+_BANNERS_BEGIN = re.compile(rb"={20,}(?:\n=.*)*\n?\Z")
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -87,7 +89,7 @@ def supervise(
             assert process.stdout is not None
             assert process.stderr is not None
             # Hydra reports a killed rank on standard output, Open MPI on standard error.
-            outputs = [_Output("standard output", sys.stdout), _Output("standard error", sys.stderr)]
+            outputs = [_Output("standard output", sys.stdout, mpi.banner), _Output("standard error", sys.stderr)]
             pipes = (process.stdout, process.stderr)
             relays = [Relay(pipe, output.write) for pipe, output in zip(pipes, outputs, strict=True)]
             reason = _wait(process, agents, relays, stop, _STOP_SECONDS if grace is None else grace)
@@ -173,10 +175,18 @@ def _wait(
 
 
 class _Output:
-    """One of our streams. Keeps the end of what is written to it."""
+    """One of our streams. Keeps the end of what is written to it.
 
-    def __init__(self, name: str, stream: IO[str] | None) -> None:
+    Args:
+        name: its name, for messages.
+        stream: the stream; None where it is closed.
+        banner: what is not shown (`MpiLauncher.banner`).
+    """
+
+    def __init__(self, name: str, stream: IO[str] | None, banner: re.Pattern[bytes] | None = None) -> None:
         self._name = name
+        self._banner = banner
+        self._begun = b""  # the begin of what may be a banner
         self._to = None if stream is None else stream.fileno()  # not the stream: its lock would block our exit
         self._kept = b""
         self._failed = False
@@ -188,6 +198,7 @@ class _Output:
             OSError: they could not be written; the job goes on, since its work is worth more than its output.
         """
         self._kept = (self._kept + piece)[-_TAIL_BYTES:]
+        piece = self._without_banner(piece)
         try:
             while piece:
                 if self._to is None:
@@ -204,6 +215,14 @@ class _Output:
                     f"and the exit status will not be 0"
                 )
             raise
+
+    def _without_banner(self, piece: bytes) -> bytes:
+        if self._banner is None:
+            return piece
+        text = self._banner.sub(b"", self._begun + piece)
+        begun = _BANNERS_BEGIN.search(text) if piece else None  # an empty piece is the end of the stream
+        self._begun = text[begun.start() :] if begun else b""
+        return text.removesuffix(self._begun)
 
     @property
     def tail(self) -> str:

@@ -181,9 +181,9 @@ class RunRecord:
         return {**self.gradients, **compressed, **rows}
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest of `values` that at least a `share` of them (0 to 1) do not exceed."""
-    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """Return the smallest of `values` that at least a `fraction` of them (0 to 1) do not exceed."""
+    return sorted(values)[max(math.ceil(fraction * len(values)) - 1, 0)]
 
 
 def _step_seconds(seconds: Sequence[float]) -> dict[str, float | None]:

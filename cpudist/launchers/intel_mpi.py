@@ -29,6 +29,7 @@ class IntelMpi(Mpich):
     killed: ClassVar = re.compile(
         r"= +RANK (?P<rank>\d+) PID \d+ RUNNING AT (?P<host>\S+)\s+= +KILLED BY SIGNAL: (?P<signal>\d+)"
     )
+    banner = re.compile(rb"={20,}\n=   BAD TERMINATION.*\n(?:=   .*\n)+={20,}\n")
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:

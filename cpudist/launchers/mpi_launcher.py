@@ -65,6 +65,8 @@ class MpiLauncher(Launcher):
         takes_ipv6: whether its hostfile may name IPv6 addresses.
         daemons: its programs between mpirun and the ranks.
         killed: finds the "signal", "host" and "rank" of a rank that was killed in its output; some name no rank.
+        banner: finds what it says on standard output of every rank that ended badly, also of those that it has killed
+            itself; `cpudist launch` reports the first one and does not show the banner.
     """
 
     rank_variable: ClassVar[str]
@@ -76,6 +78,7 @@ class MpiLauncher(Launcher):
     takes_ipv6: ClassVar[bool] = False
     daemons: ClassVar[tuple[str, ...]]
     killed: ClassVar[re.Pattern[str]]
+    banner: ClassVar[re.Pattern[bytes] | None] = None
 
     @property
     def run_ids(self) -> dict[str, bool]:

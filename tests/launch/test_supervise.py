@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.hosts.supervise import _suspect, supervise
+from cpudist.hosts.supervise import _Output, _suspect, supervise
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.lost_ranks import LostRank
@@ -138,6 +138,25 @@ def test_a_reader_without_blocking_gets_all() -> None:
         with open(reader, "rb") as stream:
             assert len(stream.read()) == 100_000
         assert running.wait(30) == 0
+
+
+@pytest.mark.parametrize("lines", [1, 2, 100])
+def test_intels_banner_is_not_shown(lines: int) -> None:
+    """It names every rank, also those that the launcher has killed itself; it comes in pieces of so many lines."""
+    line, ours = "=" * 83, "=" * 40
+    said = "=   BAD TERMINATION OF ONE\n=   RANK 0 PID 9 RUNNING AT h0\n=   KILLED BY SIGNAL: 9 (Killed)\n"
+    banner = f"{line}\n{said}{line}\n"
+    text = f"{ours}\nstep 1\n\n{banner}\n{banner}step 2\n{line}".encode()
+    reader, writer = os.pipe()
+    with open(writer, "w") as stream:
+        output = _Output("standard output", stream, IntelMpi.banner)
+        pieces = text.splitlines(keepends=True)
+        for begin in range(0, len(pieces), lines):
+            output.write(b"".join(pieces[begin : begin + lines]))
+        output.write(b"")
+    with open(reader, "rb") as shown:
+        assert shown.read().decode() == f"{ours}\nstep 1\n\n\nstep 2\n{line}"
+    assert output.tail == text.decode(), "launch learns from it who was killed"
 
 
 @pytest.mark.parametrize(
