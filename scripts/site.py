@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _CODE_WORD = re.compile(r"(?<=[>\s])[^\s<>]{2,28}(?=[<\s])")
 _PICTURE = re.compile(r"<!-- picture: (\w+) -->")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
-_PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "tools/README.md")
+_PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 _COMMANDS = ("launch", "plan", "doctor", "stacks", "build", "bench", "render")
 _ERRORS = ("UserError", "StartupTimeout", "ArgumentTypeError", "RanksMissing", "StoreLost", "RuntimeError")
 _CPP_ERROR = re.compile(

@@ -14,7 +14,12 @@ import pytest
 from cpudist.version import __version__
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 _REMEDY = re.compile(r"; |(^|[:?] )(copy|export|give|go|make|mount|remove|set|start|take)\b|\bmust (be|hold|lie)\b")
 _NAMES_IT_OTHERWISE = {
@@ -51,7 +56,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """Such as the test or the program that shows that a sentence is true."""
-    named = re.findall(r"`(?:[\w.]+ )*((?:cpudist|examples|scripts|tests|tools)/[\w./]*\w)", page.read_text())
+    named = re.findall(r"`(?:[\w.]+ )*((?:cpudist|examples|scripts|tests|benchmarks)/[\w./]*\w)", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,26 +40,11 @@ class Results(Protocol):
 
 
 def environment(job: Job) -> dict[str, Any]:
-    """Return what is known of the job and this rank's machine."""
+    """Return what is known of the job, and of this rank's machine and software."""
     world = job.world
-    return {
-        **machine(),
-        **job.backend.details(),
-        "backend": world.backend,
-        "launcher": world.launcher,
-        "world_size": world.size,
-        "hosts": list(world.hosts),
-        "transport": job.backend.transport(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Return what is known of this process's machine and software."""
     return {
         "cpudist": __version__,
         "torch": torch.__version__,
-        "transformers": version("transformers"),
         "python": platform.python_version(),
         "cpu_model": cpu_model(),
         "cpus": allowed_cpus(),
@@ -70,6 +54,13 @@ def machine() -> dict[str, Any]:
             if name.startswith(_RECORDED) and not name.startswith(_NOT_RECORDED)
         },
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **job.backend.details(),
+        "backend": world.backend,
+        "launcher": world.launcher,
+        "world_size": world.size,
+        "hosts": list(world.hosts),
+        "transport": job.backend.transport(),
+        "threads": torch.get_num_threads(),
     }
 
 
@@ -91,15 +82,6 @@ def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
         f"rank 0: cpus {environment['cpus']}, {number_of(environment['threads'], 'thread')}, "
         f"{environment['cpu_model']}\n"
         f"times: {times}"
-    )
-
-
-def headline_of_jobs(machine: Mapping[str, Any], ranks: int) -> str:
-    """Return the lines above the table of whole jobs."""
-    return (
-        f"{ranks} ranks on the cpus {machine['cpus']}, {machine['cpu_model']}\n"
-        f"torch {machine['torch']}, transformers {machine['transformers']}\n"
-        "median of the rounds (their range); samples/s as Trainer reports it, without start-up"
     )
 
 
@@ -125,12 +107,6 @@ def time_cell(timings: Timings | None) -> str:
     scale, unit = next((entry for entry in _UNITS if timings.median >= entry[0]), _UNITS[-1])
     low, high = timings.spread
     return _cell(timings.median / scale, low / scale, high / scale, f" {unit}")
-
-
-def rate_cell(timings: Timings) -> str:
-    """Return calls per second with their range: ``6.14 (5.9-6.2)``."""
-    fastest, slowest = timings.spread
-    return _cell(1 / timings.median, 1 / slowest, 1 / fastest)
 
 
 def ratio_cell(ratio: Ratio | None) -> str:

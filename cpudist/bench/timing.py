@@ -116,11 +116,6 @@ def take_turns(
     return {name: Timings(tuple(calls), turns.means) for name, calls in rounds.items()}
 
 
-def beginning_with(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a `say` for `take_turns` whose lines begin with a name."""
-    return lambda progress: say(f"{name}, {progress}")
-
-
 def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
     """Return a function that calls the next of `calls` each time, the first one again after the last.
 

@@ -1,10 +1,8 @@
-"""Models and data that the benchmarks train: a BERT on random tokens, and a GPT-2 on Python's own source code."""
+"""What the benchmarks train: a BERT with 24.5 million parameters on random tokens."""
 
 from __future__ import annotations
 
-import sysconfig
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +13,7 @@ from cpudist.job import require
 Shape = tuple[int, int]
 SMALL: Shape = (2, 64)
 
-# Of both models, which have 24 million parameters.
 _VOCABULARY, _WIDTH, _LAYERS, _HEADS = 30522, 384, 7, 12
-_TEXT_BYTES = 1_000_000  # more than any schedule trains on
 
 
 def bert(device: torch.device | str = "cpu") -> torch.nn.Module:
@@ -59,30 +55,3 @@ def train_on(tokens: torch.Tensor, model: Any, optimizer: torch.optim.Optimizer,
     optimizer.step()
     optimizer.zero_grad()
     backend.synchronize()
-
-
-def write_gpt2(folder: Path, length: int) -> str:
-    """Write the configuration of a new GPT-2 and text.txt for `trainer_script.py`; return the model in words.
-
-    A token is a byte of the text, so that all jobs train on the same tokens without a tokenizer.
-
-    Args:
-        folder: where to write.
-        length: tokens of a sample.
-    """
-    from transformers import GPT2Config
-
-    config = GPT2Config(
-        vocab_size=_VOCABULARY,
-        n_embd=_WIDTH,
-        n_layer=_LAYERS,
-        n_head=_HEADS,
-        n_positions=length,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    config.save_pretrained(folder)
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    (folder / "text.txt").write_bytes(b"".join(file.read_bytes() for file in files)[:_TEXT_BYTES])
-    parameters = _WIDTH * (_VOCABULARY + length + 12 * _WIDTH * _LAYERS)
-    return f"GPT-2 with {parameters / 1e6:.1f} million parameters"

@@ -16,7 +16,7 @@ from cpudist.errors import UserError
 from cpudist.training.recipes import RECIPES, script
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools/README.md", *(ROOT / "docs").glob("*.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")]
 EPILOGS = [train._EPILOG, main._EPILOG, *(command.EPILOG or "" for command in main.COMMANDS.values())]
 COMMAND = re.compile(r"\b(cpudist-train(?= +[^ :])|cpudist (?=(?:" + "|".join(main.COMMANDS) + r")\b)).*")
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

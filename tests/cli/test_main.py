@@ -66,7 +66,7 @@ def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkey
     [
         (["fly"], "invalid choice: 'fly'"),
         (["--fast"], "COMMAND"),
-        (["bench"], "{collectives,ddp,hosts,train,jobs}"),
+        (["bench"], "{collectives,hosts}"),
         (["bench", "gpus"], "'gpus'"),
         (["build", "--json", "x"], "--json"),
     ],

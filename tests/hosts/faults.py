@@ -1,7 +1,7 @@
 """Jobs of 2 hosts x 2 ranks, and the ways to break them.
 
 A job is started by an MPI's own mpirun or by `cpudist launch`, and has hosts (`bed`) of its own. test_faults.py breaks
-some of them, tools/faults.py all.
+some of them, tests/soak/faults.py all.
 """
 
 from __future__ import annotations

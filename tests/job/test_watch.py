@@ -63,7 +63,7 @@ def test_a_rank_that_waits_for_rank_0_at_the_end_gives_up_after_ten_timeouts(
 
 
 def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/scale.md says, and tools/store_scale.py measures."""
+    """As docs/scale.md says, and benchmarks/store_scale.py measures."""
     asked: list[Code] = []
     ask = Connection._ask
 

@@ -38,6 +38,6 @@ def test_the_cells_of_accelerates_tutorial(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_cell_leaves_nothing_and_the_next_one_works() -> None:
-    result = run([sys.executable, str(HERE.parents[1] / "tools" / "interrupt_cells.py"), "1"], timeout=120)
+    result = run([sys.executable, str(HERE / "checks" / "interrupt_cells.py"), "1"], timeout=120)
     assert result.returncode == 0, result.output
     assert "1 interrupted cells left nothing" in result.stdout

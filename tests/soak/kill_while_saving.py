@@ -1,6 +1,6 @@
 """Kill a training job at random moments of saving a checkpoint, resume it, and print what each moment left behind.
 
-    python tools/kill_while_saving.py [--moments 50] [--seed 0] [--asynchronous]
+    python tests/soak/kill_while_saving.py [--moments 50] [--seed 0] [--asynchronous]
 
 The recipe clm on two ranks saves after every step, keeps two checkpoints, and goes on by itself from the newest one, as
 after a restart by `cpudist launch`. Each time rank 0, rank 1 or all processes are killed, at a random moment of its
@@ -36,7 +36,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs import mpirun, train
 

@@ -1,6 +1,6 @@
 """Interrupt cells of a Jupyter kernel whose ranks are at work, and check that no process is left.
 
-python tools/interrupt_cells.py TIMES
+python tests/notebook/checks/interrupt_cells.py TIMES
 """
 
 from __future__ import annotations

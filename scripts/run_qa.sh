@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs transformers' own run_qa.py by the guides' command and by that of transformers' page today.
-# tools/run_qa.sh FOLDER MODEL TRAIN.json VALIDATION.json OUTPUT
+# scripts/run_qa.sh FOLDER MODEL TRAIN.json VALIDATION.json OUTPUT
 # FOLDER: examples/pytorch/question-answering of transformers at the installed version; run_qa.py needs `pip install evaluate`,
 # which fetches the metric squad_v2, unless there is a folder squad_v2 here that has it. The JSON files have one list "data" of
 # questions, each with its context.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cpudist.bench.between_hosts import ALONE, HostTimes
 from cpudist.bench.collectives import CollectiveTimes, Comparison
-from cpudist.bench.ddp import Buckets, DdpTimes, StepTimes
-from cpudist.bench.hosts import ALONE, HostTimes
 from cpudist.bench.report import time_cell
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
-from cpudist.bench.train import TrainTimes
+from cpudist.cli.main import main
 
 
 def steady(*medians: float) -> Timings:
@@ -141,42 +140,6 @@ def test_collectives_as_json() -> None:
     assert entry["ratios"] == {"gloo/ccl": {"median": 3.5, "spread": [3.0, 4.0], "rounds": [3.0, 4.0]}}
 
 
-def test_each_backend_is_judged_at_its_best_buckets() -> None:
-    small, large = Buckets(1), Buckets(25, views=True)
-    step = StepTimes(
-        "float32",
-        steady(0.3, 0.3),
-        {
-            "ccl": {small: steady(0.5, 0.5), large: steady(0.4, 0.4)},
-            "gloo": {small: steady(0.6, 0.5), large: steady(0.9, 0.9)},
-        },
-    )
-    assert step.best("ccl") == large
-    assert step.best("gloo") == small
-    assert step.ratios()["gloo", "ccl"].spread == pytest.approx((1.25, 1.5))
-    lines = DdpTimes((step,)).table().splitlines()
-    assert lines[0] == "training step, float32"
-    assert lines[2].startswith("1 MB  best of gloo ")
-    assert lines[3].startswith("25 MB, views  best of ccl ")
-    assert lines[4] == "no communication: 300 ms (300-300)"
-    assert lines[5] == "gloo / ccl, each at its best: 1.38 (1.25-1.5)"
-    assert lines[6] == "ccl / no communication, each at its best: 1.33 (1.33-1.33)"
-    assert step.as_dict()["best"] == {"ccl": "25 MB, views", "gloo": "1 MB"}
-    assert set(step.as_dict()["ratios"]) == {"gloo/ccl", "ccl/no communication", "gloo/no communication"}
-
-
-def test_choices_are_compared_with_plain_float32() -> None:
-    given = {"float32, as PyTorch makes it": steady(4.0, 8.0), "bfloat16": steady(2.0, 2.0)}
-    times = TrainTimes({"given": given, "kept": {"bfloat16": steady(1.0, 1.0)}})
-    lines = times.table().splitlines()
-    assert lines[0] == "training step, given"
-    assert lines[3].endswith("3 (2-4)")
-    assert lines[5] == "training step, kept"
-    assert lines[7].endswith("6 (4-8)")
-    found = [part["ratios"]["float32, as PyTorch makes it/bfloat16"]["rounds"] for part in times.as_list()]
-    assert found == [[2.0, 4.0], [4.0, 8.0]]
-
-
 def test_candidates_across_hosts_are_compared_with_no_communication() -> None:
     """Half of bf16's exchange is hidden."""
     alone, hooked, step, average = (Timings(((one, one), (one, one))) for one in (1.0, 2.0, 1.25, 0.5))
@@ -190,3 +153,21 @@ def test_candidates_across_hosts_are_compared_with_no_communication() -> None:
     assert entry["seconds"]["powersgd"]["calls_per_round"] == 2
     assert entry["ratios"]["powersgd/no communication"]["rounds"] == [2.0, 2.0]
     assert list(times.panels()["training step, float32, in seconds"]) == [ALONE, "powersgd", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hosts", "--busy"], "run cpudist bench collectives --busy"),
+        (["hosts", "--backend", "xla"], "bench hosts is about ccl; leave --backend out"),
+        (["collectives", "--only", "int8"], "run cpudist bench hosts --only CANDIDATE"),
+        (["hosts", "--only", "fp4"], "--only fp4 is not known; give one of: no communication, auto, none, bf16"),
+    ],
+)
+def test_options_of_another_subject_are_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1

@@ -1,6 +1,6 @@
 """Measure many small allreduces: one by one, coalesced, and beside another thread's large ones.
 
-    mpirun -n 2 python tools/small_calls.py
+    mpirun -n 2 python benchmarks/small_calls.py
 
 Prints how many times as long 100 calls of 1 KB take one by one as coalesced, in turns, with the range of the rounds;
 and for calls of 4 bytes beside another thread's calls of 96 MB the median and the 99th percentile, also as multiples

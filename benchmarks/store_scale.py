@@ -1,6 +1,6 @@
 """Many ranks against one store, without torch in each: what starting, watching and reporting cost, as ranks grow.
 
-    python tools/store_scale.py [64 256 1024 4096]
+    python benchmarks/store_scale.py [64 256 1024 4096]
 
 The ranks are connections of this process, which asks for all of them and then reads all answers. So it competes with
 the store's process for the machine's cores: on a cluster every rank has its own.

@@ -1,7 +1,12 @@
-"""Compare training steps of pinned and unpinned jobs of the same processes; pinned.sh starts it under each launcher.
+"""Compare training steps of pinned and unpinned jobs of the same processes.
+
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/pinning.py
+    OMP_NUM_THREADS=1 [I_MPI_PIN=off] mpirun -n 2 python benchmarks/pinning.py
+    OMP_NUM_THREADS=1 srun --ntasks 2 --cpu-bind=none python benchmarks/pinning.py
 
 The jobs take turns in the same processes, so both have the same machine, memory and libraries. Rank 0 prints the median
-over the rounds of the ratio of the median steps, and its range. The first round is not counted.
+over the rounds of the ratio of the median steps, and its range. The first round is not counted. Without OMP_NUM_THREADS
+unpinned ranks compute with as many threads as there are cores each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare held-out losses under each setting for slow networks.
 
-    mpirun -n 2 python tools/losses.py FOLDER [--task language-model|classifier|answers] [--questions FILE] [SETTING …]
+    mpirun -n 2 python benchmarks/losses.py FOLDER [--task TASK] [--questions FILE] [SETTING …]
 
 Trains in bfloat16 by autocast, under each SETTING (all of SETTINGS by default) with each seed. A seed decides on the
 first parameters that are not pretrained, and on the samples, which are the same under all settings. Each rank counts as

@@ -1,4 +1,4 @@
-"""What tools/losses.py trains: a language model on source code, and a pretrained encoder on questions."""
+"""What benchmarks/losses.py trains: a language model on source code, and a pretrained encoder on questions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Train a recipe on 2 hosts x 2 ranks under random faults with restarts, and beside it without faults; compare the two.
 
-    python tools/long_run.py [--hours 2] [--every 180] [--seed 0]
+    python tests/soak/long_run.py [--hours 2] [--every 180] [--seed 0]
 
 As root: the hosts are namespaces of this machine. Every 180 seconds a rank is killed or stopped, or the store or all
 ssh connections of the first host are killed. Prints each fault, and at the end both losses after as many steps, and the
@@ -26,7 +26,7 @@ from statistics import fmean
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bed import Bed, missing
 from hosts.faults import CACHE, _rank_of

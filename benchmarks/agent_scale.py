@@ -1,6 +1,6 @@
 """Connect to many made-up node agents, as `cpudist launch` does, and print what starting and hearing them costs.
 
-    python tools/agent_scale.py [64 256 1000]
+    python benchmarks/agent_scale.py [64 256 1000]
 
 The agents are shells on this machine that answer at once; a real one takes ssh and a Python to start.
 """

@@ -1,8 +1,8 @@
 """Measure what a checkpoint costs: the pause of the training, the steps while it is written, and reading it again.
 
-    mpirun -n 2 python tools/saving_cost.py [--rounds 6] [FOLDER]
+    mpirun -n 2 python benchmarks/saving_cost.py [--rounds 6] [FOLDER]
 
-Trains the model of `cpudist bench ddp` on ccl and saves it, with AdamW's state, by `cpudist.Checkpoints` in FOLDER
+Trains the model of ddp_step.py on ccl and saves it, with AdamW's state, by `cpudist.Checkpoints` in FOLDER
 (default: a temporary folder), in the foreground and in the background by turns. A step while the checkpoint is written
 is the mean of the steps that lie wholly or partly in that time. For comparison: a step while nothing is saved, half of
 them before that time and half after it, and a copy of the same tensors in memory. Each cell is the median of the

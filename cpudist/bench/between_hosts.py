@@ -30,7 +30,6 @@ from cpudist.bench.timing import (
     Candidate,
     Timings,
     Turns,
-    beginning_with,
     both_groups,
     ratio,
     take_turns,
@@ -139,7 +138,7 @@ def _compare(
         candidates["step", candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
         if candidate in _AVERAGED:
             candidates["average", candidate] = together(_average_of(candidate, groups), groups[GLOO])
-    timings = take_turns(candidates, turns, beginning_with(name, say))
+    timings = take_turns(candidates, turns, lambda progress: say(f"{name}, {progress}"))
     steps = {candidate: one for (what, candidate), one in timings.items() if what == "step"}
     return steps, {candidate: one for (what, candidate), one in timings.items() if what == "average"}
 
