@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Breaks jobs of 2 hosts x 2 ranks under each MPI's mpirun and under `cpudist launch`, and prints how each one ended; see
-# tests/soak/faults.py for its options. More than half an hour, as root: the hosts are namespaces of this machine.
+# tests/soak/all_faults.py for its options. More than half an hour, as root: the hosts are namespaces of this machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 check_machine
 make_environment ccl,plot,dev "${NEWEST[@]}"
 build_backend
-exec python tests/soak/faults.py "$@"
+exec python tests/soak/all_faults.py "$@"

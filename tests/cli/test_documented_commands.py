@@ -141,7 +141,7 @@ RUN_BY = {
     r"mpirun -f \S+ .*cpudist-train": "hosts/test_jobs.py",
     r"srun .*cpudist-train": "launch/test_srun.py",
     r"torchrun .*cpudist-train": "huggingface/test_checkpoints.py",
-    r"ssh-keygen|for host in|printf": "bed/keys.py",  # by its own commands: the bed needs no password
+    r"ssh-keygen|for host in|printf": "helpers/bed/keys.py",  # by its own commands: the bed needs no password
 }
 WITH_OWN_TESTS = ("kubernetes.md", "slurm.md", "notebooks.md")
 

@@ -109,7 +109,7 @@ def test_nothing_outlives_whoever_made_the_bed(tmp_path: Path, end: signal.Signa
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")},
     )
     members: list[psutil.Process] = []
     alive: list[psutil.Process] = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+import faults
 import pytest
-from hosts import faults
-from hosts.mpis import named, require
+from mpis import named, require
 
 pytestmark = pytest.mark.job
 

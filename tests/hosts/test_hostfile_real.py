@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bed import Bed
-from hosts.mpis import MPIS, mpirun, named
+from mpis import MPIS, mpirun, named
 
 from cpudist.hosts.hostfile import parse, spread, write
 

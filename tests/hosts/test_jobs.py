@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from bed import Bed
-from hosts.mpis import MPIS, mpirun_on, named
 from jobs import train
+from mpis import MPIS, mpirun_on, named
 
 from cpudist.backends.ccl.compilation import cache_folder
 
 pytestmark = pytest.mark.job
 
 TESTS = Path(__file__).resolve().parents[1]
-SCRIPT = TESTS / "huggingface" / "scripts" / "course.py"
+SCRIPT = TESTS / "huggingface" / "checks" / "course.py"
 # What is compiled here serves the other host too, whose ranks may have another home.
 CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 COLLECTIVES = TESTS / "backends" / "ccl" / "checks" / "collectives.py"

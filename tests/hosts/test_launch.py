@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from bed import Bed
-from hosts.mpis import MPIS, require
 from jobs import BIN, Result
+from mpis import MPIS, require
 
 from cpudist.backends.ccl.compilation import cache_folder
 from cpudist.waiting import poll

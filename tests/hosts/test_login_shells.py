@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from bed import Bed
-from hosts.mpis import require
 from jobs import BIN
+from mpis import require
 
 from cpudist.backends.ccl.compilation import cache_folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bed import Bed
-from hosts.mpis import MPIS, mpirun_on
+from mpis import MPIS, mpirun_on
 
 from cpudist.waiting import poll
 

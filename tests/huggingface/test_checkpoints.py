@@ -23,7 +23,7 @@ from cpudist.topology.identity import free_port
 pytestmark = pytest.mark.job
 
 BOUND = 400.0
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parent / "checks"
 
 _WORDS = ["--do_train", "--report_to", "none", "--disable_tqdm", "true", "--no_cuda", "--seed", "3"]
 _WORDS += ["--logging_steps", "1", "--learning_rate", "1e-2", "--save_strategy", "steps"]

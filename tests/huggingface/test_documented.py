@@ -18,7 +18,7 @@ from slurm_node import slurm_node
 pytestmark = pytest.mark.job
 
 BOUND = 400.0
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parent / "checks"
 VILLAGE = Path(__file__).parents[1] / "training" / "recipes" / "village.json"
 
 # What Intel's guide exports before the command; it sets the number of threads for its own machines.

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.job
 BACKENDS = ["gloo", "ccl"]
 BOUND = 400.0
 GLOO_CHANGES_ITS_TIMEOUT = hasattr(dist.ProcessGroupGloo, "set_timeout")  # since torch 2.9
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parent / "checks"
 
 _COURSE = ["--report_to", "none", "--disable_tqdm", "true", "--no_cuda", "--seed", "3", "--save_only_model", "false"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import mpirun, run, train
 
-SCRIPT = Path(__file__).parent / "scripts" / "tied.py"
+SCRIPT = Path(__file__).parent / "checks" / "tied.py"
 
 
 @pytest.mark.job

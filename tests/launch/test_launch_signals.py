@@ -16,7 +16,7 @@ from cpudist.huggingface.checkpoint_files import checkpoints
 
 pytestmark = pytest.mark.job
 
-SCRIPT = Path(__file__).parents[1] / "huggingface" / "scripts" / "course.py"
+SCRIPT = Path(__file__).parents[1] / "huggingface" / "checks" / "course.py"
 BOUND = 30  # seconds from the signal to the end: 5 and the checkpoint, on a machine that has other things to do
 
 INTERRUPTED = """

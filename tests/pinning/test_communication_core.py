@@ -11,7 +11,7 @@ from typing import Any
 import jobs
 import pytest
 
-SCRIPT = str(Path(__file__).with_name("planned.py"))
+SCRIPT = str(Path(__file__).parent / "checks" / "planned.py")
 CPUS = sorted(os.sched_getaffinity(0))
 
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")

@@ -18,7 +18,7 @@ from cpudist.topology.pinning_plan import PlanOptions, RankPlan, make_plan
 
 pytestmark = pytest.mark.job
 
-SCRIPT = str(Path(__file__).with_name("in_place.py"))
+SCRIPT = str(Path(__file__).parent / "checks" / "in_place.py")
 CPUS = sorted(os.sched_getaffinity(0))
 
 Ranks = list[dict[str, Any]]

@@ -22,7 +22,7 @@ from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
 pytestmark = pytest.mark.job
 
-PROBE = str(Path(__file__).parent / "probe.py")
+PROBE = str(Path(__file__).parent / "checks" / "probe.py")
 CPUS = sorted(os.sched_getaffinity(0))
 
 

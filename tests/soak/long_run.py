@@ -26,10 +26,10 @@ from statistics import fmean
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from bed import Bed, missing
-from hosts.faults import CACHE, _rank_of
+from faults import CACHE, _rank_of
 from jobs import BIN
 
 _MODEL = ["--config_overrides", "n_layer=2,n_embd=64,n_head=4", "--vocab_size", "512", "--block_size", "64"]

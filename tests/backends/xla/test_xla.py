@@ -24,7 +24,7 @@ if importlib.util.find_spec("torch_xla") is None:
 CHECKS = Path(__file__).parent / "checks"
 IN_TURN = str(CHECKS / "in_turn.py")
 ROOT = Path(__file__).parents[3]
-SCRIPTS = ROOT / "tests" / "huggingface" / "scripts"
+SCRIPTS = ROOT / "tests" / "huggingface" / "checks"
 BOUND = 600.0
 
 

@@ -1,7 +1,7 @@
 """Jobs of 2 hosts x 2 ranks, and the ways to break them.
 
 A job is started by an MPI's own mpirun or by `cpudist launch`, and has hosts (`bed`) of its own. test_faults.py breaks
-some of them, tests/soak/faults.py all.
+some of them, tests/soak/all_faults.py all.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
 
             breaker = threading.Thread(target=break_it)
             breaker.start()
-            script = [str(Path(__file__).with_name("working.py")), str(folder), str(timeout)]
+            script = [str(Path(__file__).parents[1] / "hosts" / "checks" / "working.py"), str(folder), str(timeout)]
             command = [*way.command(bed, timeout, FAULTS[fault]), *script]
             if FAULTS[fault].shell:
                 command = ["sh", "-c", FAULTS[fault].shell, "sh", *command]

@@ -1,4 +1,4 @@
-"""Runs the programs in checks/ on real ranks."""
+"""Runs the programs of tests/backends/ccl/checks on real ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import jobs
 import pytest
 
-CHECKS = Path(__file__).parent / "checks"
+CHECKS = Path(__file__).parents[1] / "backends" / "ccl" / "checks"
 
 JOBS = {
     "intel-mpi, 2 ranks": jobs.mpirun(2, sys.executable),

@@ -13,10 +13,10 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
+import faults
 from bed import missing
-from hosts import faults
 
 
 def report(fault: str, endings: dict[faults.Way, faults.Ending | None], timeout: float) -> str:

@@ -6,7 +6,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "topology" / "layouts"
+FOLDER = Path(__file__).parents[1] / "topology" / "layouts"
 
 
 @dataclass(frozen=True)
