@@ -17,7 +17,6 @@ from cpudist.optimization import ipex
 
 pytestmark = pytest.mark.job
 
-BACKENDS = ["gloo", "ccl"]
 BOUND = 400.0
 GLOO_CHANGES_ITS_TIMEOUT = hasattr(dist.ProcessGroupGloo, "set_timeout")  # since torch 2.9
 SCRIPTS = Path(__file__).parent / "checks"
@@ -45,8 +44,7 @@ def _train(ranks: int, output: Path, *words: str, beside: bool = False) -> dict[
     return _course(ranks, output, *words, beside=beside)
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("ccl", marks=pytest.mark.versions)])
 def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path, backend: str) -> None:
     record = tmp_path / "record.json"
     timeout = [] if backend == "ccl" or GLOO_CHANGES_ITS_TIMEOUT else ["--timeout", "77"]  # as the script's ddp_timeout
