@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bed import Bed
 from jobs import train
-from mpis import MPIS, mpirun_on, named
+from mpis import MPIS, mpirun, mpirun_on, named
 
 from cpudist.backends.ccl.compilation import cache_folder
 
@@ -60,6 +60,18 @@ def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
     assert result.returncode == 0, result.output
     said = "collectives passed on World(rank=0(2), local_rank=0(1), node=0(2), backend='ccl'"
     assert said in result.stdout, result.output
+
+
+@pytest.mark.parametrize("transport", ["mpi", "ofi"])
+@pytest.mark.parametrize("hosts", ["h0 h0 h1 h1", "h0 h0 h0 h1", "h0 h1 h0 h1"])
+def test_unequal_shares(bed: Bed, hosts: str, transport: str) -> None:
+    """Shares from none to a million times as much on 2 + 2, 3 + 1 and round-robin ranks, over MPI and libfabric."""
+    ranks = [["-n", "1", "-host", host, sys.executable, str(COLLECTIVES), "5"] for host in hosts.split()]
+    command = mpirun("intel") + [word for rank in ranks for word in [":", *rank]][1:]
+    variables = {"CPUDIST_TEST_ONLY": "unequal", "CCL_ATL_TRANSPORT": transport}
+    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore", **CACHE, **variables})
+    assert result.returncode == 0, result.output
+    assert "collectives passed on World(rank=0(4)" in result.stdout, result.output
 
 
 def test_what_spares_the_network_is_measured_on_it(bed: Bed, tmp_path: Path) -> None:

@@ -134,24 +134,6 @@ void Engine::poll(AsyncWork& work) {
   announce(lock, finished);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(AsyncWork& work) {
-  const WithoutGil without_gil;
-  if (!polls() && !work.call().group->across_machines) wait(work, kNoTimeout);
-  Lock lock(mutex_);
-  if (work.future_) return work.future_;
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  if (!work.done()) {
-    work.future_ = future;  // completed by the thread that ends the work
-    call_thread();
-    hurry_ = true;
-    wake_.notify_all();
-  } else {
-    lock.unlock();
-    work.complete(*future);
-  }
-  return future;
-}
-
 void Engine::expire(AsyncWork& work, Clock::time_point since, Finished& finished) {
   abandon_all(work.call().describe() + " timed out after " + seconds(Clock::now() - since) +
                   ": a peer is late, gone or called something else; end the "

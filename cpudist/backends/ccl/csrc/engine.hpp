@@ -43,8 +43,8 @@ class Engine {
   // Advances all works by one step, and fails this one if it is not done at its deadline.
   void poll(AsyncWork& work);
 
-  // Returns a future that completes with the work. A future's own wait() does not poll, so inside a machine, without a
-  // polling thread, this waits for the work first; across machines the engine's sleeping thread is enough.
+  // Returns a future that completes with the work. A future's own wait() does not poll: the engine's thread does. Where
+  // that one sleeps between polls, this polls for DDP, see kPatience.
   c10::intrusive_ptr<c10::ivalue::Future> future_of(AsyncWork& work);
 
   // Runs a function that blocks inside a transport (creating or freeing one) while no other thread uses transports.
@@ -91,7 +91,7 @@ class Engine {
   // such as the creation of a group.
   std::optional<Snapshot> snapshot(Milliseconds limit);
 
-  // Returns for how many seconds threads of this process have been blocked in wait().
+  // Returns for how many seconds threads of this process have waited for works.
   double blocked_seconds() const { return static_cast<double>(blocked_ns_.load()) * 1e-9; }
 
  private:
@@ -106,8 +106,11 @@ class Engine {
   void poll_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline, Finished& finished);
   static void yield(Lock& lock);
   void sleep_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline);
+  template <typename Condition>
+  void poll_while(Condition goes_on);
   void complete(AsyncWork& work);
   void announce(Lock& lock, Finished& finished);
+  void announce_as_waiter(Lock& lock, Finished& finished);
   void expire(AsyncWork& work, Clock::time_point since, Finished& finished);
   void expire_overdue(Finished& finished);
   void abandon_all(const std::string& reason, Finished& finished);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include "backoff.hpp"
 #include "engine.hpp"
 
@@ -14,6 +16,11 @@ namespace {
 // For this time after another thread has polled, a thread that polls yields its core after each step. Otherwise it would
 // not pause while messages move, and another thread on its core would wait for the end of a time slice.
 constexpr Milliseconds kShared{1};
+
+// How long a backward pass waits for the future of a call inside a machine, after something has moved last. DDP asks
+// for one when all ranks have come to the same bucket, and all the threads that compute then carry it. The engine's
+// thread would carry it alone, beside them.
+constexpr Milliseconds kPatience{100};
 
 }  // namespace
 
@@ -34,16 +41,20 @@ void Engine::wait(AsyncWork& work, Milliseconds timeout) {
       sleep_until_done(lock, work, deadline);
     }
     if (!work.done() && usable() && Clock::now() > deadline) expire(work, begin, finished);
-    // Callbacks may wait for other works, for which the engine's thread polls then.
-    const int away = any_future(finished) ? 1 : 0;
-    waiting_ -= away;
-    announce(lock, finished);
-    waiting_ += away;
+    announce_as_waiter(lock, finished);
   }
   --waiting_;
   call_thread();
   blocked_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
   if (!work.done()) check_usable();
+}
+
+// Callbacks may wait for other works, for which the engine's thread polls then.
+void Engine::announce_as_waiter(Lock& lock, Finished& finished) {
+  const int away = any_future(finished) ? 1 : 0;
+  waiting_ -= away;
+  announce(lock, finished);
+  waiting_ += away;
 }
 
 // Returns also when another work is finished, whose thread must be told, and when another thread has begun to poll.
@@ -85,25 +96,58 @@ void Engine::yield(Lock& lock) {
   lock.lock();
 }
 
-void Engine::drain(Milliseconds limit) {
+// Advances all works while `goes_on(last)` holds; `last`: when something has moved last.
+template <typename Condition>
+void Engine::poll_while(Condition goes_on) {
   const WithoutGil without_gil;
   const auto begin = Clock::now();
+  auto last = begin;
   Backoff backoff;
   Finished finished;
   Lock lock(mutex_);
-  while (usable() && !in_flight_.empty()) {
+  ++waiting_;
+  while (usable() && goes_on(last)) {
     const bool moved = progress(finished);
-    announce(lock, finished);
+    announce_as_waiter(lock, finished);
     const auto now = Clock::now();
-    const bool over = std::all_of(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
-      return limit == kNoTimeout ? now - work->started() > work->call().timeout : now - begin > limit;
-    });
-    if (over) return;
-    if (moved) backoff.reset(now);
+    if (moved) backoff.reset(last = now);
     lock.unlock();
     backoff.pause(now);
     lock.lock();
   }
+  --waiting_;
+  call_thread();
+  blocked_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+}
+
+void Engine::drain(Milliseconds limit) {
+  const auto begin = Clock::now();
+  poll_while([&](Clock::time_point) {
+    const auto now = Clock::now();
+    return std::any_of(in_flight_.begin(), in_flight_.end(), [&](const AsyncWorkPtr& work) {
+      return limit == kNoTimeout ? now - work->started() <= work->call().timeout : now - begin <= limit;
+    });
+  });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Engine::future_of(AsyncWork& work) {
+  const WithoutGil without_gil;
+  if (!polls() && !work.call().group->across_machines && torch::autograd::get_current_graph_task_id() >= 0) {
+    poll_while([&](Clock::time_point last) { return !work.done() && Clock::now() - last < kPatience; });
+  }
+  Lock lock(mutex_);
+  if (work.future_) return work.future_;
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if (!work.done()) {
+    work.future_ = future;  // completed by the thread that ends the work
+    call_thread();
+    hurry_ = true;
+    wake_.notify_all();
+  } else {
+    lock.unlock();
+    work.complete(*future);
+  }
+  return future;
 }
 
 }  // namespace cpudist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,9 @@ import torch.distributed as dist
 from drawn import (
     ANY,
     EVERYONE,
-    FLOATS,
     REVERSED,
+    begin,
+    calls,
     cases,
     finish,
     groups,
@@ -83,18 +85,6 @@ def check_reduce_scatter(shape, case, layout, seed, group, way):
     same(flat, expected.reshape(-1))
 
 
-@cases(shapes, st.sampled_from(FLOATS), seeds)
-def check_uneven_reduce_scatter(shape, dtype, seed):
-    sizes = [(seed + rank) % 4 for rank in range(world.size)]
-    inputs = [
-        [values((sizes[share], *shape[:1]), dtype, seed + share, rank) for share in range(world.size)]
-        for rank in range(world.size)
-    ]
-    output = torch.empty_like(inputs[world.rank][world.rank])
-    dist.reduce_scatter(output, inputs[world.rank])
-    same(output, reduced([each[world.rank] for each in inputs], "SUM"))
-
-
 @cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)
 def check_broadcast(shape, dtype, layout, seed, group, way):
     if world.rank not in group.ranks:
@@ -132,6 +122,15 @@ def check_uneven_all_gather(rows, dtype, seed):
     dist.all_gather(outputs, expected[world.rank])
     for actual, wanted in zip(outputs, expected, strict=True):
         same(actual, wanted)
+
+
+@cases(st.lists(calls, min_size=1, max_size=6))
+def check_unequal_shares_in_calls_under_way_together(drawn):
+    """Waited for in another order on each rank."""
+    begun = [begin(*call) for call in drawn if world.rank in call[-1].ranks]
+    random.Random(world.rank).shuffle(begun)
+    for call in begun:
+        call.finish()
 
 
 @cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)

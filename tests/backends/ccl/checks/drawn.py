@@ -88,6 +88,10 @@ layouts = st.sampled_from(["contiguous", "transposed", "strided"])
 seeds = st.integers(0, 2**31)
 
 
+# Elements of each rank's share: from none to a million times those of another rank.
+shares = st.lists(st.sampled_from([0, 1, 7, 300, 60_000, 1_000_000]), min_size=world.size, max_size=world.size)
+
+
 @dataclass(frozen=True)
 class Group:
     name: str
@@ -165,3 +169,64 @@ def reduction_cases(function: Callable[..., None]) -> Callable[[], None]:
         lambda case: not (case[0] == torch.bool and case[1] == "AVG")
     )
     return property_test(function, shapes, combinations, layouts, seeds, groups, ways)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A call in flight, the tensors that it writes to, and what they must hold in the end."""
+
+    work: dist.Work
+    outputs: list[torch.Tensor]
+    expected: list[torch.Tensor]
+
+    def finish(self) -> None:
+        self.work.wait()
+        for actual, wanted in zip(self.outputs, self.expected, strict=True):
+            assert torch.equal(actual.to_dense(), wanted), f"{actual} is not {wanted}"
+
+
+def begin(name: str, counts: list[int], dtype: torch.dtype, seed: int, group: Group) -> Begun:
+    """Begin a collective of `group` in which rank r of it has counts[r] elements; a sparse sum: so many values."""
+    me, size = group.rank, group.size
+    root, handle = group.ranks[seed % size], group.handle
+    counts = counts[:size]
+
+    def part(source: int, target: int, count: int) -> torch.Tensor:
+        return values((count,), dtype, seed + target, source)
+
+    def empty(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.zeros_like(tensor) for tensor in tensors]
+
+    everyone = range(size)
+    mine = [part(source, 0, count) for source, count in enumerate(counts)]
+    if name == "all_gather":
+        outputs = empty(mine)
+        return Begun(dist.all_gather(outputs, mine[me], handle, async_op=True), outputs, mine)
+    if name == "gather":
+        mine = mine if world.rank == root else []
+        outputs = empty(mine)
+        own = part(me, 0, counts[me])
+        return Begun(dist.gather(own, outputs or None, root, handle, async_op=True), outputs, mine)
+    if name == "scatter":
+        outputs = empty([mine[me]])
+        inputs = mine if world.rank == root else None
+        return Begun(dist.scatter(outputs[0], inputs, root, handle, async_op=True), outputs, [mine[me]])
+    if name == "all_to_all":
+        expected = [part(source, me, counts[source - me]) for source in everyone]
+        inputs, outputs = [part(me, target, counts[me - target]) for target in everyone], empty(expected)
+        return Begun(dist.all_to_all(outputs, inputs, handle, async_op=True), outputs, expected)
+    if name == "reduce_scatter":
+        inputs = [part(me, target, count) for target, count in enumerate(counts)]
+        expected = [functools.reduce(operator.add, [part(source, me, counts[me]) for source in everyone])]
+        outputs = empty(expected)
+        return Begun(dist.reduce_scatter(outputs[0], inputs, group=handle, async_op=True), outputs, expected)
+    rows = [
+        torch.sparse_coo_tensor(torch.arange(n)[None], torch.ones(n), (max(counts),), check_invariants=True)
+        for n in counts
+    ]
+    total = functools.reduce(operator.add, [row.to_dense() for row in rows])
+    return Begun(dist.all_reduce(rows[me], group=handle, async_op=True), [rows[me]], [total])
+
+
+COLLECTIVES = ["all_gather", "gather", "scatter", "all_to_all", "reduce_scatter", "sparse all_reduce"]
+calls = st.tuples(st.sampled_from(COLLECTIVES), shares, st.sampled_from([*FLOATS, *INTEGERS]), seeds, groups)

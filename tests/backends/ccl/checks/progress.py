@@ -48,6 +48,28 @@ def check_a_peer_needs_progress_while_this_rank_is_elsewhere() -> None:
     assert tensor[[0, -1]].tolist() == [TOTAL, TOTAL]
 
 
+def check_a_message_that_peers_need_first_is_sent_after_a_future_is_asked_for() -> None:
+    """Also in a backward pass, where the caller of DDP's hooks waits for a future while messages move."""
+
+    def exchange(gradient: torch.Tensor) -> torch.Tensor:
+        total, message = torch.full((4,), float(world.rank)), torch.full((4,), 7.0)
+        if world.rank == 0:
+            future = dist.all_reduce(total, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+            for peer in range(1, world.size):
+                dist.send(message, peer)
+            assert future.wait().tolist() == [2 * TOTAL] * 4
+        else:
+            dist.recv(message.zero_(), 0)
+            dist.all_reduce(total)
+            assert (total[0], message[0]) == (TOTAL, 7)
+        return gradient
+
+    exchange(torch.ones(1))
+    value = torch.ones(1, requires_grad=True)
+    value.register_hook(exchange)
+    value.sum().backward()
+
+
 def check_a_callback_waits_for_another_operation() -> None:
     first, second, third = (torch.full((n,), float(world.rank)) for n in (10, 100_000, 5))
     later = dist.all_reduce(second, async_op=True).get_future()

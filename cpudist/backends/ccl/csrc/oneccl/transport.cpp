@@ -16,6 +16,10 @@ namespace cpudist::oneccl {
 
 namespace {
 
+// Bytes of unequal shares that are gathered in one call. With more, MPI_Iallgatherv works in steps of the smallest share
+// and makes one step in each poll.
+constexpr size_t kMostUneven = size_t{64} << 10;
+
 class OneCcl final : public Transport {
   // The division of an average that is done after the sum.
   auto divided(bool wanted, void* output, DataType type) const {
@@ -166,6 +170,8 @@ class OneCcl final : public Transport {
     return std::make_unique<PointToPoint<Issue>>(bytes, communicator_.round_bytes(), std::move(issue));
   }
 
+  RequestPtr broadcast_each(const void* input, const std::vector<void*>& outputs, const std::vector<size_t>& counts,
+                            DataType type);
   RequestPtr gather_and_reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction);
   RequestPtr even_reduce_scatter(std::vector<const void*> inputs, void* output, size_t count, DataType type,
                                  Reduction reduction);
@@ -183,6 +189,8 @@ RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std:
   const size_t width = size_of(type);
   const size_t ranks = outputs.size();
   const size_t longest = *std::max_element(counts.begin(), counts.end());
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  if (total != longest * ranks && total * width > kMostUneven) return broadcast_each(input, outputs, counts, type);
   const auto whole = flat(outputs, counts, width);
   const auto lengths = [counts](size_t offset, size_t length) {
     ccl::vector_class<size_t> result;
@@ -196,8 +204,8 @@ RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std:
         const auto parts = lengths(offset, length);
         void* to = whole && length == longest ? *whole : nullptr;
         if (!to) {
-          const size_t total = std::accumulate(parts.begin(), parts.end(), size_t{0});
-          to = ((*gathered)[offset] = allocate(total * width)).get();
+          const size_t gathered_here = std::accumulate(parts.begin(), parts.end(), size_t{0});
+          to = ((*gathered)[offset] = allocate(gathered_here * width)).get();
         }
         return ccl::allgatherv(at(input, offset, type), parts[rank()], to, parts, to_ccl(type), raw());
       },
@@ -211,6 +219,16 @@ RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std:
           next += parts[r] * width;
         }
       });
+}
+
+// An allgather as one broadcast from each rank.
+RequestPtr OneCcl::broadcast_each(const void* input, const std::vector<void*>& outputs,
+                                  const std::vector<size_t>& counts, DataType type) {
+  auto* const own = outputs[rank()];
+  if (own != input && counts[rank()] > 0) std::memcpy(own, input, counts[rank()] * size_of(type));
+  std::vector<RequestPtr> requests;
+  for (int root = 0; root < size(); ++root) requests.push_back(broadcast(outputs[root], counts[root], type, root));
+  return std::make_unique<Several>(std::move(requests));
 }
 
 // A reduction that oneCCL does not have: gathers what all ranks hold, and reduces it here. A null `output`: only takes
