@@ -6,19 +6,17 @@ import os
 import site
 import sysconfig
 from functools import cache
-from pathlib import Path
 from types import FrameType, TracebackType
 
 
 def is_user_code(frame: FrameType) -> bool:
-    """Return whether a frame is of the user's script or modules, or of a recipe; not of an installed package."""
+    """Return whether a frame is of the user's script or modules, not of an installed package."""
     if frame.f_globals.get("__name__") == "__main__":  # also `python -c`, and cells of notebooks
         return True
     name = frame.f_code.co_filename
     if name.startswith("<"):  # generated code
         return False
-    recipes, others = _folders()
-    return name.startswith(recipes) or not name.startswith(others)  # a relative path is the user's
+    return not name.startswith(_installed())  # a relative path is the user's
 
 
 def from_user_code(traceback: TracebackType | None) -> TracebackType | None:
@@ -30,10 +28,14 @@ def from_user_code(traceback: TracebackType | None) -> TracebackType | None:
 
 
 @cache
-def _folders() -> tuple[str, tuple[str, ...]]:
-    """Return the folder of the recipes, which users run as scripts, and the folders of installed code."""
-    cpudist = Path(__file__).parent
+def _installed() -> tuple[str, ...]:
+    """Return the folders of installed code."""
     paths = sysconfig.get_paths()
-    others = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    others |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__), str(cpudist)}
-    return str(cpudist / "training" / "recipes"), tuple(os.path.join(os.path.abspath(path), "") for path in others)
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        os.path.dirname(os.__file__),
+        os.path.dirname(__file__),
+    }
+    return tuple(os.path.join(os.path.abspath(path), "") for path in folders)

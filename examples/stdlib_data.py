@@ -1,4 +1,4 @@
-"""Data to try the recipes classify and qa on, from the docstrings of Python's own standard library.
+"""Data to try lora.py and question_answering.py on, from the docstrings of Python's own standard library.
 
     python examples/stdlib_data.py runs/data
 

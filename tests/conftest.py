@@ -18,7 +18,7 @@ import pytest
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")
 
-# Some tests run parts of a recipe in this process, outside a job. There accelerate would choose torch_xla where it is
+# Some tests use Trainer in this process, outside a job. There accelerate would choose torch_xla where it is
 # installed; it reads this variable when it is imported. Jobs do not inherit it: see jobs.py.
 os.environ["USE_TORCH_XLA"] = "0"
 

@@ -25,7 +25,7 @@ MODULES = {
     "jobs": {"cpudist.job"},
     "optimization": {"cpudist.optimization"},
     "Trainer's patches": {"cpudist.huggingface"},
-    "recipes": {"cpudist.training"},
+    "programs": {"cpudist.training"},
     "command lines": {"cpudist.cli"},
 }
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from cpudist.backends.calls import Calls
-    from cpudist.backends.layouts import Layout
     from cpudist.changes import Changes
     from cpudist.world import World
 
@@ -46,7 +45,6 @@ class Backend(ABC):
         optimizations: what `cpudist.optimize` may do to a model that lives on its devices. Without "fused", Trainer's
             fused optimizers are replaced by their plain form.
         compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
-        fixed_shapes: whether batches of a new shape are slow, so that padding to few lengths pays.
         hidden_warnings: texts of transformers' warnings that do not apply on this backend.
     """
 
@@ -57,7 +55,6 @@ class Backend(ABC):
     makes_process_group: bool = True
     optimizations: frozenset[Optimization] = frozenset()
     compressions: ClassVar[frozenset[str]] = frozenset()
-    fixed_shapes: bool = False
     hidden_warnings: tuple[str, ...] = ()
 
     def configure(self, **values: Any) -> None:
@@ -163,15 +160,6 @@ class Backend(ABC):
     def compressed_bytes(self) -> tuple[int, int] | None:
         """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
         return None
-
-    def use_layout(self, layout: Layout, source: str) -> None:  # noqa: B027 - most have no mesh
-        """Divide parameters over a mesh of devices by `layout`, unless the user has given another one.
-
-        Args:
-            layout: patterns of parameters' names, each with the mesh's axes by which every axis of the parameter is
-                divided; see `layouts.py`.
-            source: the layout's name in messages and in the run record, such as a recipe's.
-        """
 
     def check_float16(self) -> None:
         """Check that this backend's devices can train in float16.

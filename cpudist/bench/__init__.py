@@ -6,5 +6,5 @@
 - `report.py` and `plot.py`: tables, the JSON file, and figures.
 
 Candidates of one table always come from one run: between runs the machine changes more than they differ. It must not
-know launchers, Trainer's patches, recipes or command lines.
+know launchers, Trainer's patches, programs or command lines.
 """

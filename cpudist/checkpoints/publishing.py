@@ -1,6 +1,6 @@
 """Save a checkpoint: all ranks write it aside, wait for each other and publish it; then the oldest are deleted.
 
-Trainer, the recipes and one's own loops save by this one sequence.
+Trainer and one's own loops save by this one sequence.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ examples:
   print the command line of mpirun:
     cpudist launch --hostfile hosts --ppn 2 --mpi openmpi --dry-run -- train.py
   restart after a failure, up to three times, on two hosts or more; trainings go on from the newest checkpoint:
-    cpudist launch --hostfile hosts --ppn 2 --max-restarts 3 --min-nodes 2 -- clm --train_file *.txt --output_dir out
+    cpudist launch --hostfile hosts --ppn 2 --max-restarts 3 --min-nodes 2 -- train.py --epochs 10
   check the hosts and start nothing:
     cpudist doctor --hostfile hosts
 

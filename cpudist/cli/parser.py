@@ -12,7 +12,7 @@ from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.topology.pinning_plan import Part
 
-NO_TARGET = "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train"
+NO_TARGET = "no TARGET; give a script, or -m and a module, after `--`, as for cpudist-train"
 
 _PARTS: tuple[Part, ...] = ("socket", "numa", "l3")
 _MOST_RANKS = 10_000  # per node; a plan for more would take minutes

@@ -25,21 +25,17 @@ from cpudist.errors import USER_ERROR, UserError
 from cpudist.frames import from_user_code
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
-from cpudist.training.recipes import RECIPES
-from cpudist.training.target import Recipe, Target, resolve
+from cpudist.training.target import Target, resolve
 from cpudist.waiting import check_timeout
 
 _OF_BACKEND = "backend option "  # prefix of backends' options, whose names may be the same as ours
 
 _EPILOG = """\
-recipes (cpudist-train RECIPE --help lists a recipe's options):
-{recipes}
-
 examples:
   one process, to try it out:
     cpudist-train train.py --epochs 1
   two ranks on this machine:
-    mpirun -n 2 cpudist-train clm --train_file *.txt --output_dir out --do_train
+    mpirun -n 2 cpudist-train train.py --epochs 1
   four ranks on the hosts of a file, two on each, with a script that uses Trainer:
     mpirun -f hostfile -n 4 -ppn 2 cpudist-train --backend ccl run_qa.py --do_train --output_dir out
   under Slurm, or PyTorch's own launcher:
@@ -67,10 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.print_help()
             return 0
         target = resolve(options.target, options.args, module=options.module)
-        if isinstance(target, Recipe) and target.wants_help:
-            if launcher.is_main_process:  # the others save the seconds of importing a recipe
-                target.run()
-            return 0
     except UserError as error:
         if launcher.is_main_process:
             say(str(error), program="cpudist-train")
@@ -101,12 +93,11 @@ def _arrange_output(launcher: Launcher) -> None:
 
 
 def _parser() -> Parser:
-    recipes = "\n".join(f"  {name:<10}{text}" for name, text in RECIPES.items())
     parser = Parser(
         prog="cpudist-train",
-        usage="cpudist-train [OPTIONS] {SCRIPT.py | -m MODULE | RECIPE} [ARGS...]",
+        usage="cpudist-train [OPTIONS] {SCRIPT.py | -m MODULE} [ARGS...]",
         description="Run TARGET on this rank of a distributed job, with the process group made for it.",
-        epilog=_EPILOG.format(recipes=recipes),
+        epilog=_EPILOG,
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
@@ -129,7 +120,7 @@ def _parser() -> Parser:
         "--record",
         type=Path,
         metavar="FILE",
-        help="where rank 0 writes the run record, JSON (recipes default to OUTPUT_DIR/cpudist.json)",
+        help="where rank 0 writes the run record, JSON",
     )
     parser.add_argument(
         "--data-workers",
@@ -147,7 +138,7 @@ def _parser() -> Parser:
         type=check_scheme,
         metavar="SCHEME",
         help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
-        "auto (default of recipes and of --use_ipex) measures, and takes none or bf16; docs/slow-networks.md says what "
+        "auto (default of --use_ipex) measures, and takes none or bf16; docs/slow-networks.md says what "
         "each costs",
     )
     parser.add_argument(
@@ -178,7 +169,7 @@ def _parser() -> Parser:
     for name, backend in backends.plugins().items():
         _add_options(parser.add_argument_group(f"with --backend {name}"), name, backend)
     parser.add_argument("-m", dest="module", action="store_true", help="TARGET is a module, as with python -m")
-    parser.add_argument("target", nargs="?", metavar="TARGET", help="path/to/script.py, a module or a recipe")
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="path/to/script.py, or a module")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what TARGET gets as its arguments")
     return parser
 
@@ -186,7 +177,7 @@ def _parser() -> Parser:
 def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
     options = parser.parse_args(words)
     if options.target is None and not options.help and words:
-        raise UserError("no TARGET; give a script, -m and a module, or a recipe: " + ", ".join(RECIPES))
+        raise UserError("no TARGET; give the path of a script, or -m and a module")
     return options
 
 

@@ -5,5 +5,5 @@
 - `run.py`: choose which ranks run where. `supervise.py`: run the launcher once. `restarts.py`: whether to do so again.
 - `node_agents.py`: start and hear an agent on each host. `node_agent.py`: the agent, which ends the job's processes.
 
-It runs before any rank does and must not know torch, MPI, transformers, backends, jobs, optimization or recipes.
+It runs before any rank does and must not know torch, MPI, transformers, backends, jobs, optimization or programs.
 """

@@ -5,7 +5,7 @@ adds what its own devices need (`Backend.library_patches`). A module is patched 
 package never imports the libraries itself. To support another version, run tests/huggingface with it, change what no
 longer fits, and widen `KNOWN`.
 
-It must not know launchers, recipes or command lines.
+It must not know launchers, programs or command lines.
 """
 
 from __future__ import annotations

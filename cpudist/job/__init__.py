@@ -11,7 +11,7 @@
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
-It must not know optimization, transformers, recipes or command lines.
+It must not know optimization, transformers, programs or command lines.
 """
 
 from __future__ import annotations

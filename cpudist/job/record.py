@@ -1,8 +1,7 @@
 """The run record: what ran where, how fast, and how it ended, as JSON that rank 0 writes.
 
 Its fields are public (docs/reference.md). Each part of cpudist adds what it knows: the job its world, `optimize`
-what it chose, the step timer the steps, a recipe its results. What is not known, as in a script without Trainer, is
-null.
+what it chose, the step timer the steps. What is not known, as in a script without Trainer, is null.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ class RunRecord:
         dtype: the type that the job computes in, such as "bfloat16".
         optimizations: the optimisations of the model; the first is "ipex" or "native".
         training: what a training loop has measured.
-        tokens_per_sample: the fixed length of samples, for the rate in tokens; None where lengths differ.
-        results: a recipe's metrics, a sample of the model's output, files written.
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
         embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
@@ -68,8 +65,6 @@ class RunRecord:
         self.dtype: str | None = None
         self.optimizations: list[str] = []
         self.training = Training()
-        self.tokens_per_sample: int | None = None
-        self.results: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
         self.embedding_rows: list[str] = []
@@ -83,14 +78,11 @@ class RunRecord:
         self._restarts = restarts
 
     def begin(self, path: Path | None) -> None:
-        """Write to `path`, the file that the user named, from now on; None: no file."""
-        self.path = path
-        self.write("running")
+        """Write to `path`, the file that the user named, from now on; None: no file.
 
-    def default_path(self, path: Path) -> None:
-        """Write to `path` if the user named no file. A killed job leaves a record that says "running"."""
-        if self.path is None:
-            self.path = path
+        A killed job leaves a record that says "running".
+        """
+        self.path = path
         self.write("running")
 
     def leave_in(self, folder: Path) -> None:
@@ -135,11 +127,9 @@ class RunRecord:
         """Return the record's fields, in the order of the file."""
         training, world, backend = self.training, self._world, self._backend
         seconds = training.step_seconds
-        samples_per_second = tokens_per_second = None
+        samples_per_second = None
         if seconds and training.samples_per_step is not None:
             samples_per_second = training.samples_per_step * len(seconds) / sum(seconds)
-        if samples_per_second is not None and self.tokens_per_sample is not None:
-            tokens_per_second = samples_per_second * self.tokens_per_sample
         fields = {
             "cpudist": __version__,
             "torch": torch.__version__,
@@ -155,7 +145,6 @@ class RunRecord:
             "pinning": self._pinning,
             "steps": training.steps or None,
             "samples_per_second": _rounded(samples_per_second),
-            "tokens_per_second": _rounded(tokens_per_second),
             "step_seconds": _step_seconds(seconds),
             "communication_share": _communication_share(training),
             "loss": {
@@ -168,8 +157,6 @@ class RunRecord:
         details = backend.details()
         if details:
             fields["details"] = details
-        if self.results:
-            fields["results"] = self.results
         return fields
 
     def _described_gradients(self) -> dict[str, Any]:

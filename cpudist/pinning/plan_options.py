@@ -30,7 +30,7 @@ def data_workers(arguments: Sequence[str]) -> int:
     The latter is read from the command line or from a file of arguments; a number in a script's code is not seen.
 
     Args:
-        arguments: all words of the command, the script's or recipe's name among them.
+        arguments: all words of the command, the script's name among them.
     """
     for name in (_OWN_OPTION, _TRAINERS):
         if (value := _option(arguments, name)).isdecimal():

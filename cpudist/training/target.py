@@ -1,4 +1,4 @@
-"""TARGET of `cpudist-train`: a script, a module or a recipe.
+"""TARGET of `cpudist-train`: a script or a module.
 
 `resolve` checks before the job starts that the target exists. `run` makes sys.argv, sys.path[0] and `__main__` what
 they are under plain `python`, so that pickling, dataclasses and multiprocessing in the target work as usual.
@@ -6,7 +6,6 @@ they are under plain `python`, so that pickling, dataclasses and multiprocessing
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import runpy
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Protocol
 
 from cpudist.errors import UserError
-from cpudist.training.recipes import RECIPES
 
 
 class Target(Protocol):
@@ -54,35 +52,11 @@ class Module:
         runpy.run_module(self.name, run_name="__main__", alter_sys=True)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A recipe and its arguments: `cpudist-train clm args`."""
-
-    name: str
-    args: tuple[str, ...]
-
-    @property
-    def wants_help(self) -> bool:
-        """Whether the recipe is only asked for its options, which needs no job."""
-        return "--help" in self.args or "-h" in self.args
-
-    def run(self) -> None:
-        """Run the recipe, with its layout on backends that have a mesh."""
-        sys.argv = [f"cpudist-train {self.name}", *self.args]
-        recipe = importlib.import_module(f"cpudist.training.recipes.{self.name}")
-        from cpudist.job import current  # late: it imports torch, which not every target needs
-
-        job = current()
-        if job is not None:
-            job.backend.use_layout(recipe.SHARDING, self.name)
-        recipe.main(list(self.args))
-
-
 def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
     """Find the target that a command line names, without importing it.
 
     Args:
-        name: a path, a module's name or a recipe's name.
+        name: a script's path or a module's name.
         args: the target's own arguments.
         module: whether `name` is a module, as with `python -m`.
 
@@ -91,18 +65,12 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
     """
     if module:
         return _module(name, args)
-    if name in RECIPES:
-        return Recipe(name, tuple(args))
     path = Path(name)
     if path.is_file():
         return Script(path, tuple(args))
     if path.is_dir():
         raise UserError(f"{name} is a folder; give a script in it, or -m and a package's name")
-    if path.suffix == ".py" or os.sep in name:
-        raise UserError(f"there is no script {name}; give its path from here (looked for {path.absolute()})")
-    raise UserError(
-        f"there is no recipe {name!r}; give one of {', '.join(RECIPES)}, the path of a script, or -m and a module"
-    )
+    raise UserError(f"there is no script {name} in {Path.cwd()}; give the path of a script, or -m and a module")
 
 
 def _module(name: str, args: list[str]) -> Module:

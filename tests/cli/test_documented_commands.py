@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cpudist.cli import main, train
 from cpudist.errors import UserError
-from cpudist.training.recipes import RECIPES, script
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")]
@@ -21,7 +18,7 @@ EPILOGS = [train._EPILOG, main._EPILOG, *(command.EPILOG or "" for command in ma
 COMMAND = re.compile(r"\b(cpudist-train(?= +[^ :])|cpudist (?=(?:" + "|".join(main.COMMANDS) + r")\b)).*")
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 # Values in the place of a page's words for them.
-VALUES = {"FILE": "hosts", "FOLDER": "out", "N": "1", "SECONDS": "1", "RECIPE": "clm", "B": "ccl", "T": "60"}
+VALUES = {"FILE": "hosts", "FOLDER": "out", "N": "1", "SECONDS": "1", "B": "ccl", "T": "60"}
 
 
 def _lines_of_blocks(page: Path) -> Iterator[str]:
@@ -65,26 +62,14 @@ def _parse(words: list[str]) -> None:
         if target:
             _parse(["cpudist-train", *target[target[:1] == ["--"] :]])
         return
-    options = train._parser().parse_args(words[1:])
-    if options.target in RECIPES and "--output_dir" in options.args:  # otherwise it is not the whole command
-        importlib.import_module(f"cpudist.training.recipes.{options.target}").main(options.args)
+    train._parser().parse_args(words[1:])
 
 
 @pytest.fixture(autouse=True)
-def _parsed_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def start(recipe: str, about: str | None, words: list[str], *classes: Any) -> None:
-        # transformers knows --use_ipex in a job only, and takes --bf16 on this machine only with --use_cpu.
-        words = [word.replace("--use_ipex", "--use_cpu") for word in words]
-        raise _Parsed(script.parse(recipe, about, words, *classes))
-
-    monkeypatch.setattr(script, "start", start)
+def _hostfiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("hosts", "hostfile"):
         Path(name).write_text("node0:2\nnode1:2\n")
-
-
-class _Parsed(Exception):
-    """The recipe's options are right."""
 
 
 def test_all_kinds_of_commands_are_found() -> None:
@@ -99,15 +84,12 @@ def test_the_parser_takes_it(words: tuple[str, ...]) -> None:
 
 def test_a_wrong_option_is_found() -> None:
     assert "--no-such" in str(_refusal(["cpudist", "launch", "--nproc", "2", "--", "--no-such", "train.py"]))
-    assert "--steps" in str(_refusal(["cpudist-train", "clm", "--output_dir", "out", "--steps", "3"]))
 
 
 def _refusal(words: list[str]) -> UserError | None:
     """Return the parser's error, but not for prose that names `cpudist bench`, or an option without its value."""
     try:
         _parse(words)
-    except _Parsed:
-        pass
     except SystemExit as end:  # --help
         return UserError(str(end)) if end.code else None
     except UserError as error:
@@ -130,9 +112,9 @@ RUN_BY = {
     r"cpudist launch .*train_digits": "examples/test_train_digits.py",
     r"cpudist launch --host": "hosts/test_launch.py",
     r"(mpirun -n 2 )?cpudist-train --backend xla": "backends/xla/test_xla.py",
-    r"mpirun -n 2 cpudist-train clm": "training/recipes/test_clm.py",
-    r"mpirun -n 2 cpudist-train qa": "training/recipes/test_qa.py",
-    r"mpirun -n 2 cpudist-train images": "training/recipes/test_images.py",
+    r"mpirun -n 2 cpudist-train examples/language_model.py": "examples/test_language_model.py",
+    r"mpirun -n 2 cpudist-train examples/question_answering.py": "examples/test_question_answering.py",
+    r"mpirun -n 2 cpudist-train examples/images.py": "examples/test_images.py",
     r"mpirun -n 2 cpudist-train examples/one_program.py": "examples/test_one_program.py",
     r"mpirun -f \S+ .*--compress bf16": "backends/ccl/test_ccl.py",
     r"mpirun -f \S+ .*examples/local_sgd.py": "examples/test_local_sgd.py",

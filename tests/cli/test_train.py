@@ -57,7 +57,7 @@ def test_wrong_target_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str]
     out, err = capfd.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert "clm" in err
+    assert "the path of a script, or -m and a module" in err
 
 
 def test_other_ranks_keep_quiet_about_a_wrong_target(
@@ -74,5 +74,5 @@ def test_other_ranks_keep_quiet_about_a_wrong_target(
 def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(words) == 0
     text = capsys.readouterr().out
-    for word in ("mpirun", "srun", "torchrun", "clm", "--record"):
+    for word in ("mpirun", "srun", "torchrun", "-m", "--record"):
         assert word in text

@@ -17,6 +17,7 @@ from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
 
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "language_model.py")
 STEPS, RATE = 60, 1e-3
 MODEL = ["--config_overrides", "n_layer=2,n_embd=32,n_head=2", "--vocab_size", "512", "--block_size", "16"]
 
@@ -27,8 +28,8 @@ def test_4_ranks_then_3_with_the_same_schedule(own_bed: Bed, tmp_path: Path) -> 
     hosts, output = tmp_path / "hosts", tmp_path / "out"
     hosts.write_text("h0:3\nh1:1\n")
     words = ["launch", "--hostfile", str(hosts), "--max-restarts", "1", "--min-nodes", "1"]
-    words += ["--", "--timeout", "15", "clm", *MODEL]
-    words += ["--train_file", f"{sysconfig.get_path('stdlib')}/heapq.py", "--output_dir", str(output), "--do_train"]
+    words += ["--", "--timeout", "15", EXAMPLE, *MODEL]
+    words += ["--train_files", f"{sysconfig.get_path('stdlib')}/heapq.py", "--output_dir", str(output)]
     words += ["--max_steps", str(STEPS), "--save_steps", "20", "--learning_rate", str(RATE), "--logging_steps", "1"]
     words += ["--per_device_train_batch_size", "2", "--save_total_limit", "1", "--disable_tqdm", "true"]
 

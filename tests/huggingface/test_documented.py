@@ -19,7 +19,7 @@ pytestmark = pytest.mark.job
 
 BOUND = 400.0
 SCRIPTS = Path(__file__).parent / "checks"
-VILLAGE = Path(__file__).parents[1] / "training" / "recipes" / "village.json"
+VILLAGE = Path(__file__).with_name("village.json")
 
 # What Intel's guide exports before the command; it sets the number of threads for its own machines.
 EXPORTED = {"MASTER_ADDR": "127.0.0.1", "CCL_WORKER_COUNT": "1"}

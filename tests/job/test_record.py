@@ -1,4 +1,4 @@
-"""The run record's numbers, file and summary."""
+"""The run record's numbers and file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from cpudist.backends.gloo import GlooBackend
 from cpudist.job.record import RunRecord, Training, percentile
 from cpudist.launchers import Placement
-from cpudist.training.summary import main, summarize
 from cpudist.world import RankInfo, World
 
 _FIELDS = [
@@ -28,7 +27,6 @@ _FIELDS = [
     "pinning",
     "steps",
     "samples_per_second",
-    "tokens_per_second",
     "step_seconds",
     "communication_share",
     "loss",
@@ -67,11 +65,9 @@ def test_a_failed_job_ends_though_its_record_cannot_be_written(
 
 def test_numbers_follow_from_the_steps(record: RunRecord) -> None:
     record.training = Training(3, [1.0, 3.0], samples_per_step=8, communication_seconds=1.0, losses=[5.0, 2.0])
-    record.tokens_per_sample = 10
     fields = record.as_dict("completed")
     assert fields["steps"] == 3
     assert fields["samples_per_second"] == 4.0
-    assert fields["tokens_per_second"] == 40.0
     assert fields["step_seconds"] == {"median": 2.0, "p95": 3.0}
     assert fields["communication_share"] == 0.25
     assert fields["loss"] == {"first": 5.0, "last": 2.0}
@@ -88,11 +84,6 @@ def test_written_whole_and_in_place(record: RunRecord) -> None:
     record.write("completed")
     assert json.loads(record.path.read_text())["exit"] == "completed"
     assert [path.name for path in record.path.parent.iterdir()] == ["record.json"]
-
-
-def test_a_named_file_stays(record: RunRecord, tmp_path: Path) -> None:
-    record.default_path(tmp_path / "other.json")
-    assert record.path == tmp_path / "deep" / "record.json"
 
 
 def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, tmp_path: Path) -> None:
@@ -113,20 +104,3 @@ def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, 
 )
 def test_percentile_is_a_value_that_was_measured(count: int, share: float, expected: int) -> None:
     assert percentile(range(count), share) == expected
-
-
-def test_summary_leaves_out_what_is_not_known(record: RunRecord) -> None:
-    text = summarize(record.as_dict("completed"))
-    assert "gloo" in text
-    assert "loss" not in text
-    record.training = Training(3, [1.0, 3.0], 8, None, [5.0, 2.0])
-    record.tokens_per_sample = 10
-    record.results = {"sample": "two\nlines", "perplexity": {"first": 100.0, "last": 9.5}}
-    text = summarize(record.as_dict("completed"))
-    for part in ("5.000 at first, 2.000 at last", "40 tokens/s", "    two\n    lines", "9.5 at last"):
-        assert part in text
-
-
-def test_summary_of_no_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["missing.json"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

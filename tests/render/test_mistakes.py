@@ -13,7 +13,7 @@ def test_all_at_once(refused: Refused) -> None:
     words = ["--replicas", "0", "--cpus", "12 cores", "--name", "My_Job", "--memory", "lots", "--grace", "1m"]
     lines = refused("pytorchjob", *words, "--env", "RANK=1", "--env", "PATH", target=())
     assert [line.partition(":")[2].split("'")[0].strip() for line in lines] == [
-        "no TARGET; give a script, -m and a module, or a recipe after `--`, as for cpudist-train",
+        "no TARGET; give a script, or -m and a module, after `--`, as for cpudist-train",
         *("--env", "--env", "--name", "--replicas", "--cpus", "--memory", "--grace"),
     ]
     assert "cpudist: --cpus '12 cores': not a whole number of CPUs, such as 12" in lines

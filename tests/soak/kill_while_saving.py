@@ -2,9 +2,10 @@
 
     python tests/soak/kill_while_saving.py [--moments 50] [--seed 0] [--asynchronous]
 
-The recipe clm on two ranks saves after every step, keeps two checkpoints, and goes on by itself from the newest one, as
-after a restart by `cpudist launch`. Each time rank 0, rank 1 or all processes are killed, at a random moment of its
-savings. Then all checkpoints that are there must be readable, and the next job must go on from the newest of them.
+examples/language_model.py on two ranks saves after every step, keeps two checkpoints, and goes on by itself from the
+newest one, as after a restart by `cpudist launch`. Each time rank 0, rank 1 or all processes are killed, at a random
+moment of its savings. Then all checkpoints that are there must be readable, and the next job must go on from the newest
+of them.
 
 With --asynchronous the ranks run a loop of their own with Checkpoints(asynchronous=True): of the steps whose `save` had
 returned, at most the last one may be missing. They are forked from this program, which has imported torch, and have no
@@ -45,11 +46,12 @@ from cpudist.checkpoints import manifest
 from cpudist.waiting import poll
 
 RANKS = 2
+_SCRIPT = str(Path(__file__).resolve().parents[2] / "examples" / "language_model.py")
 _START_SECONDS = 120.0
 _OTHERS_SECONDS = 1.0  # for the other ranks of a loop to end
 _SAVING_SECONDS = 0.2  # the kill comes at most so long after a checkpoint was begun
 _MODEL = ["--config_overrides", "n_layer=2,n_embd=256,n_head=4", "--vocab_size", "1024", "--block_size", "16"]
-_OPTIONS = ["--do_train", "--max_steps", "100000", "--per_device_train_batch_size", "1", "--save_steps", "1"]
+_OPTIONS = ["--max_steps", "100000", "--per_device_train_batch_size", "1", "--save_steps", "1"]
 _OPTIONS += ["--save_total_limit", "2", "--logging_steps", "1000", "--disable_tqdm", "true"]
 
 
@@ -64,7 +66,7 @@ def main() -> int:
     found: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         output, newest = Path(folder) / "out", 0
-        start = _Loop if options.asynchronous else _Recipe
+        start = _Loop if options.asynchronous else _Example
         for moment in range(options.moments):
             victims = chance.choice(["rank 0", "rank 1", "all"])
             was, problem, newest = _kill_once(start, output, moment, victims, chance.random() * _SAVING_SECONDS, newest)
@@ -78,12 +80,12 @@ def main() -> int:
     return 0 if sum(found.values()) == options.moments else 1
 
 
-class _Recipe:
-    """A job of the recipe clm."""
+class _Example:
+    """A job of the example."""
 
     def __init__(self, output: Path, restart: int) -> None:
         text = str(Path(sysconfig.get_path("stdlib")) / "heapq.py")
-        command = mpirun(RANKS, *train("clm", "--output_dir", str(output), "--train_file", text, *_MODEL, *_OPTIONS))
+        command = mpirun(RANKS, *train(_SCRIPT, "--output_dir", str(output), "--train_files", text, *_MODEL, *_OPTIONS))
         environment = {**os.environ, "CPUDIST_RESTART_COUNT": str(restart), "CPUDIST_RUN_ID": "killed"}
         with _log(output).open("w") as file:
             self._job = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
@@ -102,7 +104,7 @@ class _Recipe:
 
 
 class _Loop:
-    """Ranks of a loop of one's own; the methods are those of `_Recipe`."""
+    """Ranks of a loop of one's own; the methods are those of `_Example`."""
 
     def __init__(self, output: Path, restart: int) -> None:
         self._ranks = {}
@@ -158,7 +160,7 @@ def _saved(output: Path) -> Path:
 
 
 def _kill_once(
-    start: type[_Recipe | _Loop], output: Path, restart: int, victims: str, delay: float, newest: int
+    start: type[_Example | _Loop], output: Path, restart: int, victims: str, delay: float, newest: int
 ) -> tuple[str, str, int]:
     """Run one job and kill it `delay` seconds after it has begun its second checkpoint.
 

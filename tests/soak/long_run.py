@@ -1,4 +1,4 @@
-"""Train a recipe on 2 hosts x 2 ranks under random faults with restarts, and beside it without faults; compare the two.
+"""Train a model on 2 hosts x 2 ranks under random faults with restarts, and beside it without faults; compare the two.
 
     python tests/soak/long_run.py [--hours 2] [--every 180] [--seed 0]
 
@@ -33,6 +33,7 @@ from faults import CACHE, _rank_of
 from jobs import BIN
 
 _MODEL = ["--config_overrides", "n_layer=2,n_embd=64,n_head=4", "--vocab_size", "512", "--block_size", "64"]
+_SCRIPT = str(Path(__file__).resolve().parents[2] / "examples" / "language_model.py")
 _LAST = 50  # steps whose mean is the loss at the end
 _END_SECONDS = 60.0  # until a job has ended after SIGTERM
 _FAULTS = ["rank killed", "rank stopped", "store killed", "ssh lost"]
@@ -145,10 +146,10 @@ class _Run:
         self.seconds = ended.at - began
 
     def _command(self, bed: Bed) -> list[str]:
-        text = f"{sysconfig.get_path('stdlib')}/[a-d]*.py"
+        text = sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py")))
         words = ["launch", "--hostfile", bed.hostfile(), "--ppn", "2", "--max-restarts", "1000", "--"]
         words += ["--timeout", "30", "--compress", "none"]  # auto would choose by what it measures: another loss
-        words += ["clm", *_MODEL, "--train_file", text, "--output_dir", str(self._folder / "out"), "--do_train"]
+        words += [_SCRIPT, *_MODEL, "--train_files", *text, "--output_dir", str(self._folder / "out")]
         words += ["--max_steps", "10000000", "--lr_scheduler_type", "constant"]
         words += ["--save_steps", "100", "--save_total_limit", "2"]
         words += ["--learning_rate", "1e-3", "--per_device_train_batch_size", "4", "--disable_tqdm", "true"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.training.target import Recipe, Script, resolve
+from cpudist.training.target import Script, resolve
 
 # Runs a target in a process of its own, since a target takes over sys.argv, sys.path and __main__.
 _RUN = "from cpudist.training.target import resolve; resolve({name!r}, {args!r}, module={module}).run()"
@@ -76,16 +76,15 @@ def test_modules_are_looked_for_without_importing_them(
     assert capsys.readouterr().out == ""
 
 
-def test_recipes_and_scripts_are_told_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_a_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder / "inner")
-    assert resolve("clm", ["--help"]) == Recipe("clm", ("--help",))
     assert resolve("script.py", ["a"]) == Script(Path("script.py"), ("a",))
 
 
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("clmm", "give one of clm, .*, the path of a script"),
+        ("train", "no script train in .*; give the path of a script, or -m and a module"),
         ("missing.py", "no script"),
         ("a/b", "no script"),
         (".", "a folder"),

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from cpudist.backends.layouts import ANY, Entry, Layout, Spec
+from cpudist.backends.xla.layouts import ANY, Entry, Layout, Spec
 from cpudist.errors import UserError
 
 

@@ -18,8 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_xla import runtime
 from torch_xla.distributed import spmd
 
-from cpudist.backends.layouts import Entry, Layout, Spec
 from cpudist.backends.xla import mesh, partition, patches
+from cpudist.backends.xla.layouts import Entry, Spec
 from cpudist.console import say
 from cpudist.errors import UserError
 
@@ -84,11 +84,6 @@ class Sharding:
         spmd.set_global_mesh(sharding.mesh)
         patches.replace(spmd, {"mark_sharding": sharding.mark_for_script}, changes)
         return sharding
-
-    def use_layout(self, layout: Layout, source: str) -> None:
-        """Divide parameters by `layout`, unless the user has given a table; see `Backend.use_layout`."""
-        if not self.table.exact:
-            self.table = partition.Table(layout, source)
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
         """Check that options of `DistributedDataParallel` have no effect here, where nothing is wrapped in it.

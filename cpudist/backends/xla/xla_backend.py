@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cpudist.backends.calls import Calls
     from cpudist.backends.ccl.ccl_backend import CclBackend
     from cpudist.backends.gloo import GlooBackend
-    from cpudist.backends.layouts import Layout
     from cpudist.backends.xla.program import Program
     from cpudist.backends.xla.sharding import Sharding
     from cpudist.world import World
@@ -49,7 +48,6 @@ class XlaBackend(Backend):
     )
     companions = ("torch_xla",)
     device_type = "xla"
-    fixed_shapes = True
     optimizations = frozenset({"autocast"})
     # The advice to start with torch.distributed.launch, which transformers gives beside every process group on XLA.
     hidden_warnings = ("parallel_mode != ParallelMode.DISTRIBUTED",)
@@ -161,10 +159,6 @@ class XlaBackend(Backend):
         from cpudist.backends.xla import patches
 
         return {"accelerate.data_loader": patches.patch_accelerate_loader}
-
-    def use_layout(self, layout: Layout, source: str) -> None:
-        if self._sharding is not None:
-            self._sharding.use_layout(layout, source)
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Wrap in `DistributedDataParallel`, which takes `options`; under a mesh, place the model on it instead."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from importlib.metadata import PackageNotFoundError
@@ -14,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist import backends
-from cpudist.backends import layouts
-from cpudist.backends.layouts import Layout, Spec
 from cpudist.backends.xla import devices, mesh, partition
+from cpudist.backends.xla.layouts import Spec
 from cpudist.errors import UserError
-from cpudist.training.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -224,51 +221,35 @@ def test_a_spec_that_passes_cuts_evenly_and_covers_the_tensor(shape: list[int], 
     assert cuts <= math.prod(SIZES.values())
 
 
-OURS = [layouts.DECODERS, layouts.ENCODERS, layouts.IMAGES, layouts.ANY]
-
-
 @given(
-    st.sampled_from(OURS),
     st.sampled_from(["h.0.attn.c_attn.weight", "h.0.mlp.c_proj.weight", "wte.weight", "x.embed.weight", "y.weight"]),
     st.lists(st.integers(1, 64), max_size=4),
     st.dictionaries(st.sampled_from(["data", "model", "fsdp"]), st.integers(1, 8)),
 )
-def test_our_own_tables_fit_every_parameter(rows: Layout, name: str, shape: list[int], sizes: dict[str, int]) -> None:
-    spec = partition.spec_for(name, shape, sizes, partition.Table(rows, "ours"))
+def test_our_own_table_fits_every_parameter(name: str, shape: list[int], sizes: dict[str, int]) -> None:
+    spec = partition.spec_for(name, shape, sizes, partition.DEFAULT)
     assert partition.check(name, shape, spec, sizes) == spec
     assert "data" not in [axis for entry in spec for axis in partition.names_in(entry)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "first", "second"),
+    ("first", "second"),
     [
-        (layouts.DECODERS, "transformer.h.3.attn.c_proj.weight", "transformer.h.3.attn.c_attn.weight"),
-        (layouts.DECODERS, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"),
-        (layouts.DECODERS, "gpt_neox.layers.0.mlp.dense_h_to_4h.weight", "gpt_neox.layers.0.mlp.dense_4h_to_h.weight"),
-        (
-            layouts.ENCODERS,
-            "bert.encoder.layer.0.intermediate.dense.weight",
-            "bert.encoder.layer.0.output.dense.weight",
-        ),
-        (layouts.ENCODERS, "distilbert.transformer.layer.0.ffn.lin1.weight", "x.layer.0.ffn.lin2.weight"),
-        (layouts.IMAGES, "features.0.0.weight", "features.0.3.weight"),
-        (layouts.IMAGES, "vit.embeddings.patch_embeddings.projection.weight", "vit.layer.0.output.dense.weight"),
-        (layouts.ANY, "layers.0.linear1.weight", "layers.0.linear2.weight"),
+        ("transformer.h.3.attn.c_proj.weight", "transformer.h.3.attn.c_attn.weight"),
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"),
+        ("gpt_neox.layers.0.mlp.dense_h_to_4h.weight", "gpt_neox.layers.0.mlp.dense_4h_to_h.weight"),
+        ("bert.encoder.layer.0.intermediate.dense.weight", "bert.encoder.layer.0.output.dense.weight"),
+        ("distilbert.transformer.layer.0.ffn.lin1.weight", "x.layer.0.ffn.lin2.weight"),
+        ("vit.embeddings.patch_embeddings.projection.weight", "vit.layer.0.output.dense.weight"),
+        ("layers.0.linear1.weight", "layers.0.linear2.weight"),
     ],
 )
-def test_our_own_tables_cut_where_megatron_does(rows: Layout, first: str, second: str) -> None:
+def test_our_own_table_cuts_where_megatron_does(first: str, second: str) -> None:
     """The first of two layers by what comes out, the second by what goes in; GPT-2 holds them the other way round."""
-    ours = partition.Table(rows, "ours")
+    ours = partition.DEFAULT
     assert partition.spec_for(first, (8, 24), {"model": 2}, ours) == (("model",), None)
     assert partition.spec_for(second, (24, 8), {"model": 2}, ours) == (None, ("model",))
     assert partition.spec_for(second, (24, 7), {"model": 2}, ours) == (None, None), "does not divide"
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_each_recipe_brings_a_table(name: str) -> None:
-    pytest.importorskip("transformers")
-    recipe = importlib.import_module(f"cpudist.training.recipes.{name}")
-    assert recipe.SHARDING in OURS
 
 
 def test_a_files_table_is_taken_at_its_word(tmp_path: Path) -> None:

@@ -168,20 +168,19 @@ def test_a_checkpoint_in_pieces_is_resumed_on_other_meshes_and_on_none(tmp_path:
 
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
     """By a table of the user's: a tuple of axes, None, and axes at the end that are not named."""
-    table = {"4.weight": [["model", "data"]], "10.weight": [None, "model"], "*.up.weight": ["model"]}
+    table = {"0.weight": [["model", "data"]], "2.weight": [None, "model"], "*.up.weight": ["model"]}
     (tmp_path / "table.json").write_text(json.dumps(table))
     words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]
     words += ["--sharding", str(tmp_path / "table.json")]
-    script = str(ROOT / "examples" / "train_images.py")
-    result = _start(1, *train(*words, script, "--fake_data", "--steps", "2"))
+    result = _start(1, *train(*words, str(ROOT / "examples" / "one_program.py"), str(tmp_path / "out")))
     assert "mesh data=2,model=2 of 4 devices:\n    [0]  [1]\n    [2]  [3]\n" in result.stdout, result.output
     for says in (
-        "0.weight  16 x 1 x 5 x 5  (-, -, -, -)  whole on every device\n",
-        "4.weight  32 x 16 x 5 x 5  ((model, data), -, -, -)  pieces of 8 x 16 x 5 x 5: 0 | 2 | 1 | 3\n",
-        "10.weight  10 x 128  (-, model)  pieces of 10 x 64: 0,2 | 1,3\n",
+        "0.bias  256  (-)  whole on every device\n",
+        "0.weight  256 x 64  ((model, data), -)  pieces of 64 x 64: 0 | 2 | 1 | 3\n",
+        "2.weight  8 x 256  (-, model)  pieces of 8 x 128: 0,2 | 1,3\n",
     ):
         assert says in result.stdout, result.output
-    assert result.stdout.count("a batch  64 x 1 x 28 x 28  (data, -, -, -)  pieces of 32 x 1 x 28 x 28: 0,1 | 2,3") == 1
+    assert result.stdout.count("a batch  32 x 64  (data, -)  pieces of 16 x 64: 0,1 | 2,3") == 1
     assert result.output.count("'*.up.weight' decides about no parameter of this model") == 1, result.output
     details = json.loads((tmp_path / "r.json").read_text())["details"]
     assert details["mesh"] == "data=2,model=2"
@@ -223,6 +222,52 @@ def test_trainer_trains_as_on_gloo(tmp_path: Path) -> None:
     assert xla["losses"] == pytest.approx(gloo["losses"], abs=2e-4)
     assert xla["metrics"]["eval_loss"] == pytest.approx(gloo["metrics"]["eval_loss"], abs=1e-4)
     assert resumed["metrics"]["eval_loss"] == pytest.approx(xla["metrics"]["eval_loss"], abs=1e-4)
+
+
+def test_the_example_of_a_language_model_trains_on_ranks_and_on_a_mesh_as_on_gloo(tmp_path: Path) -> None:
+    """Batches have one shape, so nothing is compiled after warm-up."""
+    words = ["--train_files", ast.__file__, "--vocab_size", "400", "--block_size", "32", "--max_steps", "8"]
+    words += ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--logging_steps", "1", "--learning_rate", "5e-3"]
+    words += ["--save_strategy", "no", "--disable_tqdm", "true", "--report_to", "none", "--eval_files", json.__file__]
+    found = {}
+    for ranks, way in ((1, "gloo"), (2, "xla"), (1, "xla --mesh data=2,model=2")):
+        output, record = tmp_path / way, tmp_path / f"{way}.json"
+        command = train(
+            "--record", str(record), "--backend", *way.split(), str(ROOT / "examples" / "language_model.py")
+        )
+        _start(ranks, *command, *words, "--per_device_train_batch_size", str(8 // ranks), "--output_dir", str(output))
+        history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+        found[way] = [[entry[name] for entry in history if name in entry] for name in ("loss", "eval_perplexity")]
+        details = json.loads(record.read_text()).get("details", {})
+        assert details.get("steps_that_compiled_after_warm_up", 0) == 0, way
+    losses, perplexity = found.pop("gloo")
+    assert len(losses) == 8
+    for way, others in found.items():
+        assert others[0] == pytest.approx(losses, abs=1e-3), way
+        assert others[1] == pytest.approx(perplexity, rel=2e-3), way
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batch_normalization_on_a_mesh_counts_the_whole_batch_and_by_ddp_its_own_part(ranks: int) -> None:
+    """A mesh of two devices as one of one process; two ranks as on gloo."""
+    program = (
+        "import sys, torch, cpudist; world = cpudist.init(sys.argv[1], mesh=sys.argv[2] or None)\n"
+        "torch.manual_seed(0)\n"
+        "layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(144, 1)\n"
+        "model = cpudist.wrap(torch.nn.Sequential(*layers).to(world.device))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for batch in torch.randn(4, 16, 1, 8, 8, generator=torch.Generator().manual_seed(0)):\n"
+        "    loss = model(batch[world.rank :: world.size].to(world.device)).square().mean(); optimizer.zero_grad()\n"
+        "    loss.backward(); cpudist.step(optimizer); mean = cpudist.mean(loss).item()\n"
+        "    if world.rank == 0: print('loss', mean, flush=True)\n"
+    )
+    ways = [("xla", "data=2"), ("xla", "")] if ranks == 1 else [("xla", ""), ("gloo", "")]
+    first, second = (
+        [float(text) for text in re.findall(r"loss (\S+)", _start(ranks, sys.executable, "-c", program, *way).stdout)]
+        for way in ways
+    )
+    assert len(first) == 4
+    assert first == pytest.approx(second, rel=1e-3)
 
 
 def test_dynamo_trains_on_a_mesh_as_without_it() -> None:

@@ -1,4 +1,4 @@
-"""Layouts: how a mesh of devices divides the parameters of known architectures.
+"""Layouts: how a mesh of devices divides parameters, by default those of any known architecture.
 
 A layout maps patterns of parameters' names to partition specs; the first pattern that matches a name counts. A spec has
 an entry for each axis of the parameter: the mesh's axis by which it is divided, several of them, or None (not divided).
@@ -21,7 +21,6 @@ Layout: TypeAlias = "Mapping[str, Spec]"
 _BY_OUTPUTS: Spec = ("model", "fsdp")  # of a weight of shape (outputs, inputs)
 _BY_INPUTS: Spec = ("fsdp", "model")
 _EMBEDDING: Spec = (None, ("fsdp", "model"))  # by the width: the size of a vocabulary is seldom divisible
-_REST: dict[str, Spec] = {"*": _BY_OUTPUTS}
 
 # GPT-2's linear layers hold weights of shape (inputs, outputs).
 _GPT2 = {
@@ -54,11 +53,5 @@ _EMBEDDINGS = dict.fromkeys(
 )
 # The convolution by which ViT embeds the patches of an image.
 _PATCHES = {"*.projection.weight": _BY_OUTPUTS}
-# The small net of the recipe images: each stage has two convolutions, modules 0 and 3.
-_CONVNET = {"features.*.3.weight": _BY_INPUTS}
-
-DECODERS: dict[str, Spec] = {**_GPT2, **_SECOND_OF_DECODERS, **_EMBEDDINGS, **_REST}
-ENCODERS: dict[str, Spec] = {**_SECOND_OF_ENCODERS, **_EMBEDDINGS, **_REST}
-IMAGES: dict[str, Spec] = {**_CONVNET, **_SECOND_OF_ENCODERS, **_PATCHES, **_REST}
-# For a model that a script brings.
-ANY: dict[str, Spec] = {**_GPT2, **_SECOND_OF_DECODERS, **_SECOND_OF_ENCODERS, **_PATCHES, **_EMBEDDINGS, **_REST}
+_SECOND = {**_SECOND_OF_DECODERS, **_SECOND_OF_ENCODERS}
+ANY: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _BY_OUTPUTS}
