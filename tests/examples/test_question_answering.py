@@ -62,8 +62,8 @@ def test_the_best_span_of_all_windows_is_the_answer(example: ModuleType) -> None
 
 
 @pytest.mark.job
-def test_two_ranks_come_to_the_same_as_one_process(tmp_path: Path) -> None:
-    """A new small BERT, without dropout, learns the answers to 20 questions."""
+def test_learns_on_two_ranks_and_scores_as_in_one_process(tmp_path: Path) -> None:
+    """A new small BERT, without dropout, learns the answers of a small file."""
     import torch
     from transformers import AutoTokenizer, BertModel
 
@@ -72,24 +72,23 @@ def test_two_ranks_come_to_the_same_as_one_process(tmp_path: Path) -> None:
     BertModel(small_bert(len(tokenizer), width=64, layers=1, heads=2, tokens=64)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     words = [str(EXAMPLE), "--model_name", str(tmp_path / "model"), "--train_file", str(QUESTIONS)]
-    words += ["--eval_file", str(QUESTIONS), "--max_seq_length", "64", "--doc_stride", "16", "--max_steps", "30"]
+    words += ["--eval_file", str(QUESTIONS), "--max_seq_length", "64", "--doc_stride", "16"]
     words += ["--learning_rate", "3e-3", "--logging_steps", "1", "--eval_on_start", "--save_strategy", "no"]
     words += ["--disable_tqdm", "true", "--report_to", "none"]
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    more = ["--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "2")]
+    more = ["--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "2"), "--max_steps", "30"]
     result = run(mpirun(2, *train("--backend", "ccl", *words, *more)), BOUND, cache)
     assert result.returncode == 0, result.output
-    more = ["--per_device_train_batch_size", "8", "--output_dir", str(tmp_path / "1"), "--use_cpu"]
+    more = ["--per_device_train_batch_size", "8", "--output_dir", str(tmp_path / "1"), "--max_steps", "1", "--use_cpu"]
     result = run([sys.executable, *words, *more], BOUND, cache)
     assert result.returncode == 0, result.output
 
     one, two = (
         json.loads((tmp_path / ranks / "trainer_state.json").read_text())["log_history"] for ranks in ("1", "2")
     )
-    for name in ("loss", "eval_exact_match", "eval_f1"):
-        found, expected = ([entry[name] for entry in history if name in entry] for history in (two, one))
-        # The best of two spans may change where their scores differ by a rounding.
-        assert found == pytest.approx(expected, abs=1e-2 if name == "loss" else 5), name
+    for name in ("loss", "eval_exact_match", "eval_f1"):  # at the start
+        first, expected = (next(entry[name] for entry in history if name in entry) for history in (two, one))
+        assert first == pytest.approx(expected, rel=1e-4), name
     losses = [entry["loss"] for entry in two if "loss" in entry]
     assert losses[-1] < losses[0] - 0.5
 
