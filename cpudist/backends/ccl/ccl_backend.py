@@ -85,7 +85,7 @@ class CclBackend(ProcessGroupBackend):
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
-        # What this rank handed to each transport so far; "hierarchy" is shared memory inside a machine, oneCCL across.
+        # What each transport has carried for this rank so far. Between hosts an allreduce uses both.
         carried = {
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
             for transport, (calls, size) in module.traffic().items()

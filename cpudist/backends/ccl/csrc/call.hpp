@@ -1,7 +1,6 @@
 // The identity of a c10d call, for error messages and snapshots.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,17 +13,13 @@ namespace cpudist {
 
 struct Call;
 
-using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
-
 // What the calls of one process group share.
 struct GroupState {
   std::string name;
   bool across_machines = false;
-  // The collective that completed last, and its number. The engine's lock guards these and the hook.
+  // The collective that completed last, and its number, guarded by the engine's lock.
   const char* last_name = nullptr;
   uint64_t last_sequence = 0;
-  // Called with each completed work. Shared, because it may still run while the group is destroyed.
-  std::shared_ptr<const CompletionHook> hook;
 
   void completed(const Call& call);
 };

@@ -91,13 +91,8 @@ bool Engine::progress_from(Works::iterator it, Finished& finished) {
 }
 
 void Engine::complete(AsyncWork& work) {
-  auto& group = *work.call().group;
-  group.completed(work.call());
-  const bool success = !work.failure_;
-  if (group.hook && success && work.retrieveOpType() != c10d::OpType::UNKNOWN) [[unlikely]]
-    hooks_.enqueue(work);
-  work.end();  // last: a thread that finds the work done, without the lock, may
-               // wait for the hooks called so far
+  work.call().group->completed(work.call());
+  work.end();
 }
 
 // Completes the futures of these works. Their callbacks may wait for other works, so another thread polls meanwhile.
@@ -165,7 +160,6 @@ void Engine::abort(const GroupState& group) {
 }
 
 void Engine::close() {
-  constexpr Milliseconds kHooksLimit{5000};
   const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
@@ -174,7 +168,6 @@ void Engine::close() {
   auto threads = std::move(threads_);
   lock.unlock();
   for (auto& thread : threads) thread.join();
-  hooks_.close(kHooksLimit);
 }
 
 // Works that no thread waits for in wait(), which checks the deadline itself.
@@ -185,27 +178,6 @@ void Engine::expire_overdue(Finished& finished) {
     const bool awaited = work->future_ || !work->call().peer;
     if (awaited && work->overdue(now)) return expire(*work, work->started(), finished);
   }
-}
-
-void Engine::set_hook(GroupState& group, std::shared_ptr<const CompletionHook> hook) {
-  const WithoutGil without_gil;
-  hooks_.start();
-  Lock lock(mutex_);
-  group.hook = std::move(hook);
-}
-
-void Engine::wait_for_all(const GroupState& group, Milliseconds timeout) {
-  const WithoutGil without_gil;
-  std::vector<AsyncWorkPtr> works;
-  {
-    Lock lock(mutex_);
-    std::copy_if(in_flight_.begin(), in_flight_.end(), std::back_inserter(works),
-                 [&](const AsyncWorkPtr& work) { return work->call().group.get() == &group; });
-  }
-  for (const auto& work : works) work->wait();
-  if (hooks_.wait(timeout)) return;
-  throw backend_error("a completion hook has not returned for " + std::to_string(timeout.count() / 1000) +
-                      " s; let it return sooner, or give the group a longer timeout");
 }
 
 void Engine::add(const std::shared_ptr<GroupState>& group) {

@@ -14,7 +14,6 @@
 #include <mutex>
 #include <thread>
 
-#include "completion_hooks.hpp"
 #include "fair_mutex.hpp"
 #include "gil.hpp"
 #include "snapshot.hpp"
@@ -68,12 +67,6 @@ class Engine {
   // receive a message; kNoTimeout: each work's own timeout.
   void drain(Milliseconds limit);
 
-  // Calls `hook` from now on with each work of the group that completes without an error.
-  void set_hook(GroupState& group, std::shared_ptr<const CompletionHook> hook);
-
-  // Waits for the group's works in flight, and until its hook has been called with all of them.
-  void wait_for_all(const GroupState& group, Milliseconds timeout);
-
   // Fails the group's works in flight. A transport cannot cancel a call, so if there are any, communication is out of
   // use in this process afterwards.
   void abort(const GroupState& group);
@@ -108,7 +101,7 @@ class Engine {
   void sleep_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline);
   template <typename Condition>
   void poll_while(Condition goes_on);
-  void complete(AsyncWork& work);
+  static void complete(AsyncWork& work);
   void announce(Lock& lock, Finished& finished);
   void announce_as_waiter(Lock& lock, Finished& finished);
   void expire(AsyncWork& work, Clock::time_point since, Finished& finished);
@@ -130,7 +123,6 @@ class Engine {
   Works abandoned_;  // never freed, because transports may
                      // still write to their buffers
   std::vector<std::weak_ptr<GroupState>> groups_;
-  CompletionHooks hooks_;
   std::string reason_;
   std::atomic<bool> out_of_use_{false};
   std::atomic<int64_t> blocked_ns_{0};

@@ -183,24 +183,15 @@ class Hierarchy::Allreduce final : public Request {
   size_t gathered_ = 0;  // pieces whose allgather has been called
 };
 
-Hierarchy::Hierarchy(TransportPtr flat, TransportPtr inside, TransportPtr across, const Placement& placement)
-    : CountedTransport(std::move(flat), oneccl_traffic),
-      inside_(std::move(inside)),
+Hierarchy::Hierarchy(TransportPtr inside, TransportPtr across, const Placement& placement)
+    : inside_(std::move(inside)),
       across_(std::move(across)),
       local_rank_(placement.local_rank),
       local_size_(static_cast<size_t>(placement.local_size)) {}
 
-RequestPtr Hierarchy::allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) {
-  if (is_integer(type) && reduction == Reduction::kAverage) {
-    return CountedTransport::allreduce(input, output, count, type, reduction);
-  }
-  hierarchy_traffic.count(count * size_of(type));
-  return std::make_unique<Allreduce>(*this, input, output, nullptr, count, type, reduction);
-}
-
-RequestPtr Hierarchy::allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) {
-  hierarchy_traffic.count(count * sizeof(float));
-  return std::make_unique<Allreduce>(*this, data, data, residual, count, DataType::kFloat32, reduction);
+RequestPtr Hierarchy::allreduce(const void* input, void* output, float* residual, size_t count, DataType type,
+                                Reduction reduction) {
+  return std::make_unique<Allreduce>(*this, input, output, residual, count, type, reduction);
 }
 
 void Hierarchy::keep_own(float* residual, size_t count) const {

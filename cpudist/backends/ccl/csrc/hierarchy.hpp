@@ -1,9 +1,9 @@
-// A transport for ranks on several machines: shared memory inside each machine and oneCCL across them.
+// Allreduces of ranks on several machines: shared memory inside each machine and oneCCL across them.
 #pragma once
 
 #include <deque>
 
-#include "traffic.hpp"
+#include "transport.hpp"
 
 namespace cpudist {
 
@@ -20,17 +20,22 @@ struct Placement {
 };
 
 // Sends across machines only what has been reduced inside each: the ranks of a machine reduce_scatter, each reduces its
-// share with the ranks of the same number on the other machines, then they allgather. Only allreduce is done so; all
-// other calls, and averages of integers, which would be rounded twice, go through `flat`.
-class Hierarchy final : public CountedTransport {
+// share with the ranks of the same number on the other machines, then they allgather.
+class Hierarchy {
  public:
-  // `flat` connects all ranks, `inside` the ranks of this machine, `across` those of the same number on every machine.
-  // Machines have equally many ranks.
-  Hierarchy(TransportPtr flat, TransportPtr inside, TransportPtr across, const Placement& placement);
+  // `inside` connects the ranks of this machine, `across` those of the same number on every machine. Machines have
+  // equally many ranks.
+  Hierarchy(TransportPtr inside, TransportPtr across, const Placement& placement);
 
-  RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override;
-  RequestPtr allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) override;
-  void keep_own(float* residual, size_t count) const override;
+  // False for averages of integers, which would be rounded twice.
+  static bool takes(DataType type, Reduction reduction) {
+    return !is_integer(type) || reduction != Reduction::kAverage;
+  }
+
+  // These are a transport's; `residual` may be null.
+  RequestPtr allreduce(const void* input, void* output, float* residual, size_t count, DataType type,
+                       Reduction reduction);
+  void keep_own(float* residual, size_t count) const;
 
  private:
   class Allreduce;

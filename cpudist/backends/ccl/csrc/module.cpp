@@ -78,10 +78,14 @@ void keep_own(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& 
 // Returns the bytes of the allreduces that crossed the network in another format, and their bytes in that format.
 py::tuple converted() { return py::make_tuple(cpudist::converted.before.load(), cpudist::converted.after.load()); }
 
-// Returns {transport: (calls, bytes)}.
+// Returns {transport: (calls, bytes)}, of the transports that were used.
 py::dict traffic() {
   py::dict result;
-  for (const auto& used : cpudist::traffic()) result[py::str(used.transport)] = py::make_tuple(used.calls, used.bytes);
+  const auto add = [&](const char* transport, const cpudist::Traffic& carried) {
+    if (carried.calls > 0) result[transport] = py::make_tuple(carried.calls.load(), carried.bytes.load());
+  };
+  add("oneccl", cpudist::oneccl_traffic);
+  add("shared_memory", cpudist::shared_memory_traffic);
   return result;
 }
 

@@ -65,19 +65,9 @@ WorkPtr ProcessGroupCcl::receive(Tensors& tensors, int source, int tag) {
   return work;
 }
 
-void ProcessGroupCcl::registerOnCompletionHook(CompletionHook&& hook) {
-  if (onCompletionHook_) throw backend_error("this group has a completion hook already; register one only");
-  const auto shared =
-      std::make_shared<const CompletionHook>(std::move(hook));  // shared, because a copy would need the GIL
-  onCompletionHook_ = [shared](std::shared_ptr<c10d::WorkInfo> info) { (*shared)(std::move(info)); };
-  Engine::get().set_hook(*group_, shared);
-}
-
 c10d::ErrorType ProcessGroupCcl::getError() {
   return Engine::get().usable() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
-
-void ProcessGroupCcl::waitForPendingWorks() { Engine::get().wait_for_all(*group_, timeout_); }
 
 void ProcessGroupCcl::shutdown() {
   constexpr Milliseconds kLimit{5000};

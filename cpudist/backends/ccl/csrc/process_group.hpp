@@ -54,13 +54,6 @@ class ProcessGroupCcl final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  // The hook is called with each collective and message that this rank completes without an error: its kind, its number
-  // (0 for messages), when it was called and when it was complete. completion_hooks.hpp says in which thread.
-  void registerOnCompletionHook(CompletionHook&& hook) override;
-  // Throws what the works in flight throw.
-  void waitForPendingWorks() override;
-  void enableCollectivesTiming() override {}  // times are always known
-
   // Begins to shut the group down, on all its ranks; Engine::drain() completes that.
   void shutdown() override;
   // Ends the group on this rank alone and fails its works in flight. Does not wait for other ranks.

@@ -122,9 +122,6 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Its name in the run record: "oneccl", "shared_memory".
-  virtual const char* name() const = 0;
-
   virtual RequestPtr barrier() = 0;
 
   // Sends the root's data to every rank.

@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hierarchy.hpp"
 #include "oneccl/transport.hpp"
 #include "shared_memory/transport.hpp"
-#include "traffic.hpp"
 
 namespace cpudist {
 
 namespace {
-
-TransportPtr make_oneccl(const Group& group) {
-  return std::make_unique<CountedTransport>(oneccl::create(group), oneccl_traffic);
-}
 
 // Creates the shared memory of this rank's machine. Returns null, with the reason in `why`, on all ranks of the group
 // where it fails on any machine.
@@ -35,9 +29,9 @@ std::string without_shared_memory(const std::string& why) { return "not using sh
 TransportPtr make_within_machine(const Group& group, std::string& warning) {
   std::string why;
   auto transport = shared_memory::create(group, why);
-  if (transport) return std::make_unique<CountedTransport>(std::move(transport), shared_memory_traffic);
+  if (transport) return transport;
   warning = without_shared_memory(why);
-  return make_oneccl(group);
+  return oneccl::create(group);
 }
 
 TransportPtr make_across_machines(const Group& group, const Placement& place, std::string& warning) {
@@ -45,16 +39,15 @@ TransportPtr make_across_machines(const Group& group, const Placement& place, st
   auto inside = place.even ? share_memory_on_each_machine(group, place, why) : nullptr;
   if (!inside) {
     if (!why.empty()) warning = without_shared_memory(why);
-    return make_oneccl(group);
+    return oneccl::create(group);
   }
-  auto whole = group;
-  whole.wire = Wire::kFloat32;
-  auto flat = oneccl::create(whole);
   PrefixStore store(group.store, "across/" + std::to_string(place.local_rank));
   std::vector<int> nodes(place.node_count);
   std::iota(nodes.begin(), nodes.end(), 0);
   auto across = oneccl::create({place.node, place.node_count, nodes, group.timeout, &store, group.wire});
-  return std::make_unique<Hierarchy>(std::move(flat), std::move(inside), std::move(across), place);
+  auto whole = group;
+  whole.wire = Wire::kFloat32;
+  return oneccl::create(whole, std::make_unique<Hierarchy>(std::move(inside), std::move(across), place));
 }
 
 }  // namespace
@@ -63,7 +56,7 @@ TransportPtr make_across_machines(const Group& group, const Placement& place, st
 TransportPtr make_transport(const Group& group, bool shared_memory, std::string& warning) {
   const Placement place(group.nodes, group.rank);
   const bool one_rank_each = place.node_count > 1 && place.even && place.local_size == 1;
-  if (!shared_memory || one_rank_each) return make_oneccl(group);
+  if (!shared_memory || one_rank_each) return oneccl::create(group);
   if (place.node_count == 1) return make_within_machine(group, warning);
   return make_across_machines(group, place, warning);
 }

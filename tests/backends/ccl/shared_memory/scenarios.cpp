@@ -17,7 +17,7 @@
 //
 // stranger: the memory that rank 0 means cannot be opened elsewhere: likewise.
 //
-// crowd: 256 ranks can share memory; where there is one more, each is told so without waiting for the others.
+// crowd: 256 ranks of several threads can share memory; where there is one more, each is told so without waiting for the others.
 //
 // requests: making a group asks the store a few questions for each rank, and not one for each pair of ranks.
 //
@@ -208,6 +208,7 @@ void stranger(const std::string& folder, int rank) {
 }
 
 void crowd(const std::string& folder, int rank) {
+  threads_of_rank = 8;
   const auto transport = meet(folder, rank, 256);
   std::vector<float> values(100'000, 1);
   require(complete(*sum(*transport, values), Milliseconds(60'000)), "the sum is not complete");

@@ -73,6 +73,10 @@ def test_every_instruction_set_computes_every_reduction(program: Callable[..., P
     run(program("kernels"))
 
 
+def test_every_number_of_ranks_and_threads_has_room(program: Callable[..., Path]) -> None:
+    run(program("layout"))
+
+
 @pytest.mark.parametrize(
     ("ranks", "calls", "threads"),
     [(1, 100, 1), (2, 300, 1), (2, 100, 2), (3, 200, 1), (3, 60, 4), (4, 200, 1), (8, 60, 1), (16, 30, 1)],

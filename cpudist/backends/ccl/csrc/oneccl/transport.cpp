@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../kernels/reduce.hpp"
+#include "../traffic.hpp"
 #include "agreement.hpp"
 #include "alltoall.hpp"
 #include "conversions.hpp"
@@ -29,16 +30,16 @@ class OneCcl final : public Transport {
   }
 
  public:
-  explicit OneCcl(const Group& group) : wire_(group.wire), communicator_(group) {
+  OneCcl(const Group& group, std::unique_ptr<Hierarchy> hierarchy)
+      : wire_(group.wire), communicator_(group), hierarchy_(std::move(hierarchy)) {
     if (wire_ == Wire::kFloat32) return;
     PrefixStore store(group.store, "sums");
     sums_.emplace(Group{group.rank, group.size, group.nodes, group.timeout, &store});
   }
 
-  const char* name() const override { return "oneccl"; }
-
   // ccl::barrier waits for the peers before it returns.
   RequestPtr barrier() override {
+    oneccl_traffic.count(0);
     return pieces(1, 1, [this](size_t, size_t) {
       auto nothing = std::make_unique<char[]>(1);
       auto call = ccl::allreduce(nothing.get(), nothing.get(), 1, ccl::datatype::int8, ccl::reduction::sum, raw());
@@ -47,12 +48,17 @@ class OneCcl final : public Transport {
   }
 
   RequestPtr broadcast(void* data, size_t count, DataType type, int root) override {
+    oneccl_traffic.count(count * size_of(type));
     return pieces(count, size_of(type), [=, this](size_t offset, size_t length) {
       return ccl::broadcast(at(data, offset, type), length, to_ccl(type), root, raw());
     });
   }
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
+    if (hierarchy_ && Hierarchy::takes(type, reduction)) {
+      return hierarchy_->allreduce(input, output, nullptr, count, type, reduction);
+    }
+    oneccl_traffic.count(count * size_of(type));
     if (is_bitwise(reduction)) return gather_and_reduce(input, output, count, type, reduction);
     if (converts(count, type, reduction)) {
       return exchange(static_cast<const float*>(input), static_cast<float*>(output), nullptr, count, reduction);
@@ -70,14 +76,21 @@ class OneCcl final : public Transport {
   }
 
   RequestPtr allreduce_with_residual(float* data, float* residual, size_t count, Reduction reduction) override {
+    if (hierarchy_) return hierarchy_->allreduce(data, data, residual, count, DataType::kFloat32, reduction);
     if (!converts(count, DataType::kFloat32, reduction)) {
       return allreduce(data, data, count, DataType::kFloat32, reduction);
     }
+    oneccl_traffic.count(count * sizeof(float));
     return exchange(data, data, residual, count, reduction);
+  }
+
+  void keep_own(float* residual, size_t count) const override {
+    if (hierarchy_) hierarchy_->keep_own(residual, count);
   }
 
   RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
                     int root) override {
+    oneccl_traffic.count(count * size_of(type));
     const bool receives = rank() == root;
     if (is_bitwise(reduction)) return gather_and_reduce(input, receives ? output : nullptr, count, type, reduction);
     const Average average(reduction, type);
@@ -167,6 +180,7 @@ class OneCcl final : public Transport {
 
   template <typename Issue>
   RequestPtr message(size_t bytes, Issue issue) {
+    oneccl_traffic.count(bytes);
     return std::make_unique<PointToPoint<Issue>>(bytes, communicator_.round_bytes(), std::move(issue));
   }
 
@@ -182,6 +196,7 @@ class OneCcl final : public Transport {
   Communicator communicator_;
   std::optional<Communicator> sums_;  // for Exchange
   Buffers buffers_;
+  std::unique_ptr<Hierarchy> hierarchy_;  // may be null
 };
 
 // A piece is gathered in one buffer: oneCCL's allgatherv into several waits for the peers before it returns.
@@ -191,6 +206,7 @@ RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std:
   const size_t longest = *std::max_element(counts.begin(), counts.end());
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
   if (total != longest * ranks && total * width > kMostUneven) return broadcast_each(input, outputs, counts, type);
+  oneccl_traffic.count(total * width);
   const auto whole = flat(outputs, counts, width);
   const auto lengths = [counts](size_t offset, size_t length) {
     ccl::vector_class<size_t> result;
@@ -261,6 +277,7 @@ RequestPtr OneCcl::even_reduce_scatter(std::vector<const void*> inputs, void* ou
   const Average average(reduction, type);
   const size_t width = size_of(type);
   const size_t ranks = inputs.size();
+  oneccl_traffic.count(ranks * count * width);
   const auto whole = flat(inputs, std::vector<size_t>(ranks, count), width);
   const bool as_it_is = whole && inputs[rank()] != output && !average.before;
   return pieces(
@@ -297,12 +314,17 @@ RequestPtr OneCcl::uneven_reduce_scatter(const std::vector<const void*>& inputs,
 
 RequestPtr OneCcl::alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts,
                             std::vector<void*> outputs, std::vector<size_t> output_counts, DataType type) {
+  const size_t sent = std::accumulate(input_counts.begin(), input_counts.end(), size_t{0});
+  const size_t received = std::accumulate(output_counts.begin(), output_counts.end(), size_t{0});
+  oneccl_traffic.count(std::max(sent, received) * size_of(type));
   return std::make_unique<Alltoall>(communicator_, std::move(inputs), std::move(input_counts), std::move(outputs),
                                     std::move(output_counts), size_of(type), to_ccl(type));
 }
 
 }  // namespace
 
-TransportPtr create(const Group& group) { return std::make_unique<OneCcl>(group); }
+TransportPtr create(const Group& group, std::unique_ptr<Hierarchy> hierarchy) {
+  return std::make_unique<OneCcl>(group, std::move(hierarchy));
+}
 
 }  // namespace cpudist::oneccl

@@ -18,20 +18,26 @@ size_t in_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * k
 
 }  // namespace
 
-Layout::Layout(int ranks, int lanes) {
+Layout::Layout(int ranks, int most_lanes) : lanes(most_lanes) {
   const auto count = static_cast<size_t>(ranks);
+  for (divide(count); slot_bytes < count * kLineBytes && lanes > 1; divide(count)) --lanes;
+}
+
+void Layout::divide(size_t ranks) {
+  const size_t room = kMostBytes / ranks;  // of a region
   const size_t all_slots = kSlots * static_cast<size_t>(lanes);
   letters = all_slots * sizeof(Line);
-  receipts = letters + count * sizeof(Letter);
-  parcels = in_pages(receipts + count * sizeof(Receipt));
-  parcel_bytes = std::min(kLargestParcel, kMostBytes / count / kPartOfParcels / count / kLineBytes * kLineBytes);
-  buffers = in_pages(parcels + count * parcel_bytes);
+  receipts = letters + ranks * sizeof(Letter);
+  parcels = in_pages(receipts + ranks * sizeof(Receipt));
+  parcel_bytes = std::min(kLargestParcel, room / kPartOfParcels / ranks / kLineBytes * kLineBytes);
+  buffers = in_pages(parcels + ranks * parcel_bytes);
   const size_t places = all_slots + kBuffers * kBufferParts / 2;  // a part is half a slot
-  slot_bytes = std::min(kLargestSlot, (kMostBytes / count - buffers) / places / kPageBytes * kPageBytes);
+  const size_t left = room > buffers ? room - buffers : 0;
+  slot_bytes = std::min(kLargestSlot, left / places / kPageBytes * kPageBytes);
   part_bytes = slot_bytes / 2;
   slots = buffers + kBuffers * kBufferParts * part_bytes;
   region_bytes = slots + all_slots * slot_bytes;
-  total_bytes = kPageBytes + count * region_bytes;
+  total_bytes = kPageBytes + ranks * region_bytes;
 }
 
 Board::Board(Segment& segment, const Layout& layout, size_t lane, int rank, int ranks)

@@ -65,7 +65,7 @@ struct alignas(kLineBytes) Receipt {
 constexpr size_t kBuffers = 2;      // for long messages, per rank; a pair at work holds one
 constexpr size_t kBufferParts = 2;  // one is filled while the other is emptied
 
-// Of one group. With more ranks, a slot would be too small to hold a line for each of the others.
+// Of one group. With more ranks, a slot of a single lane would be too small to hold a line for each of the others.
 constexpr int kMostRanks = 256;
 
 // Sizes and offsets, the same on all ranks of a group.
@@ -76,8 +76,10 @@ constexpr int kMostRanks = 256;
 struct Layout {
   static constexpr size_t kMostBytes = size_t{60} << 20;  // of all regions
 
-  Layout(int ranks, int lanes);
+  // Has fewer lanes than asked for where a slot would not hold a line for each other rank.
+  Layout(int ranks, int most_lanes);
 
+  int lanes;
   size_t letters;  // all offsets from the start of the region
   size_t receipts;
   size_t parcels;
@@ -91,6 +93,9 @@ struct Layout {
 
   // Where a rank's region begins in the segment.
   size_t region(int rank) const { return kPageBytes + static_cast<size_t>(rank) * region_bytes; }
+
+ private:
+  void divide(size_t ranks);
 };
 
 // A lane of a group's shared memory as one of its ranks sees it. Messages between two ranks use the first lane.

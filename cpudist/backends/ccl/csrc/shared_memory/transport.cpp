@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "../traffic.hpp"
 #include "collectives.hpp"
 #include "divided.hpp"
 #include "messages.hpp"
@@ -53,10 +54,8 @@ struct Lane {
 
 class SharedMemory final : public Transport {
  public:
-  SharedMemory(Segment segment, const Layout& layout, int lanes, int rank, int ranks)
-      : segment_(std::move(segment)), lanes_(make_lanes(segment_, layout, lanes, rank, ranks)), messages_(board()) {}
-
-  const char* name() const override { return "shared_memory"; }
+  SharedMemory(Segment segment, const Layout& layout, int rank, int ranks)
+      : segment_(std::move(segment)), lanes_(make_lanes(segment_, layout, rank, ranks)), messages_(board()) {}
 
   RequestPtr barrier() override {
     return collective(Signature(Operation::kBarrier), {}, 0,
@@ -110,6 +109,7 @@ class SharedMemory final : public Transport {
   RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts, std::vector<void*> outputs,
                       std::vector<size_t> output_counts, DataType type) override {
     const size_t width = size_of(type);
+    shared_memory_traffic.bytes += std::max(sum(input_counts), sum(output_counts)) * width;
     return collective(Signature(Operation::kAlltoall), {}, 0, [&](Board& board, Part whole) {
       return shared_memory::alltoall(board, all_at<const std::byte*>(inputs, whole, input_counts, width),
                                      counts_of(input_counts, whole, width, width),
@@ -119,17 +119,19 @@ class SharedMemory final : public Transport {
   }
 
   RequestPtr send(const void* data, size_t count, int destination) override {
+    shared_memory_traffic.count(count);
     return std::make_unique<MessageRequest>(board(), messages_.send(bytes(data), count, destination));
   }
 
   RequestPtr recv(void* data, size_t count, int source) override {
+    shared_memory_traffic.count(count);
     return std::make_unique<MessageRequest>(board(), messages_.receive(bytes(data), count, source));
   }
 
  private:
-  static std::vector<Lane> make_lanes(Segment& segment, const Layout& layout, int lanes, int rank, int ranks) {
+  static std::vector<Lane> make_lanes(Segment& segment, const Layout& layout, int rank, int ranks) {
     std::vector<Lane> result;
-    for (int lane = 0; lane < lanes; ++lane) {
+    for (int lane = 0; lane < layout.lanes; ++lane) {
       result.push_back({Board(segment, layout, static_cast<size_t>(lane), rank, ranks), {}});
     }
     return result;
@@ -151,6 +153,7 @@ class SharedMemory final : public Transport {
   // start(board, part) begins a part of the call on a board.
   template <typename Start>
   RequestPtr collective(Signature signature, const std::vector<size_t>& counts, size_t bytes, Start start) {
+    shared_memory_traffic.count(bytes);
     const size_t parts = parts_of(bytes, lanes_.size());
     const auto begin = [&](size_t number) {
       auto& [board, turns] = lanes_[number];
@@ -217,7 +220,7 @@ TransportPtr create(const Group& group, std::string& why) {
     return nullptr;
   }
   segment->prefault(layout.total_bytes);
-  return std::make_unique<SharedMemory>(std::move(*segment), layout, lanes, group.rank, group.size);
+  return std::make_unique<SharedMemory>(std::move(*segment), layout, group.rank, group.size);
 }
 
 }  // namespace cpudist::shared_memory

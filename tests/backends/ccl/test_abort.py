@@ -1,4 +1,4 @@
-"""PyTorch's completion hooks, and groups that are aborted."""
+"""Groups that are aborted."""
 
 from __future__ import annotations
 
@@ -6,25 +6,6 @@ import pytest
 from checks_run import JOBS, only, run
 
 pytestmark = pytest.mark.job
-
-
-@pytest.mark.versions
-@pytest.mark.parametrize(
-    ("name", "transport", "progress"),
-    [
-        ("intel-mpi, 2 ranks", "shared_memory", "polls"),
-        ("intel-mpi, 3 ranks", "oneccl", "naps"),
-        ("torchrun, 2 ranks", "oneccl", "naps"),
-    ],
-)
-def test_completion_hooks(name: str, transport: str, progress: str) -> None:
-    variables = {"CPUDIST_TEST_PROGRESS": progress, **only(transport)}
-    result = run(JOBS[name], "conditions.py", "hooks.py", timeout=120, **variables)
-    ranks = int(name.split()[-2])
-    assert result.returncode == 0, result.output
-    assert result.stdout.count("checks of hooks passed") == ranks, result.output
-    # The hook that raised three times, on each rank.
-    assert result.stderr.count("failed: ValueError: a hook's own error") == ranks, result.output
 
 
 @pytest.mark.versions
