@@ -1,9 +1,9 @@
-// What all works of one group share: its transport, and its mailbox of messages between two ranks.
+// What all works of one group share: its transport, and its tagged messages.
 #pragma once
 
 #include <atomic>
 
-#include "mailbox.hpp"
+#include "tag_matching.hpp"
 #include "transport.hpp"
 
 namespace cpudist {
@@ -19,11 +19,11 @@ class Endpoint {
   bool aborted() const { return aborted_; }
 
   Transport& transport() { return *transport_; }
-  Mailbox& mailbox() { return *mailbox_; }
+  TagMatcher& matcher() { return *matcher_; }
 
  private:
   TransportPtr transport_;
-  std::unique_ptr<Mailbox> mailbox_;
+  std::unique_ptr<TagMatcher> matcher_;
   std::atomic<bool> aborted_{false};
 };
 

@@ -7,7 +7,7 @@
 
 #include "engine.hpp"
 #include "errors.hpp"
-#include "farewell.hpp"
+#include "disconnect.hpp"
 
 namespace cpudist {
 
@@ -74,7 +74,7 @@ void ProcessGroupCcl::shutdown() {
   auto& engine = Engine::get();
   if (!endpoint_ || endpoint_->aborted() || !engine.usable()) return;
   auto call = next_call("shutdown", kLimit);
-  engine.submit(c10::make_intrusive<FarewellWork>(std::move(call), std::exchange(endpoint_, nullptr)),
+  engine.submit(c10::make_intrusive<DisconnectWork>(std::move(call), std::exchange(endpoint_, nullptr)),
                 /*background=*/true);
 }
 

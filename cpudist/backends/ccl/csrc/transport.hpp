@@ -1,6 +1,6 @@
 // The interface between c10d and what carries the bytes.
 //
-// Code above it (process group, schedules, mailbox, engine) does not depend on any transport. Code below it (oneccl/,
+// Code above it (process group, schedules, tag matching, engine) does not depend on any transport. Code below it (oneccl/,
 // shared_memory/, kernels/, hierarchy) does not depend on torch: it sees pointers, counts and the enumerations here.
 #pragma once
 
@@ -168,7 +168,7 @@ class Transport {
   }
 
   // Bytes to or from one peer. The caller has at most one send in flight to a peer and one receive from it, and both
-  // sides agree on the size. They are not ordered with collectives. The mailbox builds tags and any-source on them.
+  // sides agree on the size. They are not ordered with collectives. TagMatcher builds tags and any-source on them.
   virtual RequestPtr send(const void* data, size_t bytes, int destination) = 0;
   virtual RequestPtr recv(void* data, size_t bytes, int source) = 0;
 };

@@ -26,7 +26,7 @@ class AsyncWork : public c10d::Work {
   const Call& call() const { return call_; }
   Clock::time_point started() const { return started_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Whether it is in flight for longer than its timeout. A farewell (UNKNOWN) may take longer: nobody waits for it.
+  // Whether it is in flight for longer than its timeout. A disconnect (UNKNOWN) may take longer: nobody waits for it.
   bool overdue(Clock::time_point now) const { return now > deadline_ && retrieveOpType() != c10d::OpType::UNKNOWN; }
 
   // Releases buffers and all else that the finished work no longer needs, because the caller may keep it for long. The

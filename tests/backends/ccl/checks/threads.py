@@ -1,4 +1,4 @@
-"""Large calls give the same bits whatever number of lanes a group has, and of threads that carry them."""
+"""Large calls give the same bits whatever number of channels a group has, and of threads that carry them."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ dtypes = torch.float32, torch.bfloat16
 inputs = {dtype: (values(dtype, 0), [values(dtype, 1 + peer) for peer in PEERS]) for dtype in dtypes}
 torch.set_num_threads(1)
 expected = {dtype: results(None, *inputs[dtype]) for dtype in dtypes}
-for lanes in (2, 4):
-    torch.set_num_threads(lanes)
-    module.lend_computing_threads(lanes)  # as if this rank had so many cores
+for channels in (2, 4):
+    torch.set_num_threads(channels)
+    module.lend_computing_threads(channels)  # as if this rank had so many cores
     group = dist.new_group()
-    for threads in (lanes, 2, 1):
+    for threads in (channels, 2, 1):
         torch.set_flush_denormal(True)  # new threads of the pool have it, too
         torch.set_num_threads(threads)
         before = module.bytes_of_threads()
         for dtype in dtypes:
             for actual, wanted in zip(results(group, *inputs[dtype]), expected[dtype], strict=True):
-                assert torch.equal(actual.view(torch.uint8), wanted.view(torch.uint8)), (lanes, threads)
+                assert torch.equal(actual.view(torch.uint8), wanted.view(torch.uint8)), (channels, threads)
         torch.set_flush_denormal(False)
         if threads == 1:
             assert module.bytes_of_threads() == before, (before, module.bytes_of_threads())
@@ -90,7 +90,7 @@ for lanes in (2, 4):
     other = threading.Thread(target=dist.all_reduce, args=(values(torch.float32, 0),), kwargs={"group": group})
     other.start()
     other.join()
-    torch.set_num_threads(lanes + 1)
+    torch.set_num_threads(channels + 1)
     dist.all_reduce(values(torch.float32, 0), group=group)
     assert module.bytes_of_threads() == before
     dist.destroy_process_group(group)

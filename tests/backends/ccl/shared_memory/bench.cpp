@@ -31,7 +31,7 @@ void bench(const std::filesystem::path& folder, int rank, int ranks, int repeats
   CPU_SET(static_cast<size_t>(rank) % std::thread::hardware_concurrency(), &processors);
   sched_setaffinity(0, sizeof processors, &processors);
 
-  const auto transport = meet(folder, rank, ranks);
+  const auto transport = make_transport(folder, rank, ranks);
   const auto run = [](RequestPtr request) { complete(*request); };
   const auto share = [&](size_t bytes) { return bytes / sizeof(float) / static_cast<size_t>(ranks); };
   std::vector<Candidate> candidates = {

@@ -69,8 +69,8 @@ class FolderStore : public KeyValueStore {
   std::filesystem::path folder_;
 };
 
-inline TransportPtr meet(const std::filesystem::path& folder, int rank, int size,
-                         Milliseconds timeout = Milliseconds(60'000)) {
+inline TransportPtr make_transport(const std::filesystem::path& folder, int rank, int size,
+                                   Milliseconds timeout = Milliseconds(60'000)) {
   FolderStore store(folder);
   const Group group{rank, size, std::vector<int>(static_cast<size_t>(size), 0), timeout, &store};
   std::string why;

@@ -17,6 +17,8 @@
 //
 // stranger: the memory that rank 0 means cannot be opened elsewhere: likewise.
 //
+// eager: with many ranks of several threads, messages of any size arrive; buffers are small there.
+//
 // crowd: 256 ranks of several threads can share memory; where there is one more, each is told so without waiting for the others.
 //
 // requests: making a group asks the store a few questions for each rank, and not one for each pair of ranks.
@@ -50,7 +52,7 @@ RequestPtr sum(Transport& transport, std::vector<float>& values) {
 }
 
 void late(const std::string& folder, int rank) {
-  const auto transport = meet(folder, rank, 2);
+  const auto transport = make_transport(folder, rank, 2);
   std::vector<float> values(300'000, 1);
   if (rank == 1) {
     while (!std::filesystem::exists(folder + "/given up")) sched_yield();
@@ -65,7 +67,7 @@ void late(const std::string& folder, int rank) {
 }
 
 void disagreement(const std::string& folder, int rank) {
-  const auto transport = meet(folder, rank, 2);
+  const auto transport = make_transport(folder, rank, 2);
   std::vector<float> values(rank == 0 ? 10 : 12);
   try {
     const auto request = sum(*transport, values);
@@ -110,7 +112,7 @@ void require_same(const std::string& folder, const std::string& name, int rank, 
 void counts(const std::string& folder, int rank) {
   std::vector<float> in(30, static_cast<float>(rank)), out(30);
   const auto expect = [&](const char* name, const std::string& words, auto call) {
-    const auto transport = meet(folder + "/" + name, rank, 3);
+    const auto transport = make_transport(folder + "/" + name, rank, 3);
     const auto text = error_of([&] {
       complete(*call(*transport));
       complete(*transport->barrier());
@@ -137,7 +139,7 @@ void counts(const std::string& folder, int rank) {
 }
 
 void gone(const std::string& folder, int rank) {
-  const auto transport = meet(folder, rank, 3);
+  const auto transport = make_transport(folder, rank, 3);
   std::vector<float> values(300'000, 1);
   complete(*sum(*transport, values));
   if (rank == 1) raise(SIGKILL);
@@ -151,7 +153,7 @@ void gone(const std::string& folder, int rank) {
 }
 
 void left(const std::string& folder, int rank) {
-  auto transport = meet(folder, rank, 3);
+  auto transport = make_transport(folder, rank, 3);
   std::vector<float> values(300'000, 1);
   complete(*sum(*transport, values));
   if (rank == 1) return transport.reset();
@@ -207,9 +209,28 @@ void stranger(const std::string& folder, int rank) {
   refused(folder, rank, "rank 1: /proc/");
 }
 
+void eager(const std::string& folder, int rank) {
+  constexpr int kRanks = 16;
+  threads_of_rank = 8;
+  const auto transport = make_transport(folder, rank, kRanks);
+  for (size_t bytes = 8; bytes < 200'000; bytes += 8 + bytes / 4) {
+    const std::vector<char> sent(bytes, static_cast<char>(rank + 1));
+    std::vector<char> received(bytes);
+    const int source = (rank + kRanks - 1) % kRanks;
+    // Rank 0 sends first, the others when they have received: a long message is complete when it has been received.
+    const auto send = [&] {
+      require(complete(*transport->send(sent.data(), bytes, (rank + 1) % kRanks)), "a message has not been sent");
+    };
+    if (rank == 0) send();
+    require(complete(*transport->recv(received.data(), bytes, source)), "a message has not come");
+    if (rank != 0) send();
+    require(received == std::vector<char>(bytes, static_cast<char>(source + 1)), "a message is wrong");
+  }
+}
+
 void crowd(const std::string& folder, int rank) {
   threads_of_rank = 8;
-  const auto transport = meet(folder, rank, 256);
+  const auto transport = make_transport(folder, rank, 256);
   std::vector<float> values(100'000, 1);
   require(complete(*sum(*transport, values), Milliseconds(60'000)), "the sum is not complete");
   require(values == std::vector<float>(100'000, 256), "the sum is wrong");
@@ -249,7 +270,7 @@ void requests(const std::string& folder, int rank) {
 }
 
 void fork_a_child(const std::string& folder, int rank) {
-  auto transport = meet(folder, rank, 2);
+  auto transport = make_transport(folder, rank, 2);
   std::vector<float> values(1000, 1);
   const auto before = sum(*transport, values);
   require(maps_our_memory(), "this test would not see the memory");
@@ -268,7 +289,7 @@ void fork_a_child(const std::string& folder, int rank) {
 int endless(const std::string& folder, int rank, int ranks) {
   try {
     for (int group = 0;; ++group) {
-      const auto transport = meet(folder + "/" + std::to_string(group), rank, ranks, Milliseconds(400));
+      const auto transport = make_transport(folder + "/" + std::to_string(group), rank, ranks, Milliseconds(400));
       for (const size_t count : {1, 1'000, 300'000, 10}) {
         std::vector<float> values(count, 1);
         if (!complete(*sum(*transport, values), Milliseconds(400))) return 3;
@@ -297,6 +318,7 @@ int main(int count, char** arguments) {
   if (name == "no_memory") return run(3, no_memory);
   if (name == "no_segment") return run(3, no_segment);
   if (name == "stranger") return run(3, stranger);
+  if (name == "eager") return run(16, eager);
   if (name == "crowd") return run(256, crowd);
   if (name == "requests") return run(12, requests);
   if (name == "fork") return run(2, fork_a_child);

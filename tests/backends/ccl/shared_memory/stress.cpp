@@ -252,7 +252,7 @@ void stress(const std::filesystem::path& folder, int rank, int ranks, int calls,
     const auto place = std::find(team.members.begin(), team.members.end(), rank);
     if (place == team.members.end()) continue;
     team.rank = static_cast<int>(place - team.members.begin());
-    team.transport = meet(folder / std::to_string(which), team.rank, static_cast<int>(team.members.size()));
+    team.transport = make_transport(folder / std::to_string(which), team.rank, static_cast<int>(team.members.size()));
   }
 
   std::vector<std::pair<Team*, std::unique_ptr<Pending>>> under_way;

@@ -35,6 +35,7 @@ SCENARIOS = [
     "no_memory",
     "no_segment",
     "stranger",
+    "eager",
     "crowd",
     "requests",
     "fork",

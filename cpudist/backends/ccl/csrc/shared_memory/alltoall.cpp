@@ -45,12 +45,12 @@ void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
 
 // A rank knows only its own counts, so the ranks tell each other in the first step. Two ranks that disagree report a
 // failure to all, and no other rank completes the call. All ranks go on until the longest message of all has been sent.
-Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
+Coroutine alltoall(Channel& channel, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
                    std::vector<std::byte*> outputs, std::vector<size_t> output_bytes) {
-  const int self = board.rank();
-  const Shares shares(board);
+  const int self = channel.rank();
+  const Shares shares(channel);
   AlltoallSummary summary{0, 0};
-  for (int rank = 0; rank < board.ranks(); ++rank) {
+  for (int rank = 0; rank < channel.ranks(); ++rank) {
     if (rank != self) summary.longest = std::max<uint64_t>(summary.longest, input_bytes[rank]);
     summary.balance += hash_of(self, rank, input_bytes[rank]) - hash_of(rank, self, output_bytes[rank]);
   }
@@ -62,34 +62,35 @@ Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vect
     return part(whole, begin(piece), begin(piece + 1) - begin(piece));
   };
   const auto place = [&](size_t piece, uint64_t step, int from, int to) {
-    return shares.of(board.slot(from, step), from, to) + (piece == 0 ? head : 0);
+    return shares.of(channel.slot(from, step), from, to) + (piece == 0 ? head : 0);
   };
   const auto write = [&](size_t piece) {
-    for (int rank = 0; rank < board.ranks(); ++rank) {
+    for (int rank = 0; rank < channel.ranks(); ++rank) {
       if (rank == self) continue;
-      copy_bytes(place(piece, board.step(), self, rank), inputs[rank] + begin(piece), length(piece, input_bytes[rank]));
+      copy_bytes(place(piece, channel.step(), self, rank), inputs[rank] + begin(piece),
+                 length(piece, input_bytes[rank]));
     }
   };
 
-  co_await board.entered();
-  std::memcpy(board.place(self, board.step(), sizeof own), &own, sizeof own);
-  for (int rank = 0; rank < board.ranks(); ++rank) {
+  co_await channel.entered();
+  std::memcpy(channel.place(self, channel.step(), sizeof own), &own, sizeof own);
+  for (int rank = 0; rank < channel.ranks(); ++rank) {
     const AlltoallCounts counts{input_bytes[rank], output_bytes[rank]};
-    if (rank != self) std::memcpy(shares.of(board.slot(self, board.step()), self, rank), &counts, head);
+    if (rank != self) std::memcpy(shares.of(channel.slot(self, channel.step()), self, rank), &counts, head);
   }
   write(0);
-  uint64_t written = board.publish();
+  uint64_t written = channel.publish();
   check_counts(self, input_bytes[self], self, output_bytes[self]);
   copy_bytes(outputs[self], inputs[self], input_bytes[self]);
-  for (int rank = 0; rank < board.ranks(); ++rank) {
+  for (int rank = 0; rank < channel.ranks(); ++rank) {
     if (rank == self) continue;
-    co_await board.published_by(rank, rank + 1, written);
+    co_await channel.published_by(rank, rank + 1, written);
     AlltoallCounts theirs;
-    std::memcpy(&theirs, shares.of(board.slot(rank, written), rank, self), sizeof theirs);
+    std::memcpy(&theirs, shares.of(channel.slot(rank, written), rank, self), sizeof theirs);
     check_counts(rank, theirs.sent, self, output_bytes[rank]);
     check_counts(self, input_bytes[rank], rank, theirs.expected);
     AlltoallSummary of_rank;
-    std::memcpy(&of_rank, board.place(rank, written, sizeof of_rank), sizeof of_rank);
+    std::memcpy(&of_rank, channel.place(rank, written, sizeof of_rank), sizeof of_rank);
     summary.longest = std::max(summary.longest, of_rank.longest);
     summary.balance += of_rank.balance;
   }
@@ -98,12 +99,12 @@ Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vect
   for (size_t piece = 0; piece < pieces; ++piece) {
     const uint64_t step = written;
     if (piece + 1 < pieces) {
-      co_await board.entered();
+      co_await channel.entered();
       write(piece + 1);
-      written = board.publish();
+      written = channel.publish();
     }
-    if (piece > 0) co_await board.published_by_all(step);
-    for (int rank = 0; rank < board.ranks(); ++rank) {
+    if (piece > 0) co_await channel.published_by_all(step);
+    for (int rank = 0; rank < channel.ranks(); ++rank) {
       if (rank == self) continue;
       copy_bytes(outputs[rank] + begin(piece), place(piece, step, rank, self), length(piece, output_bytes[rank]));
     }

@@ -37,56 +37,56 @@ namespace {
 
 // Reduces what lies at place(r) for each rank r, in the order of ranks. `also` receives the same where it is not null.
 template <typename Place>
-void combine(const Board& board, const Combination& combination, std::byte* output, std::byte* also, size_t count,
+void combine(const Channel& channel, const Combination& combination, std::byte* output, std::byte* also, size_t count,
              Place place) {
   const void* few[16];
   std::vector<const void*> many;
-  const auto ranks = static_cast<size_t>(board.ranks());
+  const auto ranks = static_cast<size_t>(channel.ranks());
   const void** sources = few;
   if (ranks > std::size(few)) {
     many.resize(ranks);
     sources = many.data();
   }
-  for (int rank = 0; rank < board.ranks(); ++rank) sources[rank] = place(rank);
-  if (count > 0) combination.kernel(output, also, sources, board.ranks(), board.ranks(), count);
+  for (int rank = 0; rank < channel.ranks(); ++rank) sources[rank] = place(rank);
+  if (count > 0) combination.kernel(output, also, sources, channel.ranks(), channel.ranks(), count);
 }
 
 // One step per piece: calls write(piece, step) in each, and read(piece, step) once the ranks [first, end) have published
 // it. A rank writes the next piece before it waits for the others, so that it does not wait for a rank that is only a
 // little behind.
 template <typename Write, typename Read>
-Coroutine in_pieces(Board& board, size_t pieces, int first, int end, Write write, Read read) {
+Coroutine in_pieces(Channel& channel, size_t pieces, int first, int end, Write write, Read read) {
   uint64_t written = 0;
   for (size_t piece = 0; piece <= pieces; ++piece) {
     const uint64_t before = written;
     if (piece < pieces) {
-      co_await board.entered();
-      write(piece, board.step());
-      written = board.publish();
+      co_await channel.entered();
+      write(piece, channel.step());
+      written = channel.publish();
     }
     if (piece == 0 || first == end) continue;
-    co_await board.published_by(first, end, before);
+    co_await channel.published_by(first, end, before);
     read(piece - 1, before);
   }
 }
 
-Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte* output, size_t count,
+Coroutine allreduce_in_one_step(Channel& channel, const std::byte* input, std::byte* output, size_t count,
                                 Combination combination, int receiver) {
   const size_t width = combination.width;
-  const size_t pieces = std::max<size_t>(pieces_of(count * width, board.slot_bytes()), 1);
+  const size_t pieces = std::max<size_t>(pieces_of(count * width, channel.slot_bytes()), 1);
   const size_t length = pieces_of(count, pieces);
-  const bool receives = receiver == kAllRanks || receiver == board.rank();
+  const bool receives = receiver == kAllRanks || receiver == channel.rank();
   return in_pieces(
-      board, pieces, 0, receives ? board.ranks() : 0,
-      [=, &board](size_t piece, uint64_t step) {
+      channel, pieces, 0, receives ? channel.ranks() : 0,
+      [=, &channel](size_t piece, uint64_t step) {
         const size_t bytes = part(count, piece * length, length) * width;
-        copy_bytes(board.place(board.rank(), step, bytes), input + piece * length * width, bytes);
+        copy_bytes(channel.place(channel.rank(), step, bytes), input + piece * length * width, bytes);
       },
-      [=, &board](size_t piece, uint64_t step) {
+      [=, &channel](size_t piece, uint64_t step) {
         const size_t begin = piece * length * width;
         const size_t elements = part(count, piece * length, length);
-        combine(board, combination, output + begin, nullptr, elements, [&](int rank) {
-          return rank == board.rank() ? input + begin : board.place(rank, step, elements * width);
+        combine(channel, combination, output + begin, nullptr, elements, [&](int rank) {
+          return rank == channel.rank() ? input + begin : channel.place(rank, step, elements * width);
         });
       });
 }
@@ -97,12 +97,12 @@ Coroutine allreduce_in_one_step(Board& board, const std::byte* input, std::byte*
 //   write piece k | reduce piece k - 1 | collect piece k - 2
 //
 // A rank publishes two more steps between publishing its share of a piece and reading the others', hence kLag = 3.
-Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte* output, size_t count,
+Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::byte* output, size_t count,
                                  Combination combination, int receiver) {
   const size_t width = combination.width;
-  const int self = board.rank();
-  const int ranks = board.ranks();
-  const Shares shares(board);
+  const int self = channel.rank();
+  const int ranks = channel.ranks();
+  const Shares shares(channel);
   const size_t pieces = pieces_of(count * width, shares.bytes * static_cast<size_t>(ranks));
   const size_t length = pieces_of(count, pieces);
   const auto division = [=](size_t piece) { return Division(part(count, piece * length, length), width, ranks); };
@@ -112,34 +112,34 @@ Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte
 
   for (size_t piece = 0; piece < pieces + 2; ++piece) {
     if (piece < pieces) {
-      co_await board.entered();
+      co_await channel.entered();
       const auto parts = division(piece);
-      std::byte* const slot = board.slot(self, board.step());
+      std::byte* const slot = channel.slot(self, channel.step());
       for (int rank = 0; rank < ranks; ++rank) {
         if (rank == self) continue;
         copy_bytes(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
                    parts.count(rank) * width);
       }
-      written[piece % 2] = board.publish();
+      written[piece % 2] = channel.publish();
     }
     if (piece >= 1 && piece <= pieces) {
       const uint64_t step = written[(piece - 1) % 2];
-      co_await board.published_by_all(step);
-      co_await board.entered();
+      co_await channel.published_by_all(step);
+      co_await channel.entered();
       const auto parts = division(piece - 1);
       const size_t begin = ((piece - 1) * length + parts.begin(self)) * width;
-      std::byte* const slot = board.slot(self, board.step());
-      combine(board, combination, receives ? output + begin : slot, receives ? slot : nullptr, parts.count(self),
-              [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
-      summed[(piece - 1) % 2] = board.publish();
+      std::byte* const slot = channel.slot(self, channel.step());
+      combine(channel, combination, receives ? output + begin : slot, receives ? slot : nullptr, parts.count(self),
+              [&](int rank) { return rank == self ? input + begin : shares.of(channel.slot(rank, step), rank, self); });
+      summed[(piece - 1) % 2] = channel.publish();
     }
     if (piece >= 2 && receives) {
       const uint64_t step = summed[piece % 2];
       const auto parts = division(piece - 2);
-      co_await board.published_by_all(step);
+      co_await channel.published_by_all(step);
       for (int rank = 0; rank < ranks; ++rank) {
         if (rank == self) continue;
-        copy_bytes(output + ((piece - 2) * length + parts.begin(rank)) * width, board.slot(rank, step),
+        copy_bytes(output + ((piece - 2) * length + parts.begin(rank)) * width, channel.slot(rank, step),
                    parts.count(rank) * width);
       }
     }
@@ -148,78 +148,80 @@ Coroutine allreduce_in_two_steps(Board& board, const std::byte* input, std::byte
 
 }  // namespace
 
-Coroutine barrier(Board& board) {
-  co_await board.entered();
-  const uint64_t step = board.publish();
-  co_await board.published_by_all(step);
+Coroutine barrier(Channel& channel) {
+  co_await channel.entered();
+  const uint64_t step = channel.publish();
+  co_await channel.published_by_all(step);
 }
 
-Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root) {
-  const size_t most = board.slot_bytes();
-  const bool sends = board.rank() == root;
+Coroutine broadcast(Channel& channel, std::byte* data, size_t bytes, int root) {
+  const size_t most = channel.slot_bytes();
+  const bool sends = channel.rank() == root;
   return in_pieces(
-      board, pieces_of(bytes, most), root, sends ? root : root + 1,
-      [=, &board](size_t piece, uint64_t step) {
+      channel, pieces_of(bytes, most), root, sends ? root : root + 1,
+      [=, &channel](size_t piece, uint64_t step) {
         const size_t length = part(bytes, piece * most, most);
-        if (sends) copy_bytes(board.place(root, step, length), data + piece * most, length);
+        if (sends) copy_bytes(channel.place(root, step, length), data + piece * most, length);
       },
-      [=, &board](size_t piece, uint64_t step) {
+      [=, &channel](size_t piece, uint64_t step) {
         const size_t length = part(bytes, piece * most, most);
-        copy_bytes(data + piece * most, board.place(root, step, length), length);
+        copy_bytes(data + piece * most, channel.place(root, step, length), length);
       });
 }
 
-Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, size_t count, Combination combination,
+Coroutine allreduce(Channel& channel, const std::byte* input, std::byte* output, size_t count, Combination combination,
                     int receiver) {
-  const size_t reads = count * combination.width * static_cast<size_t>(board.ranks() - 1);
-  const bool in_one_step = reads <= kOneStepReads || board.ranks() <= kOneStepRanks;
-  return (in_one_step ? allreduce_in_one_step : allreduce_in_two_steps)(board, input, output, count, combination,
+  const size_t reads = count * combination.width * static_cast<size_t>(channel.ranks() - 1);
+  const bool in_one_step = reads <= kOneStepReads || channel.ranks() <= kOneStepRanks;
+  return (in_one_step ? allreduce_in_one_step : allreduce_in_two_steps)(channel, input, output, count, combination,
                                                                         receiver);
 }
 
-Coroutine allgather(Board& board, const std::byte* input, std::vector<std::byte*> outputs, std::vector<size_t> bytes) {
-  const int self = board.rank();
-  const size_t most = board.slot_bytes();
+Coroutine allgather(Channel& channel, const std::byte* input, std::vector<std::byte*> outputs,
+                    std::vector<size_t> bytes) {
+  const int self = channel.rank();
+  const size_t most = channel.slot_bytes();
   const size_t pieces = pieces_of(*std::max_element(bytes.begin(), bytes.end()), most);
   const size_t own = bytes[self];
   return in_pieces(
-      board, pieces, 0, board.ranks(),
-      [=, &board](size_t piece, uint64_t step) {
+      channel, pieces, 0, channel.ranks(),
+      [=, &channel](size_t piece, uint64_t step) {
         const size_t length = part(own, piece * most, most);
-        copy_bytes(board.place(self, step, length), input + piece * most, length);
+        copy_bytes(channel.place(self, step, length), input + piece * most, length);
       },
-      [=, &board, outputs = std::move(outputs), bytes = std::move(bytes)](size_t piece, uint64_t step) {
-        for (int rank = 0; rank < board.ranks(); ++rank) {
+      [=, &channel, outputs = std::move(outputs), bytes = std::move(bytes)](size_t piece, uint64_t step) {
+        for (int rank = 0; rank < channel.ranks(); ++rank) {
           const size_t length = part(bytes[rank], piece * most, most);
-          const std::byte* const from = rank == self ? input + piece * most : board.place(rank, step, length);
+          const std::byte* const from = rank == self ? input + piece * most : channel.place(rank, step, length);
           copy_bytes(outputs[rank] + piece * most, from, length);
         }
       });
 }
 
-Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std::byte* output,
+Coroutine reduce_scatter(Channel& channel, std::vector<const std::byte*> inputs, std::byte* output,
                          std::vector<size_t> counts, Combination combination) {
-  const int self = board.rank();
-  const Shares shares(board);
+  const int self = channel.rank();
+  const Shares shares(channel);
   const size_t width = combination.width;
   const size_t most = shares.bytes / width;
   const size_t pieces = pieces_of(*std::max_element(counts.begin(), counts.end()), most);
   const size_t own = counts[self];
   const std::byte* const input = inputs[self];
   return in_pieces(
-      board, pieces, 0, board.ranks(),
-      [=, &board, inputs = std::move(inputs), counts = std::move(counts)](size_t piece, uint64_t step) {
-        std::byte* const slot = board.slot(self, step);
-        for (int rank = 0; rank < board.ranks(); ++rank) {
+      channel, pieces, 0, channel.ranks(),
+      [=, &channel, inputs = std::move(inputs), counts = std::move(counts)](size_t piece, uint64_t step) {
+        std::byte* const slot = channel.slot(self, step);
+        for (int rank = 0; rank < channel.ranks(); ++rank) {
           if (rank == self) continue;
           copy_bytes(shares.of(slot, self, rank), inputs[rank] + piece * most * width,
                      part(counts[rank], piece * most, most) * width);
         }
       },
-      [=, &board](size_t piece, uint64_t step) {
+      [=, &channel](size_t piece, uint64_t step) {
         const size_t begin = piece * most * width;
-        combine(board, combination, output + begin, nullptr, part(own, piece * most, most),
-                [&](int rank) { return rank == self ? input + begin : shares.of(board.slot(rank, step), rank, self); });
+        combine(channel, combination, output + begin, nullptr, part(own, piece * most, most), [&](int rank) {
+          return rank == self ? input + begin : shares.of(channel.slot(rank, step), rank, self);
+        });
       });
 }
 

@@ -1,4 +1,4 @@
-// The collectives as sequences of steps on a board. Every rank of a group goes through the same steps in the same
+// The collectives as sequences of steps on a channel. Every rank of a group goes through the same steps in the same
 // order.
 //
 // Large messages go in pieces that fit the slots, so that what one rank has written is still in a cache when the next
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../kernels/reduce.hpp"
-#include "board.hpp"
+#include "channel.hpp"
 
 namespace cpudist::shared_memory {
 
@@ -21,17 +21,18 @@ struct Combination {
 
 constexpr int kAllRanks = -1;
 
-Coroutine barrier(Board& board);
-Coroutine broadcast(Board& board, std::byte* data, size_t bytes, int root);
+Coroutine barrier(Channel& channel);
+Coroutine broadcast(Channel& channel, std::byte* data, size_t bytes, int root);
 
 // The result goes to rank `receiver`, or to all ranks.
-Coroutine allreduce(Board& board, const std::byte* input, std::byte* output, size_t count, Combination combination,
+Coroutine allreduce(Channel& channel, const std::byte* input, std::byte* output, size_t count, Combination combination,
                     int receiver);
 
-Coroutine allgather(Board& board, const std::byte* input, std::vector<std::byte*> outputs, std::vector<size_t> bytes);
-Coroutine reduce_scatter(Board& board, std::vector<const std::byte*> inputs, std::byte* output,
+Coroutine allgather(Channel& channel, const std::byte* input, std::vector<std::byte*> outputs,
+                    std::vector<size_t> bytes);
+Coroutine reduce_scatter(Channel& channel, std::vector<const std::byte*> inputs, std::byte* output,
                          std::vector<size_t> counts, Combination combination);
-Coroutine alltoall(Board& board, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
+Coroutine alltoall(Channel& channel, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
                    std::vector<std::byte*> outputs, std::vector<size_t> output_bytes);
 
 }  // namespace cpudist::shared_memory

@@ -1,4 +1,4 @@
-// A large call as several, each of which carries a part of it over a lane of its own.
+// A large call as several, each of which carries a part of it over a channel of its own.
 #pragma once
 
 #include <sched.h>
@@ -14,7 +14,7 @@
 
 namespace cpudist::shared_memory {
 
-constexpr int kMostLanes = 8;
+constexpr int kMostChannels = 8;
 
 // One of the parts of a call: which elements of each of its buffers it has. Parts begin at whole cache lines.
 struct Part {
@@ -31,9 +31,9 @@ struct Part {
   size_t parts;
 };
 
-// How many parts a call has where a group has so many lanes.
-inline size_t parts_of(size_t bytes, size_t lanes) {
-  return std::clamp<size_t>(bytes / parallel::least_bytes, 1, lanes);
+// How many parts a call has where a group has so many channels.
+inline size_t parts_of(size_t bytes, size_t channels) {
+  return std::clamp<size_t>(bytes / parallel::least_bytes, 1, channels);
 }
 
 // Each computing thread carries its parts from beginning to end and does not wait for the other threads. A thread that

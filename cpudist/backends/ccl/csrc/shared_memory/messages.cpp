@@ -5,8 +5,8 @@
 
 namespace cpudist::shared_memory {
 
-Messages::Messages(Board& board)
-    : board_(board), sent_(static_cast<size_t>(board.ranks())), received_(static_cast<size_t>(board.ranks())) {}
+Messages::Messages(Channel& channel)
+    : channel_(channel), sent_(static_cast<size_t>(channel.ranks())), received_(static_cast<size_t>(channel.ranks())) {}
 
 // Holds when a counter of the peer has reached a value.
 class Reached final : public Condition {
@@ -33,65 +33,65 @@ class FreeBuffer final : public Condition {
 };
 
 std::byte* Messages::place(size_t bytes, int from, int to) {
-  if (bytes <= Letter::kPayload) return board_.letter(from, to).payload;
-  return bytes <= board_.parcel_bytes() ? board_.parcel(from, to) : nullptr;
+  if (bytes <= SendControl::kPayload) return channel_.send_control(from, to).payload;
+  return bytes <= channel_.eager_bytes() ? channel_.eager_buffer(from, to) : nullptr;
 }
 
 Coroutine Messages::send(const std::byte* data, size_t bytes, int destination) {
-  const bool at_once = bytes <= std::max(Letter::kPayload, board_.parcel_bytes());
-  return at_once ? send_at_once(data, bytes, destination) : send_long(data, bytes, destination);
+  const bool eager = bytes <= std::max(SendControl::kPayload, channel_.eager_bytes());
+  return eager ? send_eager(data, bytes, destination) : send_rendezvous(data, bytes, destination);
 }
 
-// Waits only until the receiver has taken the message that lay there before. A short one and a parcel may be on their
-// way together.
-Coroutine Messages::send_at_once(const std::byte* data, size_t bytes, int destination) {
+// Waits only until the receiver has taken the message that lay there before. One message in the control block and one in
+// the eager buffer may be on their way together.
+Coroutine Messages::send_eager(const std::byte* data, size_t bytes, int destination) {
   Pair& pair = sent_[destination];
-  uint64_t& before = bytes <= Letter::kPayload ? pair.letter : pair.parcel;
+  uint64_t& before = bytes <= SendControl::kPayload ? pair.in_control : pair.in_eager;
   ++pair.messages;
-  co_await Reached(destination, board_.receipt(board_.rank(), destination).pieces, before);
-  if (bytes > 0) std::memcpy(place(bytes, board_.rank(), destination), data, bytes);
+  co_await Reached(destination, channel_.receive_control(channel_.rank(), destination).pieces, before);
+  if (bytes > 0) std::memcpy(place(bytes, channel_.rank(), destination), data, bytes);
   before = ++pair.pieces;
-  board_.letter(board_.rank(), destination).pieces.store(before, std::memory_order_release);
+  channel_.send_control(channel_.rank(), destination).pieces.store(before, std::memory_order_release);
 }
 
-Coroutine Messages::send_long(const std::byte* data, size_t bytes, int destination) {
+Coroutine Messages::send_rendezvous(const std::byte* data, size_t bytes, int destination) {
   Pair& pair = sent_[destination];
-  Letter& letter = board_.letter(board_.rank(), destination);
-  Receipt& receipt = board_.receipt(board_.rank(), destination);
-  co_await Reached(destination, receipt.expected, ++pair.messages);
+  SendControl& sent = channel_.send_control(channel_.rank(), destination);
+  ReceiveControl& received = channel_.receive_control(channel_.rank(), destination);
+  co_await Reached(destination, received.expected, ++pair.messages);
   co_await FreeBuffer(buffer_taken_);
   const auto buffer =
       static_cast<size_t>(std::find(buffer_taken_.begin(), buffer_taken_.end(), false) - buffer_taken_.begin());
   buffer_taken_[buffer] = true;
-  letter.buffer = buffer;
-  for (size_t offset = 0; offset < bytes; offset += board_.part_bytes()) {
+  sent.buffer = buffer;
+  for (size_t offset = 0; offset < bytes; offset += channel_.part_bytes()) {
     const uint64_t piece = ++pair.pieces;
-    if (piece > kBufferParts) co_await Reached(destination, receipt.pieces, piece - kBufferParts);
-    const size_t length = std::min(bytes - offset, board_.part_bytes());
-    std::memcpy(board_.buffer(board_.rank(), buffer, piece), data + offset, length);
-    letter.pieces.store(piece, std::memory_order_release);
+    if (piece > kBufferParts) co_await Reached(destination, received.pieces, piece - kBufferParts);
+    const size_t length = std::min(bytes - offset, channel_.part_bytes());
+    std::memcpy(channel_.buffer(channel_.rank(), buffer, piece), data + offset, length);
+    sent.pieces.store(piece, std::memory_order_release);
   }
-  co_await Reached(destination, receipt.pieces, pair.pieces);
+  co_await Reached(destination, received.pieces, pair.pieces);
   buffer_taken_[buffer] = false;
 }
 
 Coroutine Messages::receive(std::byte* data, size_t bytes, int source) {
   Pair& pair = received_[source];
-  Letter& letter = board_.letter(source, board_.rank());
-  Receipt& receipt = board_.receipt(source, board_.rank());
-  receipt.expected.store(++pair.messages, std::memory_order_release);
+  SendControl& sent = channel_.send_control(source, channel_.rank());
+  ReceiveControl& received = channel_.receive_control(source, channel_.rank());
+  received.expected.store(++pair.messages, std::memory_order_release);
 
-  const std::byte* const at_once = place(bytes, source, board_.rank());
+  const std::byte* const eager = place(bytes, source, channel_.rank());
   size_t offset = 0;
   do {
     const uint64_t piece = pair.pieces + 1;
-    co_await Reached(source, letter.pieces, piece);
-    const std::byte* const from = at_once ? at_once : board_.buffer(source, letter.buffer, piece);
-    const size_t length = std::min(bytes - offset, board_.part_bytes());
+    co_await Reached(source, sent.pieces, piece);
+    const std::byte* const from = eager ? eager : channel_.buffer(source, sent.buffer, piece);
+    const size_t length = eager ? bytes : std::min(bytes - offset, channel_.part_bytes());
     if (length > 0) std::memcpy(data + offset, from, length);
     offset += length;
     pair.pieces = piece;
-    receipt.pieces.store(piece, std::memory_order_release);
+    received.pieces.store(piece, std::memory_order_release);
   } while (offset < bytes);
 }
 

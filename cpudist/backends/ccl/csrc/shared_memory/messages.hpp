@@ -1,25 +1,26 @@
-// Messages from one rank to another, on a board. Each ordered pair of ranks has a line at either end:
+// Messages from one rank to another, on the group's first channel. Each ordered pair of ranks has a control block at
+// either end:
 //
-//   Letter   written by the sender: how many pieces it has sent
-//   Receipt  written by the receiver: how many pieces it has taken, and for how many messages it has begun to wait
+//   SendControl     written by the sender: how many pieces it has sent
+//   ReceiveControl  written by the receiver: how many pieces it has taken, and how many messages it has begun to await
 //
-// A short message is stored in the letter itself, one of up to 64 KB in the pair's parcel, so sending completes without
-// the receiver. A long one goes in pieces through one of the sender's buffers. The sender takes a buffer only once the receiver waits for the message, so a
-// message that nobody receives cannot block messages to other ranks. A part of a buffer is written again when the
-// receiver has taken the piece that it held.
+// Short messages are stored in the control block itself, eager ones of up to 64 KB in a buffer of the pair, so sending
+// completes without the receiver. Longer ones are rendezvous messages: they go in pieces through one of the sender's
+// buffers, which it takes only once the receiver waits for the message. So a message that nobody receives cannot block
+// messages to other ranks. A part of a buffer is written again when the receiver has taken the piece that it held.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
-#include "board.hpp"
+#include "channel.hpp"
 
 namespace cpudist::shared_memory {
 
 class Messages {
  public:
-  explicit Messages(Board& board);
+  explicit Messages(Channel& channel);
 
   // At most one of each in flight per peer. Both ends give the same number of bytes.
   Coroutine send(const std::byte* data, size_t bytes, int destination);
@@ -27,19 +28,19 @@ class Messages {
 
  private:
   struct Pair {
-    uint64_t messages = 0;  // begun, including the one in flight
-    uint64_t pieces = 0;    // of all messages before the one in flight
-    uint64_t letter = 0;    // the piece that the letter holds, or held last
-    uint64_t parcel = 0;    // the same of the parcel
+    uint64_t messages = 0;    // begun, including the one in flight
+    uint64_t pieces = 0;      // of all messages before the one in flight
+    uint64_t in_control = 0;  // the piece that the control block holds, or held last
+    uint64_t in_eager = 0;    // the same of the eager buffer
   };
 
-  Coroutine send_at_once(const std::byte* data, size_t bytes, int destination);
-  Coroutine send_long(const std::byte* data, size_t bytes, int destination);
+  Coroutine send_eager(const std::byte* data, size_t bytes, int destination);
+  Coroutine send_rendezvous(const std::byte* data, size_t bytes, int destination);
 
-  // Where a message lies whose sender does not wait for the receiver; null for a longer one.
+  // Where a short or an eager message lies; null for a longer one.
   std::byte* place(size_t bytes, int from, int to);
 
-  Board& board_;
+  Channel& channel_;
   std::vector<Pair> sent_;      // by destination
   std::vector<Pair> received_;  // by source
   std::array<bool, kBuffers> buffer_taken_ = {};

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "board.hpp"
+#include "channel.hpp"
 #include "coroutine.hpp"
 
 namespace cpudist::shared_memory {
@@ -30,18 +30,18 @@ inline Progress advance(const Coroutine& work) {
 class Watch {
  public:
   // Advances the work. Throws TransportError, the same on all ranks, where a rank has failed or has gone.
-  Progress advance(Board& board, const Coroutine& work) {
+  Progress advance(Channel& channel, const Coroutine& work) {
     try {
       const Progress progress = shared_memory::advance(work);
       if (progress == Progress::kWaiting) {
-        look(board, work);
+        look(channel, work);
       } else {
         idle_ = 0;
       }
       return progress;
     } catch (const TransportError& error) {
-      board.fail(error.what());
-      board.check_failed();
+      channel.fail(error.what());
+      channel.check_failed();
       throw;
     }
   }
@@ -50,15 +50,15 @@ class Watch {
   static constexpr int kIdleTests = 64;  // between two looks at the clock
   static constexpr std::chrono::seconds kInterval{1};
 
-  void look(Board& board, const Coroutine& work) {
-    board.check_failed();
+  void look(Channel& channel, const Coroutine& work) {
+    channel.check_failed();
     if (++idle_ % kIdleTests != 0) return;
     const auto now = Clock::now();
     if (idle_ == kIdleTests) looked_ = now;
     if (now - looked_ < kInterval) return;
     looked_ = now;
     const int rank = work.awaited_rank();
-    if (rank < 0 || board.has(rank) || work.can_resume()) return;
+    if (rank < 0 || channel.has(rank) || work.can_resume()) return;
     throw TransportError("rank " + std::to_string(rank) + " has ended or has left the group; look at its output");
   }
 
@@ -66,35 +66,27 @@ class Watch {
   Clock::time_point looked_;
 };
 
-// Which collective may proceed: steps belong to one collective after the other, in the order of the calls.
-struct Turns {
-  uint64_t given = 0;
-  uint64_t done = 0;
-};
-
 class CollectiveRequest final : public Request {
  public:
-  CollectiveRequest(Board& board, Turns& turns, Signature signature, std::vector<size_t> counts, Coroutine work)
-      : board_(board),
-        turns_(turns),
-        turn_(turns.given++),
+  CollectiveRequest(Channel& channel, Signature signature, std::vector<size_t> counts, Coroutine work)
+      : channel_(channel),
+        turn_(channel.turns.given++),
         signature_(signature),
         counts_(std::move(counts)),
         work_(std::move(work)) {}
 
-  bool has_turn() const { return turns_.done == turn_; }
+  bool has_turn() const { return channel_.turns.done == turn_; }
 
   Progress test() override {
     if (!has_turn()) return Progress::kWaiting;
-    board_.begin(signature_, counts_.empty() ? nullptr : counts_.data());
-    const Progress progress = watch_.advance(board_, work_);
-    if (progress == Progress::kComplete) ++turns_.done;
+    channel_.begin(signature_, counts_.empty() ? nullptr : counts_.data());
+    const Progress progress = watch_.advance(channel_, work_);
+    if (progress == Progress::kComplete) ++channel_.turns.done;
     return progress;
   }
 
  private:
-  Board& board_;
-  Turns& turns_;
+  Channel& channel_;
   uint64_t turn_;
   Signature signature_;
   std::vector<size_t> counts_;
@@ -104,11 +96,11 @@ class CollectiveRequest final : public Request {
 
 class MessageRequest final : public Request {
  public:
-  MessageRequest(Board& board, Coroutine work) : board_(board), work_(std::move(work)) {}
-  Progress test() override { return watch_.advance(board_, work_); }
+  MessageRequest(Channel& channel, Coroutine work) : channel_(channel), work_(std::move(work)) {}
+  Progress test() override { return watch_.advance(channel_, work_); }
 
  private:
-  Board& board_;
+  Channel& channel_;
   Coroutine work_;
   Watch watch_;
 };

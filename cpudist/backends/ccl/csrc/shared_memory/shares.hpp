@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "board.hpp"
+#include "channel.hpp"
 
 namespace cpudist::shared_memory {
 
@@ -25,9 +25,9 @@ inline void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
 //
 //   | for rank 0 | for rank 1 | ... |   the slot's owner has no part
 struct Shares {
-  Shares(const Board& board) : ranks(board.ranks()) {
+  Shares(const Channel& channel) : ranks(channel.ranks()) {
     const auto others = static_cast<size_t>(std::max(ranks - 1, 1));
-    bytes = board.slot_bytes() / others / kLineBytes * kLineBytes;
+    bytes = channel.slot_bytes() / others / kLineBytes * kLineBytes;
   }
 
   std::byte* of(std::byte* slot, int owner, int receiver) const {

@@ -46,28 +46,23 @@ Combination combination(DataType type, Reduction reduction) {
   return {kernels::reduction(type, reduction), size_of(type)};
 }
 
-// Collectives on different lanes need not wait for each other.
-struct Lane {
-  Board board;
-  Turns turns;
-};
-
 class SharedMemory final : public Transport {
  public:
   SharedMemory(Segment segment, const Layout& layout, int rank, int ranks)
-      : segment_(std::move(segment)), lanes_(make_lanes(segment_, layout, rank, ranks)), messages_(board()) {}
+      : segment_(std::move(segment)), channels_(make_channels(segment_, layout, rank, ranks)), messages_(channel()) {}
 
   RequestPtr barrier() override {
     return collective(Signature(Operation::kBarrier), {}, 0,
-                      [](Board& board, Part) { return shared_memory::barrier(board); });
+                      [](Channel& channel, Part) { return shared_memory::barrier(channel); });
   }
 
   RequestPtr broadcast(void* data, size_t count, DataType type, int root) override {
     const size_t width = size_of(type);
-    return collective(
-        Signature(Operation::kBroadcast, count, type, root), {}, count * width, [=](Board& board, Part part) {
-          return shared_memory::broadcast(board, at(data, part, count, width), part.count(count, width) * width, root);
-        });
+    return collective(Signature(Operation::kBroadcast, count, type, root), {}, count * width,
+                      [=](Channel& channel, Part part) {
+                        return shared_memory::broadcast(channel, at(data, part, count, width),
+                                                        part.count(count, width) * width, root);
+                      });
   }
 
   RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) override {
@@ -86,8 +81,8 @@ class SharedMemory final : public Transport {
     const size_t own = counts[rank()];
     const size_t width = size_of(type);
     const Signature signature(Operation::kAllgather, own, type);
-    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Board& board, Part part) {
-      return shared_memory::allgather(board, at(input, part, own, width),
+    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Channel& channel, Part part) {
+      return shared_memory::allgather(channel, at(input, part, own, width),
                                       all_at<std::byte*>(outputs, part, counts, width),
                                       counts_of(counts, part, width, width));
     });
@@ -98,8 +93,8 @@ class SharedMemory final : public Transport {
     const size_t own = counts[rank()];
     const size_t width = size_of(type);
     const Signature signature(Operation::kReduceScatter, own, type, static_cast<int>(reduction));
-    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Board& board, Part part) {
-      return shared_memory::reduce_scatter(board, all_at<const std::byte*>(inputs, part, counts, width),
+    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Channel& channel, Part part) {
+      return shared_memory::reduce_scatter(channel, all_at<const std::byte*>(inputs, part, counts, width),
                                            at(output, part, own, width), counts_of(counts, part, width, 1),
                                            combination(type, reduction));
     });
@@ -110,8 +105,8 @@ class SharedMemory final : public Transport {
                       std::vector<size_t> output_counts, DataType type) override {
     const size_t width = size_of(type);
     shared_memory_traffic.bytes += std::max(sum(input_counts), sum(output_counts)) * width;
-    return collective(Signature(Operation::kAlltoall), {}, 0, [&](Board& board, Part whole) {
-      return shared_memory::alltoall(board, all_at<const std::byte*>(inputs, whole, input_counts, width),
+    return collective(Signature(Operation::kAlltoall), {}, 0, [&](Channel& channel, Part whole) {
+      return shared_memory::alltoall(channel, all_at<const std::byte*>(inputs, whole, input_counts, width),
                                      counts_of(input_counts, whole, width, width),
                                      all_at<std::byte*>(outputs, whole, output_counts, width),
                                      counts_of(output_counts, whole, width, width));
@@ -120,44 +115,44 @@ class SharedMemory final : public Transport {
 
   RequestPtr send(const void* data, size_t count, int destination) override {
     shared_memory_traffic.count(count);
-    return std::make_unique<MessageRequest>(board(), messages_.send(bytes(data), count, destination));
+    return std::make_unique<MessageRequest>(channel(), messages_.send(bytes(data), count, destination));
   }
 
   RequestPtr recv(void* data, size_t count, int source) override {
     shared_memory_traffic.count(count);
-    return std::make_unique<MessageRequest>(board(), messages_.receive(bytes(data), count, source));
+    return std::make_unique<MessageRequest>(channel(), messages_.receive(bytes(data), count, source));
   }
 
  private:
-  static std::vector<Lane> make_lanes(Segment& segment, const Layout& layout, int rank, int ranks) {
-    std::vector<Lane> result;
-    for (int lane = 0; lane < layout.lanes; ++lane) {
-      result.push_back({Board(segment, layout, static_cast<size_t>(lane), rank, ranks), {}});
+  static std::vector<Channel> make_channels(Segment& segment, const Layout& layout, int rank, int ranks) {
+    std::vector<Channel> result;
+    for (int channel = 0; channel < layout.channels; ++channel) {
+      result.emplace_back(segment, layout, static_cast<size_t>(channel), rank, ranks);
     }
     return result;
   }
 
-  Board& board() { return lanes_.front().board; }
-  size_t rank() { return static_cast<size_t>(board().rank()); }
+  Channel& channel() { return channels_.front(); }
+  size_t rank() { return static_cast<size_t>(channel().rank()); }
 
   RequestPtr reduce_to(int receiver, Signature signature, const void* input, void* output, size_t count,
                        Combination combination) {
     const size_t width = combination.width;
-    return collective(signature, {}, count * width, [=](Board& board, Part part) {
-      return shared_memory::allreduce(board, at(input, part, count, width), at(output, part, count, width),
+    return collective(signature, {}, count * width, [=](Channel& channel, Part part) {
+      return shared_memory::allreduce(channel, at(input, part, count, width), at(output, part, count, width),
                                       part.count(count, width), combination, receiver);
     });
   }
 
   // `counts`: of each rank's signature, where those differ. `bytes`: of the whole call, the same on all ranks.
-  // start(board, part) begins a part of the call on a board.
+  // start(channel, part) begins a part of the call on a channel.
   template <typename Start>
   RequestPtr collective(Signature signature, const std::vector<size_t>& counts, size_t bytes, Start start) {
     shared_memory_traffic.count(bytes);
-    const size_t parts = parts_of(bytes, lanes_.size());
+    const size_t parts = parts_of(bytes, channels_.size());
     const auto begin = [&](size_t number) {
-      auto& [board, turns] = lanes_[number];
-      return std::make_unique<CollectiveRequest>(board, turns, signature, counts, start(board, Part{number, parts}));
+      auto& channel = channels_[number];
+      return std::make_unique<CollectiveRequest>(channel, signature, counts, start(channel, Part{number, parts}));
     };
     if (parts == 1) return begin(0);
     Divided::Parts requests;
@@ -166,7 +161,7 @@ class SharedMemory final : public Transport {
   }
 
   Segment segment_;
-  std::vector<Lane> lanes_;
+  std::vector<Channel> channels_;
   Messages messages_;
 };
 
@@ -183,7 +178,7 @@ std::string error_of(Attempt attempt) {
 
 }  // namespace
 
-// All ranks decide together. Round one: every rank publishes how many lanes it has threads for, and rank 0 where the
+// All ranks decide together. Round one: every rank publishes how many channels it has threads for, and rank 0 where the
 // memory is. Round two: every rank publishes whether it could open the memory and allocate its region. A rank that has
 // failed takes part in both rounds and says so.
 TransportPtr create(const Group& group, std::string& why) {
@@ -200,11 +195,11 @@ TransportPtr create(const Group& group, std::string& why) {
       address = segment->address();
     });
   }
-  int lanes = kMostLanes;
+  int channels = kMostChannels;
   const auto places = all_gather(group, "shared_memory/address", std::to_string(parallel::lent()) + ' ' + address);
-  for (const auto& place : places) lanes = std::min(lanes, std::stoi(place));
+  for (const auto& place : places) channels = std::min(channels, std::stoi(place));
   address = places.front().substr(places.front().find(' ') + 1);
-  const Layout layout(group.size, lanes);
+  const Layout layout(group.size, channels);
 
   if (failure.empty()) {
     failure = error_of([&] {

@@ -1,8 +1,9 @@
 // Point-to-point messages with tags, over a transport's send and recv, which have none.
 //
 // Each message is sent as a header (tag, size) and, unless it is empty, its bytes. Messages between two ranks keep
-// their order, so a receiver reads header after header from a peer and stores messages that no receive has asked for
-// yet. That also allows receives from any source, and gives an error instead of a buffer overrun where sizes differ.
+// their order, so a receiver reads header after header from a peer, and stores unexpected messages: those that no
+// posted receive matches. So receives from any source work, and a message of another size than its receive's is an
+// error instead of a buffer overrun.
 #pragma once
 
 #include <deque>
@@ -21,7 +22,7 @@ namespace cpudist {
 class Endpoint;
 
 constexpr int kAnySource = -1;
-constexpr int64_t kFarewellTag = -1;  // of the last message to a peer that still listens
+constexpr int64_t kDisconnectTag = -1;  // of the last message to a peer that still listens
 
 struct Header {
   int64_t tag;
@@ -52,7 +53,7 @@ class RecvWork final : public AsyncWork {
   int sourceRank() const override { return source_; }
 
  private:
-  friend class Mailbox;
+  friend class TagMatcher;
 
   bool accepts(int source, int64_t tag) const;
   int64_t bytes() const { return static_cast<int64_t>(buffer_.nbytes()); }
@@ -67,21 +68,21 @@ class RecvWork final : public AsyncWork {
   bool arrived_ = false;
 };
 
-class Mailbox {
+class TagMatcher {
  public:
-  Mailbox(Transport& transport, int rank, int size);
+  TagMatcher(Transport& transport, int rank, int size);
 
   // The sends to a peer, oldest first. One message is in flight at a time, so that they arrive in this order.
   std::deque<const SendWork*>& senders(int destination) { return senders_[destination]; }
 
-  // Gives the receiver a message that came earlier, or puts it in the queue.
+  // Gives the receiver an unexpected message, or puts it in the queue of posted receives.
   void post(RecvWork& receiver);
 
   // Reads the messages that receivers wait for; returns whether something has moved.
   bool progress();
 
   // Whether a receive from this source, or from any, is posted with the transport.
-  bool listens_to(int source) const { return channels_[source].request != nullptr; }
+  bool listens_to(int source) const { return incoming_[source].request != nullptr; }
   bool listening() const;
 
  private:
@@ -90,27 +91,27 @@ class Mailbox {
     std::unique_ptr<char[]> bytes;
   };
 
-  // The messages from one peer: the one being read, and those read before a receive asked for them.
-  struct Channel {
+  // The messages from one peer: the one being read, and unexpected ones, read before a receive was posted for them.
+  struct Incoming {
     enum class State { kIdle, kHeader, kHeld, kBody, kClosed } state = State::kIdle;
     Header header{};
     RequestPtr request;
     std::unique_ptr<char[]> body;  // of a message without a receiver, or with one of another size
     RecvWork* receiver = nullptr;  // of the message being read; nullptr: none yet
-    std::list<Message> unclaimed;
+    std::list<Message> unexpected;
   };
 
   bool read(int source);
   void place(int source);
   void deliver(int source);
-  RecvWork* claim(int source, int64_t tag);
+  RecvWork* match_posted(int source, int64_t tag);
   bool awaited(int source) const;
 
   Transport& transport_;
   int rank_;
   std::vector<std::deque<const SendWork*>> senders_;  // by destination rank
-  std::vector<Channel> channels_;                     // by source rank
-  std::list<RecvWork*> waiting_;                      // oldest first
+  std::vector<Incoming> incoming_;                    // by source rank
+  std::list<RecvWork*> posted_;                       // oldest first
 };
 
 }  // namespace cpudist

@@ -1,4 +1,4 @@
-#include "mailbox.hpp"
+#include "tag_matching.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -15,10 +15,10 @@ SendWork::SendWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tens
       destination_(destination),
       header_{tag, static_cast<int64_t>(buffer_.nbytes())} {}
 
-void SendWork::start() { endpoint_->mailbox().senders(destination_).push_back(this); }
+void SendWork::start() { endpoint_->matcher().senders(destination_).push_back(this); }
 
 Progress SendWork::advance() {
-  auto& queue = endpoint_->mailbox().senders(destination_);
+  auto& queue = endpoint_->matcher().senders(destination_);
   if (queue.front() != this) return Progress::kWaiting;
   auto& transport = endpoint_->transport();
   if (state_ == State::kQueued) {
@@ -53,10 +53,10 @@ RecvWork::RecvWork(Call call, std::shared_ptr<Endpoint> endpoint, const at::Tens
   }
 }
 
-void RecvWork::start() { endpoint_->mailbox().post(*this); }
+void RecvWork::start() { endpoint_->matcher().post(*this); }
 
 Progress RecvWork::advance() {
-  const bool moved = !arrived_ && endpoint_->mailbox().progress();
+  const bool moved = !arrived_ && endpoint_->matcher().progress();
   if (!arrived_) return moved ? Progress::kMoved : Progress::kWaiting;
   finish();
   return Progress::kComplete;
@@ -91,16 +91,16 @@ void RecvWork::fail(int64_t bytes) {
                          std::to_string(this->bytes()) + "; receive it into one as large"));
 }
 
-Mailbox::Mailbox(Transport& transport, int rank, int size)
-    : transport_(transport), rank_(rank), senders_(size), channels_(size) {}
+TagMatcher::TagMatcher(Transport& transport, int rank, int size)
+    : transport_(transport), rank_(rank), senders_(size), incoming_(size) {}
 
-void Mailbox::post(RecvWork& receiver) {
-  for (int source = 0; source < static_cast<int>(channels_.size()); ++source) {
-    auto& unclaimed = channels_[source].unclaimed;
-    const auto message = std::find_if(unclaimed.begin(), unclaimed.end(), [&](const Message& candidate) {
+void TagMatcher::post(RecvWork& receiver) {
+  for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
+    auto& unexpected = incoming_[source].unexpected;
+    const auto message = std::find_if(unexpected.begin(), unexpected.end(), [&](const Message& candidate) {
       return receiver.accepts(source, candidate.header.tag);
     });
-    if (message == unclaimed.end()) continue;
+    if (message == unexpected.end()) continue;
     receiver.source_ = source;
     receiver.arrived_ = true;
     if (message->header.bytes != receiver.bytes()) {
@@ -108,38 +108,38 @@ void Mailbox::post(RecvWork& receiver) {
     } else if (message->header.bytes > 0) {
       std::memcpy(receiver.buffer_.data_ptr(), message->bytes.get(), message->header.bytes);
     }
-    unclaimed.erase(message);
+    unexpected.erase(message);
     return;
   }
-  waiting_.push_back(&receiver);
+  posted_.push_back(&receiver);
 }
 
-bool Mailbox::progress() {
+bool TagMatcher::progress() {
   bool moved = false;
-  for (int source = 0; source < static_cast<int>(channels_.size()); ++source) {
+  for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
     if (source != rank_) moved = read(source) || moved;
   }
   return moved;
 }
 
-// Advances one peer's channel without waiting; returns whether something has moved.
-bool Mailbox::read(int source) {
-  auto& channel = channels_[source];
-  using State = Channel::State;
+// Advances one peer's incoming without waiting; returns whether something has moved.
+bool TagMatcher::read(int source) {
+  auto& incoming = incoming_[source];
+  using State = Incoming::State;
   for (bool moved = false;; moved = true) {
-    switch (channel.state) {
+    switch (incoming.state) {
       case State::kIdle:
         if (!awaited(source)) return moved;
-        channel.request = transport_.recv(&channel.header, sizeof channel.header, source);
-        channel.state = State::kHeader;
+        incoming.request = transport_.recv(&incoming.header, sizeof incoming.header, source);
+        incoming.state = State::kHeader;
         break;
       case State::kHeader:
       case State::kBody: {
-        const auto progress = channel.request->test();
+        const auto progress = incoming.request->test();
         if (progress != Progress::kComplete) return moved || progress == Progress::kMoved;
-        channel.request.reset();
-        if (channel.state == State::kHeader) {
-          channel.state = channel.header.tag == kFarewellTag ? State::kClosed : State::kHeld;
+        incoming.request.reset();
+        if (incoming.state == State::kHeader) {
+          incoming.state = incoming.header.tag == kDisconnectTag ? State::kClosed : State::kHeld;
         } else {
           deliver(source);
         }
@@ -147,7 +147,7 @@ bool Mailbox::read(int source) {
       }
       case State::kHeld:
         place(source);
-        if (channel.state == State::kHeld) return moved;
+        if (incoming.state == State::kHeld) return moved;
         break;
       case State::kClosed: return moved;
     }
@@ -156,61 +156,61 @@ bool Mailbox::read(int source) {
 
 // Starts to read the message whose header has come: into its receiver's buffer, or into a new one if a receiver waits
 // for a later message. Otherwise the message stays with its sender.
-void Mailbox::place(int source) {
-  auto& channel = channels_[source];
-  const auto bytes = channel.header.bytes;
-  channel.receiver = claim(source, channel.header.tag);
-  if (!channel.receiver && !awaited(source)) return;
+void TagMatcher::place(int source) {
+  auto& incoming = incoming_[source];
+  const auto bytes = incoming.header.bytes;
+  incoming.receiver = match_posted(source, incoming.header.tag);
+  if (!incoming.receiver && !awaited(source)) return;
   char* target = nullptr;
-  if (channel.receiver && channel.receiver->bytes() == bytes) {
-    target = static_cast<char*>(channel.receiver->buffer_.data_ptr());
+  if (incoming.receiver && incoming.receiver->bytes() == bytes) {
+    target = static_cast<char*>(incoming.receiver->buffer_.data_ptr());
   } else {
-    channel.body = std::make_unique_for_overwrite<char[]>(bytes);
-    target = channel.body.get();
+    incoming.body = std::make_unique_for_overwrite<char[]>(bytes);
+    target = incoming.body.get();
   }
   if (bytes == 0) {
     deliver(source);
     return;
   }
-  channel.request = transport_.recv(target, bytes, source);
-  channel.state = Channel::State::kBody;
+  incoming.request = transport_.recv(target, bytes, source);
+  incoming.state = Incoming::State::kBody;
 }
 
-void Mailbox::deliver(int source) {
-  auto& channel = channels_[source];
-  if (auto* receiver = channel.receiver) {
-    if (receiver->bytes() != channel.header.bytes) receiver->fail(channel.header.bytes);
+void TagMatcher::deliver(int source) {
+  auto& incoming = incoming_[source];
+  if (auto* receiver = incoming.receiver) {
+    if (receiver->bytes() != incoming.header.bytes) receiver->fail(incoming.header.bytes);
     receiver->arrived_ = true;
   } else {
-    channel.unclaimed.push_back({channel.header, std::move(channel.body)});
+    incoming.unexpected.push_back({incoming.header, std::move(incoming.body)});
     // A receive that asked for it while it was being read is in the queue already.
-    if (auto* late = claim(source, channel.header.tag)) post(*late);
+    if (auto* late = match_posted(source, incoming.header.tag)) post(*late);
   }
-  channel.receiver = nullptr;
-  channel.body.reset();
-  channel.state = Channel::State::kIdle;
+  incoming.receiver = nullptr;
+  incoming.body.reset();
+  incoming.state = Incoming::State::kIdle;
 }
 
 // Removes the first receiver of a message from the queue and returns it; nullptr if there is none.
-RecvWork* Mailbox::claim(int source, int64_t tag) {
-  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+RecvWork* TagMatcher::match_posted(int source, int64_t tag) {
+  const auto found = std::find_if(posted_.begin(), posted_.end(),
                                   [&](const RecvWork* receiver) { return receiver->accepts(source, tag); });
-  if (found == waiting_.end()) return nullptr;
+  if (found == posted_.end()) return nullptr;
   auto* receiver = *found;
-  waiting_.erase(found);
+  posted_.erase(found);
   receiver->source_ = source;
   return receiver;
 }
 
-bool Mailbox::awaited(int source) const {
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const RecvWork* receiver) {
+bool TagMatcher::awaited(int source) const {
+  return std::any_of(posted_.begin(), posted_.end(), [&](const RecvWork* receiver) {
     return receiver->source_ == kAnySource || receiver->source_ == source;
   });
 }
 
-bool Mailbox::listening() const {
-  return std::any_of(channels_.begin(), channels_.end(),
-                     [](const Channel& channel) { return channel.request != nullptr; });
+bool TagMatcher::listening() const {
+  return std::any_of(incoming_.begin(), incoming_.end(),
+                     [](const Incoming& incoming) { return incoming.request != nullptr; });
 }
 
 }  // namespace cpudist

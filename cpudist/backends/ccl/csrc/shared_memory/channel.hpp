@@ -4,13 +4,13 @@
 // step a rank enters, may write to its own slot, publishes the step, and then may read the slots of others. A rank has
 // kSlots slots, used in turn: step s uses slot s % kSlots.
 //
-//   publish   stores s in the slot's line with release, after everything that was written to slot and line in step s.
+//   publish   stores s in the slot's control block with release, after all that was written to both in step s.
 //   published loads it with acquire, so a rank that reads s also reads what was written in step s, on any processor.
 //
 // Counters only grow and have one writer each, so a rank that is ahead or behind is always recognised as such.
 //
-// A group whose ranks have several computing threads has as many boards, its lanes, each with lines and slots of its
-// own. They do not wait for each other: a large call is cut into parts, and each is a call of its own on a lane.
+// A group whose ranks have several computing threads has as many channels, each with control blocks and slots of its own.
+// They do not wait for each other: a large call is cut into parts, and each is a call of its own on a channel.
 //
 // Why a slot is never overwritten while a rank still reads it: rank r publishes step s only when it has finished
 // reading everything of step s - kLag and before (each algorithm keeps to this; most have finished reading step s - 1).
@@ -37,55 +37,56 @@ constexpr size_t kPageBytes = 4096;
 constexpr uint64_t kSlots = 8;
 constexpr uint64_t kLag = 3;
 
-// Has one writer. A small message is stored in the line that announces it.
-struct alignas(kLineBytes) Line {
+// Of a slot. Has one writer. A small message is stored in the block that announces it.
+struct alignas(kLineBytes) ControlBlock {
   static constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);
 
   std::atomic<uint64_t> step;  // grows only
   uint64_t signature;          // of the call that the step belongs to
   std::byte payload[kPayload];
 };
-static_assert(sizeof(Line) == kLineBytes && std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(ControlBlock) == kLineBytes && std::atomic<uint64_t>::is_always_lock_free);
 
-// Messages from one rank to another (messages.cpp): the sender's line, in the sender's region ...
-struct alignas(kLineBytes) Letter {
+// Messages from one rank to another (messages.cpp): the sender's block, in the sender's region ...
+struct alignas(kLineBytes) SendControl {
   static constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);
 
   std::atomic<uint64_t> pieces;  // sent on this pair so far, over all messages
   uint64_t buffer;               // which of the sender's buffers holds them
-  std::byte payload[kPayload];   // a small message itself
+  std::byte payload[kPayload];   // a short message itself
 };
 
 // ... and the receiver's, in the receiver's region.
-struct alignas(kLineBytes) Receipt {
+struct alignas(kLineBytes) ReceiveControl {
   std::atomic<uint64_t> expected;  // messages that the receiver has begun to wait for
   std::atomic<uint64_t> pieces;    // taken so far
 };
 
-constexpr size_t kBuffers = 2;      // for long messages, per rank; a pair at work holds one
+constexpr size_t kBuffers = 2;      // for rendezvous messages, per rank; a pair at work holds one
 constexpr size_t kBufferParts = 2;  // one is filled while the other is emptied
 
-// Of one group. With more ranks, a slot of a single lane would be too small to hold a line for each of the others.
+// Of one group. With more ranks, a slot would be too small to hold a cache line for each of the others, even with one
+// channel.
 constexpr int kMostRanks = 256;
 
 // Sizes and offsets, the same on all ranks of a group.
 //
 // A page for the segment itself, then one region per rank. Only that rank writes to its region, and it allocates the
-// pages, so that they are near its processor. A region holds the lines of each lane, letters, receipts, parcels, buffers
-// and the slots of each lane.
+// pages, so that they are near its processor. A region holds each channel's control blocks, those of messages, a buffer
+// for eager messages to each rank, buffers for rendezvous messages, and each channel's slots.
 struct Layout {
   static constexpr size_t kMostBytes = size_t{60} << 20;  // of all regions
 
-  // Has fewer lanes than asked for where a slot would not hold a line for each other rank.
-  Layout(int ranks, int most_lanes);
+  // Has fewer channels than asked for where a slot would not hold a cache line for each other rank.
+  Layout(int ranks, int most_channels);
 
-  int lanes;
-  size_t letters;  // all offsets from the start of the region
-  size_t receipts;
-  size_t parcels;
+  int channels;
+  size_t send_controls;  // all offsets from the start of the region
+  size_t receive_controls;
+  size_t eager_buffers;
   size_t buffers;
   size_t slots;
-  size_t parcel_bytes;
+  size_t eager_bytes;
   size_t part_bytes;  // of a buffer
   size_t slot_bytes;
   size_t region_bytes;
@@ -98,15 +99,21 @@ struct Layout {
   void divide(size_t ranks);
 };
 
-// A lane of a group's shared memory as one of its ranks sees it. Messages between two ranks use the first lane.
-class Board {
+// A channel of a group's shared memory as one of its ranks sees it. Messages between two ranks use the first channel.
+class Channel {
  public:
-  Board(Segment& segment, const Layout& layout, size_t lane, int rank, int ranks);
+  Channel(Segment& segment, const Layout& layout, size_t number, int rank, int ranks);
+
+  // Which collective may proceed: steps belong to one collective after the other, in the order of the calls.
+  struct Turns {
+    uint64_t given = 0;
+    uint64_t done = 0;
+  } turns;
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   size_t slot_bytes() const { return layout_.slot_bytes; }
-  size_t parcel_bytes() const { return layout_.parcel_bytes; }
+  size_t eager_bytes() const { return layout_.eager_bytes; }
   size_t part_bytes() const { return layout_.part_bytes; }
 
   // Sets the call that the following steps belong to. `counts`: of each rank's signature, where those differ; else
@@ -119,12 +126,12 @@ class Board {
   // Waits until the next step may be entered.
   class Enter final : public Condition {
    public:
-    explicit Enter(Board& board) : board_(board) {}
+    explicit Enter(Channel& channel) : channel_(channel) {}
     bool holds() override;
     int awaited_rank() override { return lacking_; }
 
    private:
-    Board& board_;
+    Channel& channel_;
     int lacking_ = -1;
   };
 
@@ -132,12 +139,13 @@ class Board {
   // Throws TransportError where they do not.
   class Published final : public Condition {
    public:
-    Published(Board& board, uint64_t step, int first, int end) : board_(board), step_(step), next_(first), end_(end) {}
+    Published(Channel& channel, uint64_t step, int first, int end)
+        : channel_(channel), step_(step), next_(first), end_(end) {}
     bool holds() override;
     int awaited_rank() override { return next_; }
 
    private:
-    Board& board_;
+    Channel& channel_;
     uint64_t step_;
     int next_;
     int end_;
@@ -153,18 +161,22 @@ class Board {
   // Publishes the step that has been entered and returns its number.
   uint64_t publish();
 
-  // Where `rank` writes what others read in this step: in the line itself if it fits, in the slot otherwise.
+  // Where `rank` writes what others read in this step: in the control block if it fits, in the slot otherwise.
   std::byte* place(int rank, uint64_t step, size_t bytes) {
-    return bytes <= Line::kPayload ? line(rank, step).payload : slot(rank, step);
+    return bytes <= ControlBlock::kPayload ? control_block(rank, step).payload : slot(rank, step);
   }
   std::byte* slot(int rank, uint64_t step) {
-    return region(rank) + layout_.slots + (lane_ * kSlots + step % kSlots) * layout_.slot_bytes;
+    return region(rank) + layout_.slots + (number_ * kSlots + step % kSlots) * layout_.slot_bytes;
   }
 
-  Letter& letter(int from, int to) { return reinterpret_cast<Letter*>(region(from) + layout_.letters)[to]; }
-  Receipt& receipt(int from, int to) { return reinterpret_cast<Receipt*>(region(to) + layout_.receipts)[from]; }
-  std::byte* parcel(int from, int to) {
-    return region(from) + layout_.parcels + static_cast<size_t>(to) * layout_.parcel_bytes;
+  SendControl& send_control(int from, int to) {
+    return reinterpret_cast<SendControl*>(region(from) + layout_.send_controls)[to];
+  }
+  ReceiveControl& receive_control(int from, int to) {
+    return reinterpret_cast<ReceiveControl*>(region(to) + layout_.receive_controls)[from];
+  }
+  std::byte* eager_buffer(int from, int to) {
+    return region(from) + layout_.eager_buffers + static_cast<size_t>(to) * layout_.eager_bytes;
   }
   std::byte* buffer(int rank, uint64_t buffer, uint64_t part) {
     return region(rank) + layout_.buffers + (buffer * kBufferParts + part % kBufferParts) * layout_.part_bytes;
@@ -192,12 +204,16 @@ class Board {
   // Throws TransportError where a rank has published another call than this rank expects.
   void find_mismatch(uint64_t step);
   std::byte* region(int rank) { return regions_ + static_cast<size_t>(rank) * layout_.region_bytes; }
-  Line& line(int rank, uint64_t step) { return reinterpret_cast<Line*>(region(rank))[lane_ * kSlots + step % kSlots]; }
-  bool has_published(int rank, uint64_t step) { return line(rank, step).step.load(std::memory_order_acquire) >= step; }
+  ControlBlock& control_block(int rank, uint64_t step) {
+    return reinterpret_cast<ControlBlock*>(region(rank))[number_ * kSlots + step % kSlots];
+  }
+  bool has_published(int rank, uint64_t step) {
+    return control_block(rank, step).step.load(std::memory_order_acquire) >= step;
+  }
 
   Segment& segment_;
   Layout layout_;
-  size_t lane_;
+  size_t number_;
   std::byte* regions_;
   int rank_;
   int ranks_;

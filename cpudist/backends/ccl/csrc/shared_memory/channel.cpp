@@ -1,4 +1,4 @@
-#include "board.hpp"
+#include "channel.hpp"
 
 #include <sched.h>
 
@@ -11,26 +11,26 @@ namespace {
 // Pieces as large as a slot were fastest. Groups of many ranks have smaller ones, so that a group stays below
 // Layout::kMostBytes.
 constexpr size_t kLargestSlot = size_t{256} << 10;
-constexpr size_t kLargestParcel = size_t{64} << 10;
-constexpr size_t kPartOfParcels = 8;  // at most this part of a rank's region
+constexpr size_t kLargestEager = size_t{64} << 10;
+constexpr size_t kPartOfEager = 8;  // at most this part of a rank's region
 
 size_t in_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 }  // namespace
 
-Layout::Layout(int ranks, int most_lanes) : lanes(most_lanes) {
+Layout::Layout(int ranks, int most_channels) : channels(most_channels) {
   const auto count = static_cast<size_t>(ranks);
-  for (divide(count); slot_bytes < count * kLineBytes && lanes > 1; divide(count)) --lanes;
+  for (divide(count); slot_bytes < count * kLineBytes && channels > 1; divide(count)) --channels;
 }
 
 void Layout::divide(size_t ranks) {
   const size_t room = kMostBytes / ranks;  // of a region
-  const size_t all_slots = kSlots * static_cast<size_t>(lanes);
-  letters = all_slots * sizeof(Line);
-  receipts = letters + ranks * sizeof(Letter);
-  parcels = in_pages(receipts + ranks * sizeof(Receipt));
-  parcel_bytes = std::min(kLargestParcel, room / kPartOfParcels / ranks / kLineBytes * kLineBytes);
-  buffers = in_pages(parcels + ranks * parcel_bytes);
+  const size_t all_slots = kSlots * static_cast<size_t>(channels);
+  send_controls = all_slots * sizeof(ControlBlock);
+  receive_controls = send_controls + ranks * sizeof(SendControl);
+  eager_buffers = in_pages(receive_controls + ranks * sizeof(ReceiveControl));
+  eager_bytes = std::min(kLargestEager, room / kPartOfEager / ranks / kLineBytes * kLineBytes);
+  buffers = in_pages(eager_buffers + ranks * eager_bytes);
   const size_t places = all_slots + kBuffers * kBufferParts / 2;  // a part is half a slot
   const size_t left = room > buffers ? room - buffers : 0;
   slot_bytes = std::min(kLargestSlot, left / places / kPageBytes * kPageBytes);
@@ -40,31 +40,31 @@ void Layout::divide(size_t ranks) {
   total_bytes = kPageBytes + ranks * region_bytes;
 }
 
-Board::Board(Segment& segment, const Layout& layout, size_t lane, int rank, int ranks)
+Channel::Channel(Segment& segment, const Layout& layout, size_t number, int rank, int ranks)
     : segment_(segment),
       layout_(layout),
-      lane_(lane),
+      number_(number),
       regions_(segment_.data() + kPageBytes),
       rank_(rank),
       ranks_(ranks) {}
 
-bool Board::Enter::holds() {
-  if (board_.step_ + kLag <= kSlots) return true;
-  const uint64_t needed = board_.step_ + kLag - kSlots;
-  if (board_.all_published_ >= needed) return true;
-  for (int rank = 0; rank < board_.ranks_; ++rank) {
+bool Channel::Enter::holds() {
+  if (channel_.step_ + kLag <= kSlots) return true;
+  const uint64_t needed = channel_.step_ + kLag - kSlots;
+  if (channel_.all_published_ >= needed) return true;
+  for (int rank = 0; rank < channel_.ranks_; ++rank) {
     lacking_ = rank;
-    if (!board_.has_published(rank, needed)) return false;
+    if (!channel_.has_published(rank, needed)) return false;
   }
-  board_.all_published_ = needed;
+  channel_.all_published_ = needed;
   return true;
 }
 
-bool Board::Published::holds() {
+bool Channel::Published::holds() {
   for (; next_ < end_; ++next_) {
-    if (!board_.has_published(next_, step_)) return false;
-    if (board_.line(next_, step_).signature != board_.expected(next_).bits()) {
-      board_.find_mismatch(step_);
+    if (!channel_.has_published(next_, step_)) return false;
+    if (channel_.control_block(next_, step_).signature != channel_.expected(next_).bits()) {
+      channel_.find_mismatch(step_);
       return false;
     }
   }
@@ -73,10 +73,10 @@ bool Board::Published::holds() {
 
 // A rank whose own count is right, but whose hash is another one, disagrees with a third rank. One of those two reports
 // it to all.
-void Board::find_mismatch(uint64_t step) {
+void Channel::find_mismatch(uint64_t step) {
   for (int rank = 0; rank < ranks_; ++rank) {
     if (!has_published(rank, step)) continue;
-    const Signature theirs(line(rank, step).signature);
+    const Signature theirs(control_block(rank, step).signature);
     const Signature expected = this->expected(rank);
     const bool same =
         counts_ ? theirs.without_hash().bits() == expected.without_hash().bits() : theirs.bits() == expected.bits();
@@ -87,7 +87,7 @@ void Board::find_mismatch(uint64_t step) {
   }
 }
 
-void Board::fail(const std::string& reason) {
+void Channel::fail(const std::string& reason) {
   uint32_t none = 0;
   if (failure().state.compare_exchange_strong(none, 1)) {
     failure().reason[reason.copy(failure().reason, sizeof failure().reason - 1)] = '\0';
@@ -99,12 +99,12 @@ void Board::fail(const std::string& reason) {
   while (failure().state.load(std::memory_order_acquire) != 2 && Clock::now() < limit) sched_yield();
 }
 
-void Board::check_failed() const {
+void Channel::check_failed() const {
   if (failure().state.load(std::memory_order_acquire) == 2) throw TransportError(failure().reason);
 }
 
-uint64_t Board::publish() {
-  Line& own = line(rank_, step_);
+uint64_t Channel::publish() {
+  ControlBlock& own = control_block(rank_, step_);
   own.signature = signature_.bits();
   own.step.store(step_, std::memory_order_release);
   return step_++;
