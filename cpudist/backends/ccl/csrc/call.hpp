@@ -26,10 +26,8 @@ struct GroupState {
 
 struct Call {
   const char* name;         // c10d's name of the operation, "all_reduce"
-  uint64_t sequence;        // number among the group's collectives, the same on all
-                            // ranks; 0 for send and recv
-  std::optional<int> peer;  // of send and recv: the other rank of the group,
-                            // negative for any source
+  uint64_t sequence;        // number among the group's collectives, the same on all ranks; 0 for send and recv
+  std::optional<int> peer;  // of send and recv: the other rank of the group, negative for any source
   int rank;
   int size;
   std::shared_ptr<GroupState> group;

@@ -46,10 +46,7 @@ static Reduction logical(c10d::ReduceOp::RedOpType operation) {
     case c10d::ReduceOp::MIN:
     case c10d::ReduceOp::BAND: return Reduction::kMin;
     case c10d::ReduceOp::BXOR: return Reduction::kBitXor;
-    default:
-      value_error(
-          "booleans have no average; use SUM, PRODUCT, MIN, MAX, BAND, "
-          "BOR or BXOR");
+    default: value_error("booleans have no average; use SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   }
 }
 
@@ -73,10 +70,7 @@ static Reduction arithmetic(c10d::ReduceOp::RedOpType operation, at::ScalarType 
     case c10d::ReduceOp::BAND:
     case c10d::ReduceOp::BOR:
     case c10d::ReduceOp::BXOR: return bitwise(operation, type);
-    default:
-      value_error(
-          "there is no pre-multiplied reduction; use SUM, AVG, PRODUCT, "
-          "MIN, MAX, BAND, BOR or BXOR");
+    default: value_error("there is no pre-multiplied reduction; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   }
 }
 

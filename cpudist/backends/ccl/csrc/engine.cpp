@@ -39,9 +39,7 @@ Engine& Engine::get() {
 // parent's engine stays in memory, because its mutex may be locked.
 void Engine::after_fork_in_child() {
   auto* const engine = new Engine;
-  engine->reason_ =
-      "this process was forked from a rank of the job; start it "
-      "with a spawn method instead";
+  engine->reason_ = "this process was forked from a rank of the job; start it with a spawn method instead";
   engine->out_of_use_ = true;
   instance = engine;
 }
@@ -131,8 +129,7 @@ void Engine::poll(AsyncWork& work) {
 
 void Engine::expire(AsyncWork& work, Clock::time_point since, Finished& finished) {
   abandon_all(work.call().describe() + " timed out after " + seconds(Clock::now() - since) +
-                  ": a peer is late, gone or called something else; end the "
-                  "job and look at the other ranks' output",
+                  ": a peer is late, gone or called something else; end the job and look at the other ranks' output",
               finished);
 }
 

@@ -120,8 +120,7 @@ class Engine {
 
   FairMutex mutex_;  // guards the transports and all members below
   Works in_flight_;
-  Works abandoned_;  // never freed, because transports may
-                     // still write to their buffers
+  Works abandoned_;  // never freed, because transports may still write to their buffers
   std::vector<std::weak_ptr<GroupState>> groups_;
   std::string reason_;
   std::atomic<bool> out_of_use_{false};

@@ -22,8 +22,7 @@ class FairMutex {
   void unlock() {
     const uint32_t serving = serving_.load(std::memory_order_relaxed) + 1;
     serving_.store(serving);
-    if (next_.load() != serving) serving_.notify_all();  // in this order: a thread that asks now is seen,
-                                                         // or sees it
+    if (next_.load() != serving) serving_.notify_all();  // in this order: a thread that asks now is seen, or sees it
   }
 
  private:

@@ -58,8 +58,7 @@ WorkPtr ProcessGroupCcl::receive(Tensors& tensors, int source, int tag) {
   const auto& tensor = only("recv", tensors);
   check_tag("recv", tag);
   check_value(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-              "recv: cannot write to an expanded tensor: several of its "
-              "elements share memory; clone() it first");
+              "recv: cannot write to an expanded tensor: several of its elements share memory; clone() it first");
   auto work = c10::make_intrusive<RecvWork>(next_call("recv", timeout_, source), endpoint_, tensor, source, tag);
   Engine::get().submit(work, /*background=*/true);
   return work;

@@ -35,11 +35,9 @@ class PrefixStore final : public KeyValueStore {
 struct Group {
   int rank;
   int size;
-  std::vector<int> nodes;      // nodes[r]: number of the machine of rank r; ranks
-                               // with the same number can share memory
+  std::vector<int> nodes;      // nodes[r]: number of the machine of rank r; ranks with the same number can share memory
   Milliseconds timeout;        // of the rendezvous
-  KeyValueStore* store;        // of this group alone; used while the transport is
-                               // created, never afterwards
+  KeyValueStore* store;        // of this group alone; used while the transport is created, never afterwards
   Wire wire = Wire::kFloat32;  // how allreduces of float32 cross the network
   // Bytes that oneCCL is given at once, of a message or of a rank's part of an alltoall: MPI counts in 32 bits.
   size_t round_bytes = size_t{1} << 30;

@@ -43,8 +43,7 @@ void CollectiveWork::finish() {
       for (const auto& action : schedule_.finish) action();
     }
   } catch (...) {
-    failure_ = std::current_exception();  // of this work alone: the transport
-                                          // has completed its calls
+    failure_ = std::current_exception();  // of this work alone: the transport has completed its calls
   }
 }
 

@@ -38,8 +38,7 @@ at::Tensor to_read(Schedule& schedule, const at::Tensor& tensor) {
 
 void check_writable(const at::Tensor& tensor) {
   check_value(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
-              "cannot write to an expanded tensor: several of its elements "
-              "share memory; clone() it first");
+              "cannot write to an expanded tensor: several of its elements share memory; clone() it first");
 }
 
 enum class Holds { kNothing, kInput };

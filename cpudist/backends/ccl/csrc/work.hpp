@@ -60,8 +60,7 @@ class AsyncWork : public c10d::Work {
   friend class Engine;
   Call call_;
   Clock::time_point started_;
-  Clock::time_point deadline_;  // guarded by the engine's lock; later when a
-                                // thread begins to wait
+  Clock::time_point deadline_;  // guarded by the engine's lock; later when a thread begins to wait
   bool completed_ = false;      // and not given up; written before done_
   std::atomic<bool> done_{false};
   std::exception_ptr error_;  // written before done_

@@ -91,8 +91,7 @@ class Watchdog {
           std::unique_lock<std::mutex> lock(mutex_);
           if (finished_.wait_for(lock, limit, [this] { return over_; })) return;
           std::fprintf(stderr,
-                       "cpudist: %s did not finish within %.1f s: a peer is "
-                       "gone or cannot be reached; ending\n",
+                       "cpudist: %s did not finish within %.1f s: a peer is gone or cannot be reached; ending\n",
                        what.c_str(), static_cast<double>(limit.count()) / 1000);
           std::fflush(nullptr);
           _exit(1);

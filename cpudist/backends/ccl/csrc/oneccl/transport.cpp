@@ -253,8 +253,7 @@ RequestPtr OneCcl::gather_and_reduce(const void* input, void* output, size_t cou
                                      Reduction reduction) {
   const auto ranks = static_cast<size_t>(size());
   const size_t width = size_of(type);
-  const auto gathered = std::make_shared<std::map<size_t, Scratch>>();  // by offset, of the pieces
-                                                                        // in flight
+  const auto gathered = std::make_shared<std::map<size_t, Scratch>>();  // by offset, of the pieces in flight
   return pieces(
       count, width * ranks,
       [=, this](size_t offset, size_t length) {
