@@ -26,7 +26,7 @@ build_wheel() {
             python -c "import pathlib; from cpudist.backends.ccl import compilation; compilation.prebuild(pathlib.Path('$folder/$PREBUILT'))"
     done
     # oneCCL is linked statically, so its licence comes along, with those of what it contains.
-    cp "${environments[0]}"/lib/python*/site-packages/oneccl_devel-*.dist-info/LICENSE.txt "$folder/LICENSE.oneCCL.txt"
+    cp "${environments[0]}"/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$folder/LICENSE.oneCCL.txt"
     cp "${environments[0]}/share/doc/ccl/licensing/third-party-programs.txt" "$folder/LICENSE.oneCCL-third-party.txt"
     timeout 600 "$tools/bin/pip" wheel --quiet --no-deps -w "$folder/dist" "$folder"
     timeout 60 "$tools/bin/wheel" tags --remove --platform-tag "linux_$(uname -m)" "$folder"/dist/*.whl >/dev/null

@@ -113,6 +113,8 @@ def _check_options(options: argparse.Namespace) -> None:
             raise UserError(f"--only {unknown[0]} is not known; give one of: {', '.join(CANDIDATES)}")
     if options.backend != "ccl" and options.subject != "collectives":
         raise UserError(f"bench {options.subject} is about ccl; leave --backend out, it is for collectives")
+    if options.subject == "hosts" and find_spec("transformers") is None:
+        raise UserError("bench hosts needs transformers; install it with: pip install 'cpudist[hf]'")
     if options.busy and options.subject != "collectives":
         raise UserError("--busy is for collectives; run cpudist bench collectives --busy")
 

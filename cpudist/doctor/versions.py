@@ -15,13 +15,16 @@ _IPEX = "intel_extension_for_pytorch"
 # Packages that a job's behaviour depends on; their versions are shown.
 _NAMED = (
     "torch",
-    "oneccl-devel",
+    "oneccl-cpu-devel",
     "impi-rt",
     "mpi4py",
     "transformers",
     "accelerate",
     "datasets",
 )
+
+# The extras whose packages change what a job does.
+_EXTRAS = ("ccl", "hf", "notebook")
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
@@ -49,8 +52,9 @@ def _outside_bounds() -> Iterator[Finding]:
         name, bounds = requirement.name, str(requirement.specifier)
         found = installed(name)
         marker = requirement.marker
-        if marker is not None and not marker.evaluate({"extra": "" if found is None else "ccl"}):
-            continue  # an extra: usable_backends.py reports missing ones of ccl; the others change no job
+        extras = ("",) if found is None else _EXTRAS
+        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
+            continue  # usable_backends.py reports missing packages of ccl
         if found is None:
             yield Finding("error", name, f"{name} is not installed", f"pip install '{name}{bounds}'")
         elif not requirement.specifier.contains(found, prereleases=True):

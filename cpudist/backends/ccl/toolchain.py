@@ -41,13 +41,13 @@ class Compiler:
 
 @cache
 def find_oneccl() -> OneCcl:
-    """Find the oneCCL that pip installed (packages oneccl and oneccl-devel).
+    """Find the oneCCL that pip installed (package oneccl-cpu-devel).
 
     Raises:
         UserError: it is not installed, or lacks its headers or its static library.
     """
     try:
-        package = distribution("oneccl-devel")
+        package = distribution("oneccl-cpu-devel")
     except PackageNotFoundError:
         raise UserError(
             "oneCCL is not installed in this environment; install it with: pip install 'cpudist[ccl]'"
@@ -59,7 +59,7 @@ def find_oneccl() -> OneCcl:
             break
     else:
         prefix = Path(sys.prefix)
-    for needed in (_HEADER, _STATIC_LIBRARY, "lib/libintlc.so.5", "lib/libhwloc.so.15"):
+    for needed in (_HEADER, _STATIC_LIBRARY, "lib/libhwloc.so.15"):
         if not (prefix / needed).exists():
             raise UserError(
                 f"oneCCL {package.version} at {prefix} lacks {needed}; "
@@ -128,7 +128,7 @@ def compile_command(
         f"-ffile-prefix-map={source.parent}=csrc",  # errors name source files; the bytes do not depend on the folder
         *("-o", str(output), str(source)),
         *(f"-L{torch_folder / 'lib'}", f"-L{oneccl.lib}"),
-        *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libintlc.so.5", "-l:libhwloc.so.15"),
+        *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libhwloc.so.15"),
         *("-lc10", "-ltorch_cpu", "-ltorch_python"),
         *(f"-Wl,-rpath,{libraries or oneccl.lib}", "-Wl,--disable-new-dtags"),
     ]

@@ -15,6 +15,7 @@
 #include "tag_matching.cpp"
 #include "module.cpp"
 #include "oneccl/communicator.cpp"
+#include "oneccl/intel_memory.cpp"
 #include "oneccl/transport.cpp"
 #include "process_group.cpp"
 #include "process_group_collectives.cpp"

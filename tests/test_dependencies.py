@@ -1,0 +1,79 @@
+"""What `pip install cpudist` and its extra ccl bring, and jobs in an environment that has nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import venv
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import jobs
+import pytest
+from packaging.requirements import Requirement
+
+_SITE = Path(sysconfig.get_path("purelib"))
+_MOST_BYTES = 0.6e9  # of what the extra ccl brings, unpacked
+
+
+def _needed(name: str, extras: set[str] = frozenset()) -> dict[str, Distribution]:  # type: ignore[assignment]
+    """Return the packages that pip installs for `name[extras]`, by their names."""
+    found = {name: distribution(name)}
+    for text in found[name].requires or []:
+        requirement = Requirement(text)
+        markers = requirement.marker
+        if markers is None or any(markers.evaluate({"extra": extra}) for extra in extras or {""}):
+            found |= _needed(requirement.name, requirement.extras)
+    return found
+
+
+def test_ccl_brings_nothing_for_gpus() -> None:
+    """oneCCL's package with code for GPUs needs 1.2 GB, most of it SYCL's."""
+    added = _needed("cpudist", {"ccl"}).keys() - _needed("cpudist").keys()
+    assert {"oneccl-cpu-devel", "oneccl-cpu", "impi-rt"} <= added
+    assert [name for name in added if re.search("sycl|cuda|cmplr|-ur$", name)] == []
+    sizes = {name: sum(file.size or 0 for file in distribution(name).files or []) for name in added}
+    assert sum(sizes.values()) < _MOST_BYTES, sizes
+
+
+def test_the_base_does_not_need_hugging_face() -> None:
+    assert {"transformers", "accelerate", "datasets", "cloudpickle"}.isdisjoint(_needed("cpudist"))
+
+
+def _make_environment(folder: Path) -> None:
+    """Make an environment of links to this one's packages: those of cpudist[ccl] and no other."""
+    venv.create(folder, with_pip=False)
+    for package in _needed("cpudist", {"ccl"}).values():
+        for file in package.files or []:
+            source = Path(os.path.normpath(str(package.locate_file(file))))
+            if source.is_relative_to(_SITE):  # a folder of the package as a whole
+                source = _SITE / source.relative_to(_SITE).parts[0]
+            target = folder / source.relative_to(sys.prefix)
+            if source.exists() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(source)
+    for script in ("cpudist", "cpudist-train"):  # their first line names the Python that has all packages
+        text = (Path(sys.prefix) / "bin" / script).read_text(encoding="utf-8")
+        path = folder / "bin" / script
+        path.unlink(missing_ok=True)
+        path.write_text(text.replace(sys.prefix, str(folder)), encoding="utf-8")
+        path.chmod(0o755)
+
+
+@pytest.mark.job
+def test_a_plain_script_runs_without_hugging_face(tmp_path: Path) -> None:
+    folder = tmp_path / "env"
+    _make_environment(folder)
+    path = {"PATH": f"{folder}/bin:{jobs.environment()['PATH']}"}
+    script = Path(__file__).parent / "checks" / "plain_ddp.py"
+    mpirun = [str(folder / "bin" / "mpirun"), "-n", "2"]
+    result = jobs.run([*mpirun, "cpudist-train", "--backend", "ccl", str(script)], timeout=120, env=path)
+    assert result.returncode == 0, result.output
+    assert "trained on ccl" in result.stdout
+    assert "install it with: pip install 'cpudist[notebook]'" in result.stdout
+
+    result = jobs.run([str(folder / "bin" / "cpudist"), "bench", "hosts"], timeout=120, env=path)
+    assert (result.returncode, result.stdout) == (2, ""), result.output
+    assert "needs transformers; install it with: pip install 'cpudist[hf]'" in result.stderr
