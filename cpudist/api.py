@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from cpudist import backends, huggingface, launchers
 from cpudist.console import show_lines_at_once
 from cpudist.errors import UserError
 from cpudist.job.job import current, require, start_job
+from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
-from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,9 @@ def init(
     *,
     interface: str | None = None,
     pin: bool = True,
+    compress: str | None = None,
+    resume: Literal["auto", "never"] = "auto",
+    async_checkpoint: bool = False,
     stall: float | None = None,
     **options: Any,
 ) -> World:
@@ -39,7 +43,8 @@ def init(
     process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call it before you import them.
     A rank that its launcher has not pinned moves to its share of the node's cores and computes with as many threads,
     unless the script, OMP_NUM_THREADS or OMP_PROC_BIND says otherwise (docs/placement.md); `shutdown` undoes that.
-    Calling it again returns the same world; after `shutdown` it starts a new job, with any backend.
+    Calling it again, or under ``cpudist-train``, returns the job's world; `compress`, `resume`, `async_checkpoint` and
+    `stall` then hold where the job has none. After `shutdown` it starts a new job, with any backend.
 
     Args:
         backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
@@ -47,6 +52,12 @@ def init(
         timeout: bound on the start and on every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
         pin: False leaves affinity, threads and memory policy alone.
+        compress: in which scheme gradients cross the network between hosts: ``"auto"``, ``"none"``, ``"bf16"``,
+            ``"int8"``, ``"powersgd"`` or ``"powersgd:RANK"`` (docs/slow-networks.md). None: ``"none"``, and
+            ``"auto"`` where Trainer is given ``use_ipex``.
+        resume: ``"auto"``: after a restart `Checkpoints` and Trainer go on from this run's newest complete checkpoint;
+            ``"never"``: they start at the first step again.
+        async_checkpoint: a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy.
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.
         options: the backend's own, which ``cpudist-train --help`` lists; there ``show_sharding=True`` is
@@ -56,8 +67,9 @@ def init(
         This rank's `World`.
 
     Raises:
-        UserError: the launcher's variables contradict each other or MPI, the backend cannot be used, a process group
-            exists that cpudist did not make, or transformers or accelerate are of a version that cpudist does not know.
+        UserError: an argument is wrong, the launcher's variables contradict each other or MPI, the backend cannot be
+            used, a process group exists that cpudist did not make, or transformers or accelerate are of a version that
+            cpudist does not know.
         StartupTimeout: a rank did not arrive in time; the message names it.
 
     Examples:
@@ -67,34 +79,37 @@ def init(
         >>> world.size
         2
     """
-    running, seconds = current(), None if stall is None else check_timeout(stall, "stall")
+    wanted = JobOptions(
+        backend=backend,
+        backend_options=options,
+        timeout=timeout,
+        interface=interface,
+        compress=compress,
+        resume=resume,
+        async_checkpoint=async_checkpoint,
+        stall=stall,
+    )
+    running = current()
     if running is None:
         launcher = launchers.detect()
         pinning = decide_in_place(launcher) if pin else None
-        options = backends.applicable(backend, options, launcher.is_main_process)
-        running = enter(launcher, backend, check_timeout(timeout), options, interface, pinning)
+        applicable = backends.applicable(backend, options, launcher.is_main_process)
+        running = enter(launcher, replace(wanted, backend_options=applicable), pinning)
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
-    if seconds is not None:
-        running.end_when_stalled(seconds)
+    else:
+        running.take(wanted)
     return running.world
 
 
-def enter(
-    launcher: Launcher,
-    backend: str,
-    timeout: float,
-    options: Mapping[str, Any] | None = None,
-    interface: str | None = None,
-    pinning: Pinning | None = None,
-) -> Job:
+def enter(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:
     """Start the job that `launcher` describes, with scripts and libraries on its process group.
 
-    Args and errors are those of `init`.
+    Args and errors are those of `start_job`.
     """
     if launcher.name != "single":
         show_lines_at_once()
-    started = start_job(launcher, backend, timeout, options, interface, pinning)
+    started = start_job(launcher, options, pinning)
     let_scripts_join(started)
     huggingface.install(started)
     return started

@@ -132,35 +132,32 @@ def plugins() -> dict[str, type[Backend]]:
 
 
 def choose(
-    backend: str | Backend,
-    ask_everyone: Callable[[str, str], list[str]],
-    is_main_process: bool,
-    options: Mapping[str, Any] | None = None,
+    backend: str, options: Mapping[str, Any], ask_everyone: Callable[[str, str], list[str]], is_main_process: bool
 ) -> Backend:
     """Return a backend that every rank can use, not started. All ranks call it.
 
     Args:
-        backend: a backend's name, "auto", or a backend that `make` has returned. Only "auto" falls back to another one.
+        backend: its name, or "auto". Only "auto" falls back to another one.
+        options: what the user says for this backend alone; see `Backend.configure`.
         ask_everyone: sends a key and this rank's answer to all ranks; returns the answers of all, in rank order.
         is_main_process: whether this rank tells the user why a faster backend is not used.
-        options: for a backend that is given by its name; see `Backend.configure`.
 
     Raises:
         UserError: the backend does not exist, does not take these options, or some rank cannot use it; the same on
             every rank.
     """
     for name in AUTO if backend == "auto" else (backend,):
-        candidate = make(name, options) if isinstance(name, str) else name
-        reasons = ask_everyone(f"backend/{candidate.name}", candidate.unavailable() or "")
+        candidate = make(name, options)
+        reasons = ask_everyone(f"backend/{name}", candidate.unavailable() or "")
         rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (0, ""))
         if not reason:
             if backend == "auto" and is_main_process:
-                _tell_of_other_devices(candidate.name)
+                _tell_of_other_devices(name)
             return candidate
         if backend != "auto":
-            raise UserError(f"backend {candidate.name} cannot be used on rank {rank}: {reason}")
+            raise UserError(f"backend {name} cannot be used on rank {rank}: {reason}")
         if is_main_process:
-            say(f"warning: not using {candidate.name}, rank {rank} says: {reason}")
+            say(f"warning: not using {name}, rank {rank} says: {reason}")
     raise UserError("no backend can be used on all ranks; read the warnings above, and run cpudist doctor")
 
 

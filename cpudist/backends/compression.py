@@ -15,8 +15,12 @@ SCHEMES = (AUTO, NONE, "bf16", "int8", "powersgd")
 POWERSGD_RANK = 4
 
 
-def check_scheme(text: str) -> str:
+def check_scheme(text: str, asked: str) -> str:
     """Return the scheme that `text` names: one of `SCHEMES`, or "powersgd:RANK".
+
+    Args:
+        text: what the user has given.
+        asked: the option as the user wrote it, such as "--compress zip", for the message.
 
     Raises:
         UserError: there is no such scheme.
@@ -24,7 +28,7 @@ def check_scheme(text: str) -> str:
     name, colon, rank = text.partition(":")
     good_rank = not colon or (name == "powersgd" and rank.isdecimal() and int(rank) > 0)
     if name not in SCHEMES or not good_rank:
-        raise UserError(f"--compress {text} is not known; give {', '.join(SCHEMES)} or powersgd:RANK, a number from 1")
+        raise UserError(f"{asked} is not known; give {', '.join(SCHEMES)} or powersgd:RANK, a number from 1")
     return text
 
 
@@ -33,8 +37,13 @@ def has(backend: Backend, scheme: str) -> bool:
     return scheme in (AUTO, NONE) or scheme.partition(":")[0] in backend.compressions
 
 
-def check_backend(backend: Backend, scheme: str) -> None:
+def check_backend(backend: Backend, scheme: str, asked: str) -> None:
     """Check that gradients can cross the network in `scheme`, which `check_scheme` has returned.
+
+    Args:
+        backend: how the ranks communicate.
+        scheme: the scheme.
+        asked: the option as the user wrote it, for the message.
 
     Raises:
         UserError: they cannot on this backend; the message names the remedy.
@@ -42,4 +51,4 @@ def check_backend(backend: Backend, scheme: str) -> None:
     if not has(backend, scheme):
         known = " or ".join(sorted(backend.compressions))
         remedy = f"use {known}" if known else "leave it out"
-        raise UserError(f"the backend {backend.name} cannot compress gradients by --compress {scheme}; {remedy}")
+        raise UserError(f"the backend {backend.name} cannot compress gradients as {asked} says; {remedy}")

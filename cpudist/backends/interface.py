@@ -95,10 +95,15 @@ class Backend(ABC):
         """
         return asked
 
-    def find_others(self) -> Mapping[str, str]:
+    @classmethod
+    def find_others(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the variables that torchrun would set, where the devices know of other processes and no launcher does.
 
-        Called after `configure`, before any other. Empty where this process is alone.
+        Args:
+            options: what the user says for this backend alone.
+
+        Returns:
+            The variables; empty where this process is alone.
         """
         return {}
 

@@ -76,19 +76,18 @@ class ProcessGroupBackend(Backend):
         if not isinstance(model, DistributedDataParallel):
             if scheme in (AUTO, NONE):
                 return
-            raise UserError(f"--compress {scheme} is for gradients that DDP reduces; leave it out for this model")
+            raise UserError(f"compression by {scheme} is for gradients that DDP reduces; leave it out for this model")
         error_feedback.detach(model.module)
         group = model.process_group
         schemes: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(schemes, scheme, group=group)
         if len(set(schemes)) > 1:
-            raise UserError(
-                f"ranks differ in --compress ({', '.join(sorted(set(schemes)))}); give all of them the same"
-            )
+            given = ", ".join(sorted(set(schemes)))
+            raise UserError(f"ranks differ in how gradients are compressed ({given}); give all of them the same")
         if scheme in (AUTO, NONE):
             return
         if model._comm_hooks:
-            raise UserError(f"the model has a communication hook of its own; leave it out, or --compress {scheme}")
+            raise UserError(f"the model has a communication hook of its own; leave it out, or compression by {scheme}")
         self._register_hook(model, group, scheme)
 
     def _register_hook(self, model: DistributedDataParallel, group: Any, scheme: str) -> None:

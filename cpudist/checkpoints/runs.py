@@ -31,7 +31,7 @@ def started_again(job: Job) -> str:
 def say_from_the_beginning(job: Job, folder: Path) -> None:
     """Announce that a restarted training starts as it did at first; every rank may call it."""
     if job.restarts and job.world.rank == 0:
-        why = f"no checkpoint of this run in {folder} yet" if job.resumes else "--resume never"
+        why = f"no checkpoint of this run in {folder} yet" if job.options.resumes else "--resume never"
         say(f"{started_again(job)}: {why}, starting from the beginning")
 
 

@@ -83,7 +83,7 @@ class Checkpoints:
         ranks, job = Ranks(), current()
         self.values = state.plain_values(more)
         ranks.first(lambda: folders.restore(self.folder))
-        resumes = job is None or job.resumes
+        resumes = job is None or job.options.resumes
         own = {step: path for step, path in self._own().items() if resumes or path in publisher_of(self.folder).saved}
         path = newest_whole(own, self.folder, _SHARED, lambda path: files.damage(path, ranks))
         if path is not None:

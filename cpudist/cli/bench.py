@@ -75,8 +75,9 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     # Late: they import torch, which takes seconds that --help need not wait for.
     from cpudist import api
     from cpudist.bench import between_hosts, collectives, plot, report
+    from cpudist.job.job_options import JobOptions
 
-    job = api.enter(launcher, options.backend, _TIMEOUT)
+    job = api.enter(launcher, JobOptions(backend=options.backend, timeout=_TIMEOUT, from_flags=True))
     world = job.world
     if world.size < 2:
         raise UserError("one rank alone does not communicate; start it as: mpirun -n 2 cpudist bench …")

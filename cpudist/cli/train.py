@@ -13,20 +13,18 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers
-from cpudist.backends.compression import check_scheme
 from cpudist.cli.parser import Parser, count_from_zero, shown_once
 from cpudist.console import say, show_lines_at_once
 from cpudist.errors import USER_ERROR, UserError
 from cpudist.frames import from_user_code
+from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
 from cpudist.training.target import Target, resolve
-from cpudist.waiting import check_timeout
 
 _OF_BACKEND = "backend option "  # prefix of backends' options, whose names may be the same as ours
 
@@ -62,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with shown_once(launcher):
                 parser.print_help()
             return 0
+        job_options = _job_options(options)
         target = resolve(options.target, options.args, module=options.module)
     except UserError as error:
         if launcher.is_main_process:
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USER_ERROR
     # Another program that calls this owns its process: it is not pinned.
     pinning = pin(launcher, words) if argv is None and not options.no_pin else None
-    return _run(options, target, launcher, pinning)
+    return _run(options, job_options, target, launcher, pinning)
 
 
 def script_in(words: Sequence[str]) -> str:
@@ -110,7 +109,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--timeout",
-        type=check_timeout,
         default=300.0,
         metavar="SECONDS",
         help="bound on every collective and on the start (default 300); preparing large data, or saving a "
@@ -135,7 +133,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--compress",
-        type=check_scheme,
         metavar="SCHEME",
         help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
         "auto (default of --use_ipex) measures, and takes none or bf16; docs/slow-networks.md says what "
@@ -154,14 +151,13 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--resume",
-        choices=("auto", "never"),
+        choices=RESUME,
         default="auto",
         help="auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
         "script names one; never: it starts at its first step again",
     )
     parser.add_argument(
         "--stall",
-        type=partial(check_timeout, name="stall"),
         metavar="SECONDS",
         help="end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so "
         "long, from the first step on (default: never); longer than saving or evaluating takes",
@@ -200,18 +196,32 @@ def _add_options(group: argparse._ArgumentGroup, name: str, backend: type[backen
             raise UserError(f"the backend {name} declares an option twice: {error}; uninstall its package") from error
 
 
-def _backend_options(options: argparse.Namespace) -> dict[str, object]:
-    """Return the values of backends' options that differ from their defaults."""
+def _job_options(options: argparse.Namespace) -> JobOptions:
     given = vars(options)
-    return {
+    own = {
         option.name: given[f"{_OF_BACKEND}{option.name}"]
         for backend in backends.plugins().values()
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
+    return JobOptions(
+        backend=options.backend,
+        backend_options=own,
+        timeout=options.timeout,
+        interface=options.interface,
+        compress=options.compress,
+        resume=options.resume,
+        async_checkpoint=options.async_checkpoint,
+        stall=options.stall,
+        checkpoint_on_signal=options.checkpoint_on_signal,
+        record=options.record,
+        from_flags=True,
+    )
 
 
-def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinning: Pinning | None) -> int:
+def _run(
+    options: argparse.Namespace, job_options: JobOptions, target: Target, launcher: Launcher, pinning: Pinning | None
+) -> int:
     # Imported here: torch takes seconds, and wrong options and --help are answered without it. Garbage collection would
     # scan torch's objects several times, and frozen objects are not scanned at the end: 0.3 s of CPU time in all.
     gc.disable()
@@ -222,15 +232,7 @@ def _run(options: argparse.Namespace, target: Target, launcher: Launcher, pinnin
     gc.enable()
 
     try:
-        settings = _backend_options(options)
-        running = api.enter(launcher, options.backend, options.timeout, settings, options.interface, pinning)
-        if options.compress is not None:
-            running.communication.set_compression(options.compress)
-        running.resumes = options.resume == "auto"
-        running.async_checkpoint = options.async_checkpoint
-        if options.stall is not None:
-            running.end_when_stalled(options.stall)
-        return run_target(target, running, options.record, options.checkpoint_on_signal)
+        return run_target(target, api.enter(launcher, job_options, pinning))
     except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
         job.fail(error, _show, launcher.rank)
 

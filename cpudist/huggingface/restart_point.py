@@ -47,7 +47,7 @@ def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
         UserError: ranks see checkpoints of this run, but none in common, or all are damaged.
     """
     restore(folder)
-    if not job.resumes or not job.earlier_run_ids:
+    if not job.options.resumes or not job.earlier_run_ids:
         return None
 
     def is_wanted(checkpoint: Path) -> bool:

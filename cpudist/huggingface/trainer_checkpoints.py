@@ -53,7 +53,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         publisher, publishes = publisher_of(run_dir.absolute()), self.args.should_save
         written = publisher.begin(name, Ranks(), publishes)
         # Trainer waits for the last checkpoint of a training, and for one that is to be uploaded.
-        later = job.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
+        later = job.options.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
         files = DeferredFiles()
         # Trainer saves into the folder aside, and uploads nothing from there.
         aside = replaced(

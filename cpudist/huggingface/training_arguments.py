@@ -96,9 +96,9 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         if self.fp16 or self.fp16_full_eval:
             check_fp16() if self.use_cpu else job.backend.check_float16()
         if self.ddp_compress is not None:
-            job.communication.set_compression(self.ddp_compress)
+            job.communication.set_compression(self.ddp_compress, f"--ddp_compress {self.ddp_compress}")
         elif self.use_ipex and job.communication.compression is None:
-            job.communication.set_compression(AUTO)
+            job.communication.set_compression(AUTO, "--use_ipex")
         if "fused" not in job.backend.optimizations:
             _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:

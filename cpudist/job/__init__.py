@@ -1,5 +1,6 @@
 """The running job: its ranks start, fail and end together.
 
+- `job_options.py`: what a user asks of a job.
 - `job.py`: `Job`, the owner of a job's state; `start_job`, and `current`, the one that runs.
 - `peers.py`: this process among the ranks, with or without a backend.
 - `communication.py`: how gradients cross the network between hosts.

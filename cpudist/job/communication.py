@@ -29,21 +29,26 @@ class Communication:
         backend: the job's backend.
         world: this rank's place among the others.
         record: the run record.
+        compression: the scheme of the job's options.
     """
 
-    def __init__(self, backend: Backend, world: World, record: RunRecord) -> None:
+    def __init__(self, backend: Backend, world: World, record: RunRecord, compression: str | None) -> None:
         self._backend = backend
         self.world = world
         self._record = record
-        self.compression: str | None = None
+        self.compression = compression
 
-    def set_compression(self, scheme: str) -> None:
+    def set_compression(self, scheme: str, asked: str) -> None:
         """Let gradients of models without a scheme of their own cross the network in `scheme` from now on.
+
+        Args:
+            scheme: the scheme.
+            asked: the option as the user wrote it, for messages.
 
         Raises:
             UserError: the scheme is not known, or the backend does not have it.
         """
-        check_backend(self._backend, check_scheme(scheme))
+        check_backend(self._backend, check_scheme(scheme, asked), asked)
         self.compression = scheme
 
     def applicable(self, scheme: str | None) -> str | None:
@@ -52,7 +57,7 @@ class Communication:
         Raises:
             UserError: the scheme is not known on any backend.
         """
-        if scheme is None or has(self._backend, check_scheme(scheme)):
+        if scheme is None or has(self._backend, check_scheme(scheme, f"compress={scheme!r}")):
             return scheme
         if self.world.rank == 0:
             say(f"{self._backend.name} averages gradients without compress={scheme}, which has no effect here")
@@ -72,13 +77,12 @@ class Communication:
 
         Args:
             model: the model, as `Backend.wrap` or accelerate returns it.
-            scheme: how; None: the job's.
+            scheme: how, as `applicable` has returned it; None: the job's.
 
         Raises:
-            UserError: as `set_compression`, or the model's gradients cannot be compressed, or ranks differ.
+            UserError: the model's gradients cannot be compressed, or ranks differ.
         """
-        scheme = (self.compression or NONE) if scheme is None else check_scheme(scheme)
-        check_backend(self._backend, scheme)
+        scheme = scheme or self.compression or NONE
         self._record.compression = scheme
         if self.world.node_count > 1:
             self._backend.compress(model, scheme)
@@ -89,7 +93,7 @@ class Communication:
         elif scheme != NONE:
             self._record.compression = f"{NONE}: all ranks are on one host"
             if self.world.rank == 0 and scheme != AUTO:
-                say(f"--compress {scheme} changes nothing here: all ranks are on one host")
+                say(f"compression by {scheme} changes nothing here: all ranks are on one host")
 
     def _choose_compression(self, model: torch.nn.Module) -> None:
         """Choose none or bf16 after the first steps of a model, where there is a choice."""
@@ -99,7 +103,7 @@ class Communication:
             self._record.compression = scheme
             self._record.note_gradients_of(model)
             if why and self.world.rank == 0:
-                say(f"--compress auto takes {scheme}: {why}")
+                say(f"compression by auto takes {scheme}: {why}")
 
         if "bf16" in self._backend.compressions:
             choose_later(model, chosen)

@@ -6,16 +6,18 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
+from cpudist.backends.compression import check_backend
 from cpudist.changes import Changes
 from cpudist.errors import UserError
 from cpudist.job import failure
 from cpudist.job.communication import Communication
+from cpudist.job.job_options import JobOptions
 from cpudist.job.peers import Peers
 from cpudist.job.rank_pinning import follow
 from cpudist.job.record import Exit, RunRecord
@@ -48,6 +50,7 @@ class Job:
         world: this rank's place among the others.
         launcher: what started the job.
         backend: how the ranks communicate.
+        options: what the user asks of the job.
         timeout: the bound on every collective, in seconds; `set_timeout` changes it.
         record: the run record, which rank 0 writes.
         changes: what the job has changed in the environment and in other packages; `close` undoes it.
@@ -55,26 +58,23 @@ class Job:
         restarts: how often the job has been restarted: the highest of the ranks' counts, which may differ.
         run_ids: the names of this run, which its restarts keep; empty where the launcher has none.
         earlier_run_ids: those of them that an earlier attempt may have had.
-        resumes: whether a training goes on from this run's newest checkpoint after a restart (`--resume`).
-        async_checkpoint: whether Trainer's checkpoints are written while the training goes on (`--async-checkpoint`).
         communication: how gradients cross the network between hosts.
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
         peers: this process among the ranks.
         backend: the backend, started.
-        timeout: the bound on every collective, in seconds.
+        options: what the user asks of the job.
         pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
-    def __init__(self, peers: Peers, backend: Backend, timeout: float, pinning: Pinning | None) -> None:
+    def __init__(self, peers: Peers, backend: Backend, options: JobOptions, pinning: Pinning | None) -> None:
         self._peers = peers
         self.backend = backend
-        self.timeout = timeout
+        self.options = options
+        self.timeout = options.timeout
         self.pinning = pinning
         self.owned_by_cli = False
-        self.resumes = True
-        self.async_checkpoint = False
         self.launcher = peers.launcher
         self.changes = peers.changes
         self.world = replace(peers.world, backend=backend.name, device_type=backend.device().type)
@@ -83,11 +83,13 @@ class Job:
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.record = RunRecord(self.world, backend, peers.members, self.restarts)
-        self.communication = Communication(backend, self.world, self.record)
+        self.communication = Communication(backend, self.world, self.record, options.compress)
         host = peers.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")
         peers.on_end = self.finish
+        if options.stall is not None:
+            peers.end_when_stalled(options.stall)
 
     @property
     def store(self) -> Store:
@@ -127,9 +129,17 @@ class Job:
             self.timeout = seconds
             self._peers.set_timeout(seconds)
 
-    def end_when_stalled(self, seconds: float) -> None:
-        """End the job when no rank shows a sign of life for so many seconds, from the first step on; see `Stall`."""
-        self._peers.end_when_stalled(seconds)
+    def take(self, options: JobOptions) -> None:
+        """Take the options of a script that calls `cpudist.init` in this job, where the job's user has given none.
+
+        Raises:
+            UserError: the backend has no such compression.
+        """
+        if options.compress is not None and self.communication.compression is None:
+            self.communication.set_compression(options.compress, options.written("compress"))
+        if options.stall is not None and self.options.stall is None:
+            self._peers.end_when_stalled(options.stall)
+        self.options = self.options.filled_from(options)
 
     def check_backend(self, name: str | None) -> str:
         """Return the job's backend if it is the one that a script asks for.
@@ -167,22 +177,12 @@ _job: Job | None = None
 _attempts = itertools.count()  # how often this process has started a job; the same on all ranks
 
 
-def start_job(
-    launcher: Launcher,
-    backend: str,
-    timeout: float,
-    options: Mapping[str, Any] | None = None,
-    interface: str | None = None,
-    pinning: Pinning | None = None,
-) -> Job:
+def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:
     """Start the job that `launcher` describes; every rank calls it.
 
     Args:
         launcher: what started this process.
-        backend: a backend's name, or "auto".
-        timeout: bound on the start and on every collective, in seconds, above 0.
-        options: the backend's own; see `Backend.configure`.
-        interface: the network interface for the rendezvous and for messages; None: any.
+        options: what the user asks of the job.
         pinning: this rank's CPUs and threads; None: it is not pinned.
 
     Raises:
@@ -196,28 +196,30 @@ def start_job(
     _forget()  # an earlier job whose start failed
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
-    asked: str | Backend = backend
-    if backend != "auto" and isinstance(launcher, Single):
-        asked = backends.make(backend, options)
-        if others := asked.find_others():
+    if options.backend != "auto" and isinstance(launcher, Single):
+        others = backends.get(options.backend).find_others(options.backend_options)
+        if others:
             launcher = detect({**os.environ, **others})
     _changes = changes = Changes()
     pinning = pinning and follow(pinning, changes)
-    for name in _INTERFACE_VARIABLES if interface else ():
-        changes.default_variable(name, interface or "")
+    for name in _INTERFACE_VARIABLES if options.interface else ():
+        changes.default_variable(name, options.interface or "")
     # Where Triton is installed, importing torch's compiler starts a process for each core, in every rank. Extensions of
     # torch import it. Whoever compiles by Triton starts them then.
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # a store may outlive a job
-        _peers = peers = Peers(launcher, attempt, timeout, interface, changes)
-        chosen = backends.choose(asked, peers.all_gather, peers.world.rank == 0, options)
-        _start(chosen, peers.world, peers.rendezvous.store, timeout)
+        _peers = peers = Peers(launcher, attempt, options.start_timeout or options.timeout, options.interface, changes)
+        chosen = backends.choose(options.backend, options.backend_options, peers.all_gather, peers.world.rank == 0)
+        if options.compress is not None:
+            check_backend(chosen, options.compress, options.written("compress"))
+        _start(chosen, peers.world, peers.rendezvous.store, options.timeout)
         changes.then(chosen.stop)
+        peers.set_timeout(options.timeout)
         peers.backend = chosen
     if pinning is not None:
         pinning.settle(changes)
-    job = Job(peers, chosen, timeout, pinning)
+    job = Job(peers, chosen, options, pinning)
     for name, value in {**_variables(peers), **chosen.variables()}.items():
         changes.variable(name, value)
     _job = job

@@ -7,7 +7,7 @@ import pickle
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from cpudist.console import say
 from cpudist.notebook.carry import pack
@@ -38,6 +38,10 @@ def notebook_launcher(
     timeout: float = 300.0,
     master_port: int | str | None = None,
     interface: str | None = None,
+    compress: str | None = None,
+    resume: Literal["auto", "never"] = "auto",
+    async_checkpoint: bool = False,
+    stall: float | None = None,
     record: str | os.PathLike[str] | None = None,
     data_workers: int = 0,
     **options: Any,
@@ -72,7 +76,7 @@ def notebook_launcher(
         backend: as for `cpudist.init`. On accelerators, there is one rank for each device of the node.
         timeout: bound on the start and on every collective, in seconds.
         master_port: another name of `use_port`.
-        interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
+        interface, compress, resume, async_checkpoint, stall: as for `cpudist.init`.
         record: the file of the run record, which rank 0 writes.
         data_workers: processes that load data for each rank, to be given cores of their own.
         options: the backend's own, as for `cpudist.init`.

@@ -48,7 +48,7 @@ class Nodes:
         self._token = settings.token or (secrets.token_hex() if alone else "")
         self._closing = ExitStack()
         self._polled = 0.0
-        quiet = keepalive_timeout(settings.timeout)
+        quiet = keepalive_timeout(settings.options.timeout)
         port = settings.master_port
         if settings.node_rank == 0:
             listening = [_LOOPBACK] if alone else []
@@ -133,8 +133,9 @@ class Nodes:
     def _compare(self) -> None:
         """Check that all cells have the same arguments; report to the other nodes where they differ."""
         settings = self._settings
-        names = ("num_nodes", "num_processes", "backend", "mixed_precision", "max_restarts")
+        names = ("num_nodes", "num_processes", "mixed_precision", "max_restarts")
         values = {name: repr(getattr(settings, name)) for name in names}
+        values |= {name: repr(getattr(settings.options, name)) for name in ("backend", "compress", "resume")}
         own = {**settings.call, **{name: (value, value) for name, value in values.items()}}
         if settings.node_rank == 0:
             self._store.set({_SETTINGS: json.dumps(own).encode()})

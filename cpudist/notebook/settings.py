@@ -12,6 +12,7 @@ from typing import Any
 
 from cpudist import backends, launchers
 from cpudist.errors import UserError
+from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
 from cpudist.notebook.carry import digest
 from cpudist.waiting import check_timeout
@@ -29,7 +30,7 @@ class Settings:
         call: the function and each of its arguments, by name: as an error shows it, and its digest. Empty on one node.
         num_processes: on each node.
         master_port: 0 for any free port.
-        join_timeout: bound on the rendezvous of the nodes' cells, in seconds.
+        options: of the job that the ranks make.
         template: prefix of each line of all ranks' output; None shows rank 0's output without one.
         job: name of the job, which all nodes' cells share (`rdzv_id`).
         token: secret that clients of the store must have; empty where the user has set none.
@@ -41,19 +42,19 @@ class Settings:
     node_rank: int
     master_addr: str
     master_port: int
-    backend: str
-    options: Mapping[str, Any]
+    options: JobOptions
     mixed_precision: str
     max_restarts: int
-    timeout: float
-    join_timeout: float
     monitor_interval: float
     template: string.Template | None
     job: str
     token: str
-    interface: str | None
-    record: Path | None
     data_workers: int
+
+    @property
+    def join_timeout(self) -> float:
+        """Bound on the rendezvous of the nodes' cells, in seconds."""
+        return self.options.start_timeout or self.options.timeout
 
     def placement(self, local_rank: int) -> Placement:
         """Return the numbers of a rank of this node, and of its job."""
@@ -89,12 +90,18 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     if node_rank >= nodes:
         raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; count nodes from 0")
     address, port = _rendezvous_address(given, nodes)
-    timeout = float(check_timeout(given["timeout"]))
     backend = given["backend"]
-    options = backends.applicable(backend, given.get("options") or {}, node_rank == 0)
+    job_options = JobOptions(
+        backend=backend,
+        backend_options=backends.applicable(backend, given.get("options") or {}, node_rank == 0),
+        timeout=given["timeout"],
+        start_timeout=_join_timeout(given["rdzv_conf"] or {}),
+        record=None if given["record"] is None else Path(given["record"]),
+        **{name: given[name] for name in ("interface", "compress", "resume", "async_checkpoint", "stall")},
+    )
     chosen = None
-    if backend != "auto" or options:
-        chosen = backends.make(backends.AUTO[0] if backend == "auto" else backend, options)
+    if backend != "auto" or job_options.backend_options:
+        chosen = backends.make(backends.AUTO[0] if backend == "auto" else backend, job_options.backend_options)
     _check_precision(given["mixed_precision"])
     if chosen is not None:
         processes = chosen.processes_per_node(processes)
@@ -105,18 +112,13 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         node_rank=node_rank,
         master_addr=address,
         master_port=port,
-        backend=backend,
-        options=options,
+        options=job_options,
         mixed_precision=given["mixed_precision"],
         max_restarts=_count(given, "max_restarts", 0),
-        timeout=timeout,
-        join_timeout=_join_timeout(given["rdzv_conf"] or {}, timeout),
         monitor_interval=_interval(given["monitor_interval"]),
         template=_template(given["log_line_prefix_template"]),
         job=str(given["rdzv_id"]),
         token=os.environ.get("CPUDIST_TOKEN", ""),
-        interface=given["interface"],
-        record=None if given["record"] is None else Path(given["record"]),
         data_workers=_count(given, "data_workers", 0),
     )
 
@@ -157,12 +159,13 @@ def _interval(seconds: Any) -> float:
     raise UserError(f"monitor_interval must be seconds above 0, at most {_LONGEST_INTERVAL}, not {_shown(seconds)}")
 
 
-def _join_timeout(conf: Any, timeout: float) -> float:
-    """Return torchelastic's bound on the rendezvous, `timeout` where `rdzv_conf` has none."""
+def _join_timeout(conf: Any) -> float | None:
+    """Return torchelastic's bound on the rendezvous; None where `rdzv_conf` has none."""
     names = ("join_timeout", "timeout")
     if not isinstance(conf, Mapping) or not conf.keys() <= set(names):
         raise UserError(f"rdzv_conf={_shown(conf)} is not known here: give join_timeout or timeout, in seconds")
-    return float(check_timeout(next((conf[name] for name in names if name in conf), timeout)))
+    given = next((conf[name] for name in names if name in conf), None)
+    return None if given is None else check_timeout(given)
 
 
 def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:

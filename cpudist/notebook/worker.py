@@ -54,11 +54,7 @@ def main() -> None:
         from cpudist.training.run_target import run_target
 
         try:
-            running = api.enter(
-                launcher, settings.backend, settings.join_timeout, settings.options, settings.interface, pinning
-            )
-            running.set_timeout(settings.timeout)
-            run_target(_Call(file, mailbox, rank), running, settings.record)
+            run_target(_Call(file, mailbox, rank), api.enter(launcher, settings.options, pinning))
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             mailbox.leave(Failure.of(rank, error, traceback_of(error, from_user_code(error.__traceback__))))
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback

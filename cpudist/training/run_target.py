@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -26,14 +25,12 @@ _QUIET = {
 }
 
 
-def run_target(target: Target, job: Job, record_path: Path | None, checkpoint_on_signal: bool = False) -> int:
+def run_target(target: Target, job: Job) -> int:
     """Run `target` to its end on this rank, and end the job with the other ranks.
 
     Args:
         target: what to run; what it raises is raised here.
         job: the running job.
-        record_path: the file of the run record, if the user has named one.
-        checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
 
     Returns:
         The exit status: 0, or 128 plus the number of the signal that has interrupted the training.
@@ -41,9 +38,9 @@ def run_target(target: Target, job: Job, record_path: Path | None, checkpoint_on
     job.owned_by_cli = True
     if job.world.rank != 0:
         _quiet_libraries(job.changes)
-    job.record.begin(record_path)
+    job.record.begin(job.options.record)
     time_trainer(job)
-    if checkpoint_on_signal:
+    if job.options.checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
     try:
         target.run()

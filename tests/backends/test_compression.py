@@ -26,13 +26,13 @@ def gloo() -> Iterator[None]:
 
 @pytest.mark.parametrize("text", ["auto", "none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"])
 def test_schemes(text: str) -> None:
-    assert check_scheme(text) == text
+    assert check_scheme(text, "") == text
 
 
 @pytest.mark.parametrize("text", ["", "fp16", "bf16:2", "powersgd:", "powersgd:0", "powersgd:x"])
 def test_what_is_no_scheme(text: str) -> None:
-    with pytest.raises(UserError, match=r"--compress .*is not known; give auto, none, bf16, int8, powersgd"):
-        check_scheme(text)
+    with pytest.raises(UserError, match=r"what was written is not known; give auto, none, bf16, int8, powersgd"):
+        check_scheme(text, "what was written")
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_what_is_no_scheme(text: str) -> None:
     [("gloo", "bf16", "use powersgd"), ("gloo", "int8", "use powersgd"), ("xla", "powersgd:2", "leave it out")],
 )
 def test_a_backend_that_has_no_such_scheme(backend: str, scheme: str, remedy: str) -> None:
-    with pytest.raises(UserError, match=f"{backend} cannot compress gradients by --compress {scheme}; {remedy}"):
-        check_backend(backends.get(backend)(), scheme)
+    with pytest.raises(UserError, match=f"{backend} cannot compress gradients as --compress zip says; {remedy}"):
+        check_backend(backends.get(backend)(), scheme, "--compress zip")
 
 
 def test_on_one_host_nothing_is_compressed(gloo: None, capsys: pytest.CaptureFixture[str]) -> None:
     model = cpudist.wrap(torch.nn.Linear(2, 2), compress="powersgd:2")
-    assert "--compress powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
+    assert "compression by powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
     model(torch.ones(1, 2))
     gradients = job.require().record.as_dict("running")["gradients"]
     assert gradients["compress"] == "none: all ranks are on one host"
@@ -91,13 +91,13 @@ def test_auto_chooses_after_the_first_steps(
         assert running.record.compression == ("auto" if step < 6 else scheme), step
         model(torch.ones(1, 2)).sum().backward()
     assert hooked == ([model] if scheme == "bf16" else [])
-    assert f"--compress auto takes {scheme}: the gradients" in capsys.readouterr().err
+    assert f"compression by auto takes {scheme}: the gradients" in capsys.readouterr().err
     gradients = running.record.as_dict("running")["gradients"]
     assert (gradients["compress"], gradients["hook"]) == (scheme, "allreduce_hook" if hooked else None)
 
 
 def test_wrong_schemes_of_a_job_and_of_a_model(gloo: None) -> None:
-    with pytest.raises(UserError, match="gloo cannot compress gradients by --compress int8"):
-        job.require().communication.set_compression("int8")
-    with pytest.raises(UserError, match="--compress often is not known"):
+    with pytest.raises(UserError, match="gloo cannot compress gradients as --ddp_compress int8 says; use powersgd"):
+        job.require().communication.set_compression("int8", "--ddp_compress int8")
+    with pytest.raises(UserError, match=r"^compress='often' is not known"):
         cpudist.wrap(torch.nn.Linear(2, 2), compress="often")

@@ -23,7 +23,8 @@ def test_options_before_target_and_the_rest_untouched() -> None:
         "9",
     ]
     options = train._parse(train._parser(), words)
-    assert (options.backend, options.timeout, options.module) == ("gloo", 7.0, False)
+    job_options = train._job_options(options)
+    assert (job_options.backend, job_options.timeout, options.module) == ("gloo", 7.0, False)
     assert options.target == "run.py"
     assert options.args == ["--backend", "x", "-m", "--", "-h", "--timeout", "9"]
     assert not options.help
@@ -40,7 +41,7 @@ def test_module_target() -> None:
     ("words", "part"),
     [
         (["--bakend", "gloo", "run.py"], "--bakend"),
-        (["--timeout", "soon", "run.py"], "seconds above 0, not 'soon'"),
+        (["--timeout", "soon", "run.py"], "--timeout must be a number of seconds above 0, not 'soon'"),
         (["--timeout", "-3", "run.py"], "above 0"),
         (["--backend", "gloo"], "no TARGET"),
         (["--compress", "zip", "run.py"], "--compress zip is not known; give auto, none, bf16"),
@@ -49,7 +50,7 @@ def test_module_target() -> None:
 )
 def test_wrong_options_say_what_and_where_to_look(words: list[str], part: str) -> None:
     with pytest.raises(UserError, match=part):
-        train._parse(train._parser(), words)
+        train._job_options(train._parse(train._parser(), words))
 
 
 def test_wrong_target_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str]) -> None:

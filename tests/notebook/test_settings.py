@@ -31,6 +31,10 @@ GIVEN: dict[str, Any] = {
     "rdzv_conf": None,
     "rdzv_id": "none",
     "interface": None,
+    "compress": None,
+    "resume": "auto",
+    "async_checkpoint": False,
+    "stall": None,
     "record": None,
     "data_workers": 0,
 }
@@ -88,7 +92,7 @@ def test_the_parameters_are_accelerates_in_its_order() -> None:
 
 def test_the_rendezvous_has_a_bound_of_its_own() -> None:
     settings = check(print, (), {**GIVEN, "rdzv_conf": {"join_timeout": 900}, "use_port": "29501"})
-    assert (settings.join_timeout, settings.timeout, settings.master_port) == (900, 300, 29501)
+    assert (settings.join_timeout, settings.options.timeout, settings.master_port) == (900, 300, 29501)
     assert check(print, (), GIVEN).join_timeout == 300
 
 

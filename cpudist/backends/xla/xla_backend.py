@@ -103,8 +103,15 @@ class XlaBackend(Backend):
         say(f"xla: starting {found} processes in the place of {asked}, one for each {kind.upper()} device of this node")
         return found
 
-    def find_others(self) -> Mapping[str, str]:
-        if self.configured["mesh"] is None or self.unavailable() is not None or self._choice.kind != "tpu":
+    @classmethod
+    def find_others(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
+        if not options.get("mesh") or devices.missing() is not None:
+            return {}
+        try:
+            choice = devices.choose(options.get("device"), os.environ)
+        except UserError:  # `unavailable` says so
+            return {}
+        if choice.kind != "tpu" or devices.lacks("tpu") is not None:
             return {}
         from cpudist.backends.xla import joining
 

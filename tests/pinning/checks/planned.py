@@ -16,6 +16,7 @@ import torch.distributed as dist
 from cpudist import launchers
 from cpudist.backends.ccl import ccl_group, extension
 from cpudist.job import start_job
+from cpudist.job.job_options import JobOptions
 from cpudist.pinning import Pinning
 from cpudist.pinning.threads import COMMUNICATION_THREAD, threads
 from cpudist.topology.pinning_plan import RankPlan
@@ -52,7 +53,7 @@ def main() -> None:
     else:
         plan = RankPlan(rank, FIRST, 1, communication_cpus=SECOND, numa_nodes=(0,))
         ccl_group.cores_to_spare = lambda *_: 1  # two ranks share these two CPUs
-    job = start_job(launcher, "ccl", 60, pinning=Pinning(plan, bound=True))
+    job = start_job(launcher, JobOptions(backend="ccl", timeout=60), Pinning(plan, bound=True))
     if job.world.size == 2:
         two_threads(rank)
     found = {

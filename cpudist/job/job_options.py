@@ -1,0 +1,81 @@
+"""What a user asks of a job: by flags of `cpudist-train`, or by arguments of `cpudist.init` and `notebook_launcher`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from cpudist.backends.compression import check_scheme
+from cpudist.errors import UserError
+from cpudist.waiting import check_timeout
+
+RESUME = ("auto", "never")
+
+# What a running job can still take from a script's own `cpudist.init`.
+_LATE = ("compress", "resume", "async_checkpoint", "stall")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options of a job, checked when they are made. Each is an argument, and a flag, of this name.
+
+    Attributes:
+        backend: a backend's name, or "auto".
+        backend_options: the backend's own, by their names; see `Backend.configure`.
+        timeout: bound on the start and on every collective, in seconds.
+        start_timeout: bound on the arrival of all ranks; None: `timeout`.
+        interface: the network interface of the rendezvous and of all messages; None: any.
+        compress: in which scheme gradients cross the network; None: the user has not said.
+        resume: "auto" lets a training go on from this run's newest checkpoint after a restart, "never" does not.
+        async_checkpoint: whether Trainer's checkpoints are written while the training goes on.
+        stall: after how many seconds without a sign of life the job ends; None: never.
+        checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
+        record: the file of the run record; None: none that the user has named.
+        from_flags: whether the user wrote flags, which messages then name, and not arguments.
+
+    Raises:
+        UserError: a value is wrong.
+    """
+
+    backend: str = "auto"
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
+    timeout: float = 300.0
+    start_timeout: float | None = None
+    interface: str | None = None
+    compress: str | None = None
+    resume: Literal["auto", "never"] = "auto"
+    async_checkpoint: bool = False
+    stall: float | None = None
+    checkpoint_on_signal: bool = False
+    record: Path | None = None
+    from_flags: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "start_timeout", "stall"):
+            if (seconds := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_timeout(seconds, self._name(name)))
+        if self.compress is not None:
+            check_scheme(self.compress, self.written("compress"))
+        if self.resume not in RESUME:
+            raise UserError(f"{self.written('resume')} is not known; give {' or '.join(RESUME)}")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a training goes on from this run's newest checkpoint after a restart."""
+        return self.resume == "auto"
+
+    def written(self, name: str) -> str:
+        """Return the option `name` with its value as the user wrote it: "--compress int8", or "compress='int8'"."""
+        value = getattr(self, name)
+        return f"{self._name(name)} {value}" if self.from_flags else f"{name}={value!r}"
+
+    def filled_from(self, later: JobOptions) -> JobOptions:
+        """Return these options of a running job, with those that a script asks for `later` where these have none."""
+        default = JobOptions()
+        unset = [name for name in _LATE if getattr(self, name) == getattr(default, name)]
+        return replace(self, **{name: getattr(later, name) for name in unset})
+
+    def _name(self, name: str) -> str:
+        return f"--{name.replace('_', '-')}" if self.from_flags else name

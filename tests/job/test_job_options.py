@@ -1,0 +1,70 @@
+"""Options of a job are checked in one place, and messages name what the user wrote."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import cpudist
+from cpudist import job
+from cpudist.errors import UserError
+from cpudist.job.job_options import JobOptions
+
+
+@pytest.mark.parametrize(
+    ("given", "as_argument", "as_flag"),
+    [
+        ({"timeout": "soon"}, "timeout must be a number of seconds", "--timeout must be a number of seconds"),
+        ({"stall": 0}, "stall must be a number of seconds", "--stall must be a number of seconds"),
+        ({"start_timeout": -1}, "start_timeout must be", "--start-timeout must be"),
+        ({"compress": "zip"}, "compress='zip' is not known; give auto", "--compress zip is not known; give auto"),
+        ({"resume": "later"}, "resume='later' is not known; give auto or", "--resume later is not known; give auto or"),
+    ],
+)
+def test_a_wrong_value_is_named_as_it_was_written(given: dict[str, Any], as_argument: str, as_flag: str) -> None:
+    for from_flags, message in ((False, as_argument), (True, as_flag)):
+        with pytest.raises(UserError) as raised:
+            JobOptions(**given, from_flags=from_flags)
+        assert str(raised.value).startswith(message)
+
+
+def test_values_of_a_command_line_are_converted_and_cross_processes() -> None:
+    options: Any = JobOptions(timeout="9", stall="2.5")  # type: ignore[arg-type]
+    assert (options.timeout, options.stall, options.resumes) == (9.0, 2.5, True)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_a_script_fills_only_what_the_command_line_leaves_open() -> None:
+    ours = JobOptions(compress="int8", timeout=9, from_flags=True)
+    both = ours.filled_from(JobOptions(compress="bf16", resume="never", async_checkpoint=True, stall=5, timeout=3))
+    assert both == JobOptions(
+        compress="int8", timeout=9, from_flags=True, resume="never", async_checkpoint=True, stall=5
+    )
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    cpudist.init("gloo", pin=False, resume="never")
+    yield
+    cpudist.shutdown()
+
+
+def test_init_sets_all_options_and_a_second_call_adds_to_them(alone: None) -> None:
+    running = job.require()
+    assert (running.options.resumes, running.options.async_checkpoint) == (False, False)
+    cpudist.init(compress="powersgd", async_checkpoint=True)
+    assert (running.options.resumes, running.options.async_checkpoint) == (False, True)
+    assert running.communication.compression == "powersgd"
+    cpudist.init(compress="none")
+    assert running.communication.compression == "powersgd", "the first one holds"
+
+
+def test_a_backend_without_the_scheme_refuses_before_it_starts() -> None:
+    with pytest.raises(UserError, match="gloo cannot compress gradients as compress='int8' says; use powersgd"):
+        cpudist.init("gloo", pin=False, compress="int8")
+    assert job.current() is None
+    assert cpudist.init("gloo", pin=False).backend == "gloo"
+    cpudist.shutdown()
