@@ -185,7 +185,12 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         >>> cpudist.step(optimizer)
     """
     job = require()
-    job.backend.step(optimizer, scaler)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    job.backend.devices.end_step()
 
 
 def batches(loader: Iterable[Any]) -> Iterable[Any]:
@@ -203,7 +208,7 @@ def batches(loader: Iterable[Any]) -> Iterable[Any]:
         >>> [len(batch) for batch in cpudist.batches(loader)]
         [16, 16, 8]
     """
-    return require().backend.batches(loader)
+    return require().backend.devices.batches(loader)
 
 
 def mean(tensor: torch.Tensor) -> torch.Tensor:

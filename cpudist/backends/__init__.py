@@ -15,12 +15,24 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from cpudist.backends.interface import Backend
+from cpudist.backends.interface import Backend, Devices
 from cpudist.backends.options import Option
 from cpudist.console import say
 from cpudist.errors import UserError
 
-__all__ = ["AUTO", "Backend", "Option", "applicable", "choose", "get", "make", "names", "plugins", "register"]
+__all__ = [
+    "AUTO",
+    "Backend",
+    "Devices",
+    "Option",
+    "applicable",
+    "choose",
+    "get",
+    "make",
+    "names",
+    "plugins",
+    "register",
+]
 
 # What "auto" means: the first of these that every rank can use.
 AUTO = ("ccl", "gloo")
@@ -114,7 +126,8 @@ def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) 
         return {}
     cls = get(AUTO[0] if backend == "auto" else backend)
     known = {option.name for plugin in plugins().values() for option in plugin.options}
-    kept = {name: value for name, value in options.items() if name not in known or cls.applies(name, options)}
+    own = {option.name for option in cls.options if not option.needs or options.get(option.needs)}
+    kept = {name: value for name, value in options.items() if name in own or name not in known}
     if is_main_process and (without := [name for name in options.keys() - kept.keys() if options[name]]):
         say(f"{', '.join(sorted(without))} has no effect on the backend {cls.name} as it is used here")
     return kept
@@ -163,7 +176,7 @@ def choose(
 
 def _tell_of_other_devices(chosen: str) -> None:
     for name, plugin in plugins().items():
-        if devices := plugin.devices_here():
+        if devices := plugin.devices.found():
             say(f"backend auto takes {chosen}, on the CPU; {devices} of this machine idle (--backend {name})")
 
 

@@ -1,17 +1,15 @@
-"""The interface of a backend, and what it declares."""
+"""The interface of a backend, and of its devices where these are not the CPU."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cpudist.backends.options import Option, with_defaults
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import torch
     from torch.distributed import Store
 
@@ -19,60 +17,24 @@ if TYPE_CHECKING:
     from cpudist.changes import Changes
     from cpudist.world import World
 
-# What `cpudist.optimize` can do to a model and its optimizer.
-Optimization = Literal[
-    "ipex", "fused", "channels_last", "keep_memory", "float32_products", "master_weights", "autocast", "compile"
-]
 
+class Devices:
+    """The devices that a backend's ranks compute on: here the CPU, which computes at once.
 
-class Backend(ABC):
-    """One way for ranks to compute together.
-
-    The order of calls is `configure`, `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing
-    here assumes tensors on the CPU, one process per device, or gradients that are reduced by hooks: a backend that runs
-    its steps lazily, or shards one program over many devices, implements that in `step`, `synchronize` and `wrap`.
-
-    Commands import the class for its declarations before torch is imported (``cpudist-train --help`` does, and a
-    rank before it is pinned). So the module of a backend of another package imports torch in its methods only.
+    A backend of other devices derives from this class, and overrides what differs. Commands ask before torch is
+    imported (`findings`, `found`, `find_others`, `processes_per_node`), so the module imports torch in methods only.
 
     Attributes:
-        name: what users call it.
-        options: what users can set for this backend alone; `configure` takes them.
-        companions: packages that it needs and that are each made for one release of torch.
-        device_type: where its ranks keep models and batches, as in ``torch.device(device_type)``.
-        makes_process_group: whether `start` makes `torch.distributed`'s default process group, which scripts and
-            libraries then use.
-        optimizations: what `cpudist.optimize` may do to a model that lives on its devices. Without "fused", Trainer's
-            fused optimizers are replaced by their plain form.
-        compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
-        hidden_warnings: texts of transformers' warnings that do not apply on this backend.
+        type: where ranks keep models and batches, as in ``torch.device(type)``. `cpudist.optimize` does on other
+            devices than "cpu" only what PyTorch does everywhere.
+        companions: packages that they need and that are each made for one release of torch.
     """
 
-    name: ClassVar[str]
-    options: ClassVar[tuple[Option, ...]] = ()
+    type: ClassVar[str] = "cpu"
     companions: ClassVar[tuple[str, ...]] = ()
-    device_type: str = "cpu"
-    makes_process_group: bool = True
-    optimizations: frozenset[Optimization] = frozenset()
-    compressions: ClassVar[frozenset[str]] = frozenset()
-    hidden_warnings: tuple[str, ...] = ()
 
-    def configure(self, **values: Any) -> None:
-        """Take the values of `options` that the user has set; `configured` has them with all defaults.
-
-        Raises:
-            UserError: the backend has no such options, or they do not take these values.
-        """
-        self.configured = with_defaults(self.name, self.options, values)
-
-    @classmethod
-    def applies(cls, name: str, values: Mapping[str, Any]) -> bool:
-        """Return whether the option `name` has an effect on this backend beside the options `values`."""
-        return any(option.name == name for option in cls.options)
-
-    @classmethod
-    def findings(cls, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
-        """Tell `cpudist doctor` what this backend would do on this machine.
+    def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
+        """Tell `cpudist doctor` what the backend would do on this machine.
 
         Args:
             environment: the environment variables.
@@ -82,21 +44,11 @@ class Backend(ABC):
         """
         return iter(())
 
-    @classmethod
-    def devices_here(cls) -> str | None:
-        """Return which accelerators of this machine the backend could use, such as "2 TPU devices"; None for none."""
+    def found(self) -> str | None:
+        """Return which accelerators of this machine the backend can use, such as "2 TPU devices"; None for none."""
         return None
 
-    def processes_per_node(self, asked: int) -> int:
-        """Return how many ranks a notebook starts on this node where the user asks for `asked`.
-
-        Raises:
-            UserError: the backend cannot be used here.
-        """
-        return asked
-
-    @classmethod
-    def find_others(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
+    def find_others(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the variables that torchrun would set, where the devices know of other processes and no launcher does.
 
         Args:
@@ -106,6 +58,71 @@ class Backend(ABC):
             The variables; empty where this process is alone.
         """
         return {}
+
+    def processes_per_node(self, asked: int, options: Mapping[str, Any]) -> int:
+        """Return how many ranks a notebook starts on this node where the user asks for `asked`.
+
+        Args:
+            asked: the number.
+            options: what the user says for this backend alone.
+
+        Raises:
+            UserError: the devices cannot be used here.
+        """
+        return asked
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Prepare a model that lies on the device and is about to be wrapped; a second call does nothing."""
+
+    def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches of `loader` on this rank's device."""
+        return loader
+
+    def end_step(self) -> None:
+        """Start the device's work without waiting for it, at the end of a step; for devices that compute lazily."""
+
+    def synchronize(self) -> None:
+        """Wait until this rank's device has completed all work that it was given."""
+
+    def random_state(self) -> Any:
+        """Return the state of the device's random generator, for a checkpoint; None where the CPU's is used."""
+        return None
+
+    def set_random_state(self, state: Any) -> None:
+        """Set the device's random generator to a state that `random_state` has returned."""
+
+
+class Backend(ABC):
+    """One way for ranks to compute together, in `torch.distributed`'s default process group, which `start` makes.
+
+    The order of calls is `configure`, `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing
+    here assumes tensors on the CPU, one process per device, or gradients that are reduced by hooks: `devices` has what
+    differs on other devices, and `wrap` returns the model in any form.
+
+    Commands import the class for its declarations before torch is imported (``cpudist-train --help`` does, and a
+    rank before it is pinned). So the module of a backend of another package imports torch in its methods only.
+
+    Attributes:
+        name: what users call it.
+        options: what users can set for this backend alone; `configure` takes them.
+        compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
+        devices: what its ranks compute on.
+        configured: the values of all `options`, once `configure` was called.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+    compressions: ClassVar[frozenset[str]] = frozenset()
+    devices: ClassVar[Devices] = Devices()
+    configured: Mapping[str, Any]
+
+    def configure(self, **values: Any) -> None:
+        """Take the values of `options` that the user has set.
+
+        Raises:
+            UserError: the backend has no such options, or they do not take these values.
+        """
+        self.configured = with_defaults(self.name, self.options, values)
 
     def unavailable(self) -> str | None:
         """Return why this process cannot use the backend, in one line that names the remedy; None when it can."""
@@ -121,22 +138,17 @@ class Backend(ABC):
             timeout: bound on the start and on every collective after it, in seconds.
         """
 
-    def device(self) -> torch.device:
-        """Return the device of this rank."""
-        import torch
+    @abstractmethod
+    def stop(self) -> None:
+        """Release everything; the process may then start a backend again."""
 
-        return torch.device(self.device_type)
+    def change_libraries(self, changes: Changes) -> None:  # noqa: B027 - most need nothing of the kind
+        """Let other packages use the same devices while a job runs, once the backend has started.
 
-    def variables(self) -> Mapping[str, str]:
-        """Return environment variables by which other libraries use the same devices; set while a job runs."""
-        return {}
-
-    def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
-        """Return what to change in other packages while a job runs, by module.
-
-        Each function is called with the job's changes and its module, once that has been imported.
+        Args:
+            changes: takes variables of the environment, and functions of modules; the job undoes it. A module that the
+                script may import later is changed then: ``changes.then(after_import(name, change))``.
         """
-        return {}
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -147,11 +159,12 @@ class Backend(ABC):
             options: the backend's own; those of `DistributedDataParallel` where the backend uses it.
 
         Raises:
-            UserError: the backend takes no such options.
+            UserError: the backend cannot do that, or takes no such options.
         """
 
-    def prepare(self, model: torch.nn.Module) -> None:  # noqa: B027 - most need nothing of the kind
-        """Prepare a model, on its device, that Trainer wraps itself."""
+    def ddp_options(self) -> dict[str, Any]:
+        """Return the best options of `DistributedDataParallel` here, for Trainer, which wraps models itself."""
+        return {}
 
     def compress(self, model: torch.nn.Module, scheme: str) -> None:  # noqa: B027 - only backends with `compressions`
         """Let the gradients of a model that is wrapped cross the network in `scheme`. All ranks of the model call it.
@@ -166,41 +179,6 @@ class Backend(ABC):
         """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
         return None
 
-    def check_float16(self) -> None:
-        """Check that this backend's devices can train in float16.
-
-        Raises:
-            UserError: they cannot; the message names the reason and what to use instead.
-        """
-        raise UserError(f"float16 is not for the backend {self.name}; use bfloat16 (--bf16) or float32")
-
-    def autocast(self, dtype: torch.dtype) -> torch.autocast:
-        """Return the context in which a model on this backend's devices computes in `dtype` where that is safe."""
-        import torch
-
-        return torch.autocast(self.device_type, dtype=dtype)
-
-    def skip_on_device(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """Let `optimizer` find out on the device which steps a GradScaler rejects, instead of waiting for the device.
-
-        Returns:
-            What was done, for the run record; None where nothing was.
-        """
-        return None
-
-    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-        """Apply the gradients of a backward pass; a device that computes lazily starts its work here.
-
-        Args:
-            optimizer: the optimizer.
-            scaler: the GradScaler that has scaled the loss. It unscales the gradients and skips steps that are not
-                finite.
-        """
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean of `tensor`, of any shape, over all ranks, on the CPU and in float64; all ranks call it."""
@@ -210,37 +188,6 @@ class Backend(ABC):
         mean = tensor.detach().cpu().to(torch.float64, copy=True)  # converted on the CPU: not all devices have float64
         dist.all_reduce(mean)
         return mean.div_(dist.get_world_size())
-
-    def scaler(self) -> Any:
-        """Return a GradScaler for float16 on this backend's devices.
-
-        Raises:
-            UserError: there is none.
-        """
-        import torch
-
-        return torch.amp.GradScaler(self.device_type)
-
-    def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Return the batches of `loader` on this rank's device."""
-        return loader
-
-    def end_step(self) -> None:  # noqa: B027 - for devices that compute lazily
-        """Start the device's work without waiting for it, at the end of a step that has not called `step`."""
-
-    def synchronize(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Wait until this rank's device has completed all work that it was given."""
-
-    def random_state(self) -> Any:
-        """Return the state of this rank's device's random generator, for a checkpoint; None where the CPU's is used."""
-        return None
-
-    def set_random_state(self, state: Any) -> None:  # noqa: B027 - most use the CPU's
-        """Set the device's random generator to a state that `random_state` has returned."""
-
-    def ddp_options(self) -> dict[str, Any]:
-        """Return the best options of `DistributedDataParallel` here, for Trainer, which wraps models itself."""
-        return {}
 
     def set_timeout(self, seconds: float) -> None:
         """Set the bound on every collective from now on, in the default group and in those made later.
@@ -277,7 +224,3 @@ class Backend(ABC):
         """Return a value that is another one after a collective has begun or ended; any thread may call this."""
         calls = self.calls()
         return calls and [(call.group, call.sequence) for call in (*calls.finished, *calls.under_way)]
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Release everything; the process may then start a backend again."""

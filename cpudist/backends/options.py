@@ -16,18 +16,20 @@ class Option:
     Attributes:
         name: the keyword, such as "show_sharding"; the command line spells it ``--show-sharding``.
         help: one line for ``cpudist-train --help``.
+        needs: the option beside which alone it has an effect; empty: none.
+        metavar: the value's name in the help.
         type: makes the value of the command line's text; `bool` makes a flag without a value.
         default: the value where the user gives none; False for a flag.
         choices: the values that are allowed; empty allows all.
-        metavar: the value's name in the help.
     """
 
     name: str
     help: str
+    needs: str = ""
+    metavar: str | None = None
     type: Callable[[str], Any] = str
     default: Any = None
     choices: tuple[Any, ...] = ()
-    metavar: str | None = None
 
     @property
     def flag(self) -> str:
@@ -52,6 +54,9 @@ def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, 
         raise UserError(f"the backend {backend} takes no {', '.join(unknown)}; leave it out, or name another --backend")
     for name, value in values.items():
         choices = known[name].choices
+        needed = known[name].needs
+        if needed and value and not values.get(needed):
+            raise UserError(f"{known[name].flag} has no effect without {known[needed].flag}; give that, too")
         if choices and value not in (*choices, known[name].default):
             allowed = ", ".join(map(str, choices))
             raise UserError(f"{known[name].flag} {value} is not known; give the backend {backend} one of {allowed}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +17,7 @@ from cpudist.backends import error_feedback
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
 from cpudist.backends.interface import Backend
 from cpudist.errors import UserError
+from cpudist.on_import import after_import
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -41,10 +42,6 @@ _FIRST_STEP_OF_POWERSGD = 10
 class ProcessGroupBackend(Backend):
     """A backend whose default process group has its own name and reduces gradients through DDP."""
 
-    optimizations = frozenset(
-        {"ipex", "fused", "channels_last", "keep_memory", "float32_products", "master_weights", "autocast", "compile"},
-    )
-
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
     _powersgd: Any = None  # the state of torch's hook
 
@@ -58,16 +55,13 @@ class ProcessGroupBackend(Backend):
             timeout=timedelta(seconds=timeout),
         )
 
-    def variables(self) -> Mapping[str, str]:
-        return {
-            # accelerate would move models to "cpu:0", which corrupts weights that Intel's extension has prepacked.
-            "ACCELERATE_TORCH_DEVICE": self.device_type,
-            **CPU_ONLY,
-        }
-
-    def library_patches(self) -> Mapping[str, Callable[[Changes, ModuleType], None]]:
+    def change_libraries(self, changes: Changes) -> None:
+        # accelerate would move models to "cpu:0", which corrupts weights that Intel's extension has prepacked.
+        for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
+            changes.variable(name, value)
         # Where they have been imported before the job started, they have read CPU_ONLY's variable already.
-        return dict.fromkeys(("accelerate.utils.imports", "transformers.utils.import_utils"), _prefer_cpu)
+        for name in ("accelerate.utils.imports", "transformers.utils.import_utils"):
+            changes.then(after_import(name, partial(_prefer_cpu, changes)))
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         return DistributedDataParallel(model, **{**self.ddp_options(), **options})
@@ -110,7 +104,7 @@ class ProcessGroupBackend(Backend):
     def set_timeout(self, seconds: float) -> None:
         if dist.is_initialized():
             group = distributed_c10d._get_default_group()
-            self._bound(group._get_backend(torch.device(self.device_type)), seconds)
+            self._bound(group._get_backend(torch.device(self.devices.type)), seconds)
         bound_new_groups(seconds)
 
     def _bound(self, group: Any, seconds: float) -> None:

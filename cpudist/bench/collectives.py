@@ -207,7 +207,7 @@ def _completed(call: Callable[[], object], device: torch.device) -> Callable[[],
     """Return a function that makes `call` and waits until the device has computed what it has written."""
     if device.type == "cpu":
         return call
-    synchronize = job.require().backend.synchronize
+    synchronize = job.require().backend.devices.synchronize
 
     def call_and_wait() -> None:
         call()

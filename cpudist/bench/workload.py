@@ -48,10 +48,10 @@ def describe(model: torch.nn.Module, shape: Shape = SMALL) -> str:
 
 def train_on(tokens: torch.Tensor, model: Any, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
     """Make one step with a batch, as `tokens` returns it, and wait for it; under autocast if `dtype` is bfloat16."""
-    backend = require().backend
-    with backend.autocast(dtype) if dtype is torch.bfloat16 else nullcontext():
+    devices = require().backend.devices
+    with torch.autocast(devices.type, dtype=dtype) if dtype is torch.bfloat16 else nullcontext():
         loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    backend.synchronize()
+    devices.synchronize()

@@ -50,7 +50,7 @@ def collect(
     check_names(model, optimizer, more)
     job = current()
     if job is not None:
-        job.backend.synchronize()
+        job.backend.devices.synchronize()
     tree: dict[str, Any] = {"random": {str(rank): (_random_states(),)}, "values": {}}
     if model is not None:
         if (feedback := error_feedback.of(unwrapped(model))) is not None:
@@ -139,7 +139,7 @@ def load_random(states: Mapping[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(states["numpy"])
     job = current()
     if job is not None and states.get("device") is not None:
-        job.backend.set_random_state(states["device"])
+        job.backend.devices.set_random_state(states["device"])
 
 
 def few(names: list[str]) -> str:
@@ -207,7 +207,7 @@ def _random_states() -> dict[str, Any]:
         states["numpy"] = sys.modules["numpy"].random.get_state()
     job = current()
     if job is not None:
-        states["device"] = job.backend.random_state()
+        states["device"] = job.backend.devices.random_state()
     return states
 
 

@@ -24,7 +24,7 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     yield resolve(socket.gethostname())
     yield _ccl(env)
     for name, plugin in backends.plugins().items():
-        for level, message, remedy in plugin.findings(env):
+        for level, message, remedy in plugin.devices.findings(env):
             yield Finding(level, name, message, remedy)
     yield from _mpirun(env)
 

@@ -78,7 +78,7 @@ def _companions() -> Iterator[Finding]:
 
 def _companion_packages() -> list[str]:
     """Return the packages that are compiled for one release of torch, whose number their version repeats."""
-    return [_IPEX, *(name for backend in plugins().values() for name in backend.companions)]
+    return [_IPEX, *(name for backend in plugins().values() for name in backend.devices.companions)]
 
 
 def _release(version: str | None) -> str:

@@ -1,7 +1,7 @@
 """Keep Hugging Face's accelerate and Trainer on the job's process group, devices and checkpoints.
 
 `PATCHES` lists every part of the two libraries that cpudist replaces or relies on while a job runs, and why; a backend
-adds what its own devices need (`Backend.library_patches`). A module is patched once the script has imported it; this
+adds what its own devices need (`Backend.change_libraries`). A module is patched once the script has imported it; this
 package never imports the libraries itself. To support another version, run tests/huggingface with it, change what no
 longer fits, and widen `KNOWN`.
 
@@ -222,8 +222,6 @@ def install(job: Job) -> None:
     context = Context(job)
     for name in dict.fromkeys(patch.module for patch in PATCHES):
         job.changes.then(after_import(name, partial(_apply_all, context=context)))
-    for name, change in job.backend.library_patches().items():
-        job.changes.then(after_import(name, partial(change, job.changes)))
 
 
 def _apply_all(module: ModuleType, context: Context) -> None:

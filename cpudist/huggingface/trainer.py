@@ -32,7 +32,7 @@ def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., 
     def optimize_and_wrap(self: Any, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if training and self.optimizer is not None and self not in seen:
             seen.add(self)
-            backend.prepare(self.model)
+            backend.devices.prepare(self.model)
             _optimize(self, context)
         result = original(self, model, training, dataloader)
         if (handler := self.accelerator.ddp_handler) is not None:  # accelerate passes its values on to DDP
@@ -101,8 +101,6 @@ def _optimize(trainer: Any, context: Context) -> None:
         choice.check_compiling()
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     formats = choice.multiply(dtype) + ([choice.autocast_in(dtype)] if args.bf16 or args.fp16 else [])
-    if args.fp16:
-        formats += choice.skip_on_device(optimizer)
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
         choice.note(["native", *([choice.fused_name(optimizer)] if fused else []), *formats])
@@ -110,7 +108,7 @@ def _optimize(trainer: Any, context: Context) -> None:
     no_ipex = choice.why_not_ipex(args.torch_compile)
     chosen = choice.apply_kernels(model, optimizer, no_ipex)
     has_adapters = hasattr(model, "peft_config")  # peft loads adapters without the model's state, past the masters
-    if args.bf16 and choice.fits("master_weights") and not has_adapters:
+    if args.bf16 and choice.on_cpu() and not has_adapters:
         context.masters[model] = master_weights.keep(model, optimizer)
         chosen.append(choice.MASTER_WEIGHTS)
     chosen += formats

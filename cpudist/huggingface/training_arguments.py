@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
-from cpudist.optimization.precision import check_fp16
+from cpudist.optimization.choice import check_float16
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -73,14 +71,6 @@ def change_fields(cls: Any, context: Context) -> Any:
     seconds = job.timeout
     field = cls.__dataclass_fields__["ddp_timeout"]
     job.changes.attribute(field, "default", int(seconds) if seconds == int(seconds) else seconds)
-    if hidden := job.backend.hidden_warnings:
-
-        def applies(record: logging.LogRecord) -> bool:
-            return not any(text in record.getMessage() for text in hidden)
-
-        logger = sys.modules[cls.__module__].logger
-        logger.addFilter(applies)
-        job.changes.then(lambda: logger.removeFilter(applies))
     return cls
 
 
@@ -94,12 +84,12 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         job.check_backend(self.ddp_backend)
         self.use_cpu = job.world.device_type == "cpu"
         if self.fp16 or self.fp16_full_eval:
-            check_fp16() if self.use_cpu else job.backend.check_float16()
+            check_float16()
         if self.ddp_compress is not None:
             job.communication.set_compression(self.ddp_compress, f"--ddp_compress {self.ddp_compress}")
         elif self.use_ipex and job.communication.compression is None:
             job.communication.set_compression(AUTO, "--use_ipex")
-        if "fused" not in job.backend.optimizations:
+        if not self.use_cpu:
             _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
             self.ddp_bucket_cap_mb = job.backend.ddp_options().get("bucket_cap_mb")

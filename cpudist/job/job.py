@@ -77,7 +77,7 @@ class Job:
         self.owned_by_cli = False
         self.launcher = peers.launcher
         self.changes = peers.changes
-        self.world = replace(peers.world, backend=backend.name, device_type=backend.device().type)
+        self.world = replace(peers.world, backend=backend.name, device_type=backend.devices.type)
         self.restarts = max(member.restarts for member in peers.members)
         run_ids = [item for member in peers.members for item in member.run_ids.items()]
         self.run_ids = list(dict(run_ids))
@@ -197,7 +197,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     if options.backend != "auto" and isinstance(launcher, Single):
-        others = backends.get(options.backend).find_others(options.backend_options)
+        others = backends.get(options.backend).devices.find_others(options.backend_options)
         if others:
             launcher = detect({**os.environ, **others})
     _changes = changes = Changes()
@@ -220,8 +220,9 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     if pinning is not None:
         pinning.settle(changes)
     job = Job(peers, chosen, options, pinning)
-    for name, value in {**_variables(peers), **chosen.variables()}.items():
+    for name, value in _variables(peers).items():
         changes.variable(name, value)
+    chosen.change_libraries(changes)
     _job = job
     return job
 

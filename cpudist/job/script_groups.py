@@ -25,8 +25,6 @@ def let_scripts_join(job: Job) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    if not job.backend.makes_process_group:
-        return
     original = distributed_c10d.init_process_group
     own_name = dist.get_backend()  # of the group that the backend has made, such as gloo
     numbers = itertools.count(1)

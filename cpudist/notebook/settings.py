@@ -104,7 +104,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         chosen = backends.make(backends.AUTO[0] if backend == "auto" else backend, job_options.backend_options)
     _check_precision(given["mixed_precision"])
     if chosen is not None:
-        processes = chosen.processes_per_node(processes)
+        processes = chosen.devices.processes_per_node(processes, chosen.configured)
     return Settings(
         call=_call(function, args) if nodes > 1 else {},
         num_processes=processes,

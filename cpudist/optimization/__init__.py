@@ -40,8 +40,8 @@ def optimize(
         model: the model, on the CPU.
         optimizer: its optimizer; None for a model that is not trained.
         dtype: what to compute in: ``torch.float32``; ``torch.bfloat16``, with bfloat16 parameters and float32 master
-            weights; ``torch.float16``, with autocast, on CPUs that have it, and on GPUs (scale the loss, and give the
-            scaler to `cpudist.step`).
+            weights; ``torch.float16``, with autocast, on CPUs that have it (scale the loss, and give the scaler to
+            `cpudist.step`).
         ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch. It has no
             effect on other backends than ccl and gloo.
         autocast: for bfloat16, keep float32 parameters and use autocast: slower, but it works for every model and
@@ -68,24 +68,22 @@ def optimize(
     """
     choice.check(dtype)
     reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
-    if ipex and reason and choice.fits("ipex"):
+    if ipex and reason and choice.on_cpu():
         raise UserError(f"{reason}; leave ipex out to go on without it")
     because = [reason] if reason else []
-    if compile and not choice.fits("compile"):
+    if compile and not choice.on_cpu():
         because.append("compile=True has no effect there")
         compile = False
     if compile:
         choice.check_compiling()
     chosen = choice.apply_kernels(model, optimizer, reason, keep_memory) + choice.multiply(dtype)
-    if dtype is torch.bfloat16 and not autocast and choice.fits("master_weights"):
+    if dtype is torch.bfloat16 and not autocast and choice.on_cpu():
         master_weights.keep(model, optimizer)
         precision.compute_in(model, dtype)
         chosen.append(choice.MASTER_WEIGHTS)
     elif dtype is not torch.float32:
-        precision.compute_under(model, choice.autocast(dtype))
+        precision.compute_under(model, torch.autocast(choice.device_type(), dtype=dtype))
         chosen.append(choice.autocast_in(dtype))
-    if dtype is torch.float16 and optimizer is not None:
-        chosen += choice.skip_on_device(optimizer)
     if compile:
         if job.current() is None:  # a job sets the variable itself, and undoes it
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(choice.rank()))
@@ -99,11 +97,11 @@ def optimize(
 def scaler() -> Any:
     """Return the GradScaler of a training loop: ``scaler.scale(loss).backward(); cpudist.step(optimizer, scaler)``.
 
-    After `optimize` to float16 it is one for the backend's devices. Otherwise it is not enabled, and passes everything
-    through. Call it after `optimize`.
+    After `optimize` to float16 it scales the loss. Otherwise it is not enabled, and passes everything through, on any
+    backend. Call it after `optimize`.
 
     Raises:
-        UserError: there is no running job, or its devices have no GradScaler.
+        UserError: there is no running job.
 
     Examples:
         >>> model = cpudist.wrap(torch.nn.Linear(8, 2))
@@ -112,7 +110,5 @@ def scaler() -> Any:
         >>> scaler.scale(model(torch.ones(4, 8)).sum()).backward()
         >>> cpudist.step(optimizer, scaler)
     """
-    running = job.require()
-    if choice.autocast_in(torch.float16) in running.record.optimizations:
-        return running.backend.scaler()
-    return torch.amp.GradScaler("cpu", enabled=False)
+    scales = choice.autocast_in(torch.float16) in job.require().record.optimizations
+    return torch.amp.GradScaler("cpu", enabled=scales)

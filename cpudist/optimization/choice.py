@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from cpudist import job
-from cpudist.backends.interface import Optimization
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.optimization import ipex, native, precision, products
@@ -21,7 +20,7 @@ def why_not_ipex(compiled: bool) -> str | None:
     Args:
         compiled: whether the model will be compiled.
     """
-    if not fits("ipex"):
+    if not on_cpu():
         return f"Intel's extension is not for the backend {job.require().world.backend}"
     return ipex.missing(compiled)
 
@@ -32,7 +31,7 @@ def check_compiling() -> None:
     Raises:
         UserError: they are not, since Intel's extension is loaded, or the running job's backend compiles by itself.
     """
-    if not fits("compile"):
+    if not on_cpu():
         raise UserError(f"torch.compile is not for the backend {job.require().world.backend}; leave compile out")
     ipex.check_not_loaded()
 
@@ -52,20 +51,22 @@ def apply_kernels(
         What was done, as the run record lists it; the first entry is "ipex" or "native".
     """
     chosen = ["native" if no_ipex else "ipex"]
+    if not on_cpu():
+        return chosen
     if not no_ipex:
         ipex.apply(model, optimizer)
-    if fits("channels_last") and native.channels_last(model):
+    if native.channels_last(model):
         chosen.append("channels-last convolutions")
-    if fits("fused") and optimizer is not None and native.fuse(optimizer):
+    if optimizer is not None and native.fuse(optimizer):
         chosen.append(fused_name(optimizer))
-    if fits("keep_memory") and keep_memory and native.keep_freed():
+    if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
     return chosen
 
 
 def multiply(dtype: torch.dtype) -> list[str]:
     """Let this CPU multiply matrices of `dtype` fast, where PyTorch would not; return the record's entries for it."""
-    if dtype is not torch.bfloat16 or not fits("float32_products") or not products.missing():
+    if dtype is not torch.bfloat16 or not on_cpu() or not products.missing():
         return []
     products.in_float32()
     return [IN_FLOAT32]
@@ -107,10 +108,15 @@ def announce(
         say(f"optimize: {warning}{', '.join(chosen)}{because}{slowness}{uncompiled}")
 
 
-def fits(optimization: Optimization) -> bool:
-    """Return whether this suits the devices of the running job; without a job everything does."""
+def device_type() -> str:
+    """Return the type of the devices of the running job; without a job the CPU's."""
     running = job.current()
-    return running is None or optimization in running.backend.optimizations
+    return "cpu" if running is None else running.world.device_type
+
+
+def on_cpu() -> bool:
+    """Return whether models are trained on the CPU, for which all means but autocast are."""
+    return device_type() == "cpu"
 
 
 def check(dtype: torch.dtype) -> None:
@@ -120,25 +126,20 @@ def check(dtype: torch.dtype) -> None:
         UserError: they cannot; the message names the reason and what to use instead.
     """
     precision.check(dtype)
-    running = job.current()
     if dtype is torch.float16:
-        if running is None or running.world.device_type == "cpu":
-            precision.check_fp16()
-        else:
-            running.backend.check_float16()
+        check_float16()
 
 
-def autocast(dtype: torch.dtype) -> torch.autocast:
-    """Return autocast for the devices of the running job; without a job for the CPU."""
-    running = job.current()
-    return torch.autocast("cpu", dtype=dtype) if running is None else running.backend.autocast(dtype)
+def check_float16() -> None:
+    """Check that the devices of the running job, or without a job the CPU, can train in float16.
 
-
-def skip_on_device(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Apply `Backend.skip_on_device` of the running job; return the record's entries for it."""
-    running = job.current()
-    done = running.backend.skip_on_device(optimizer) if running is not None else None
-    return [done] if done else []
+    Raises:
+        UserError: they cannot; the message names the reason and what to use instead.
+    """
+    if not on_cpu():
+        backend = job.require().world.backend
+        raise UserError(f"float16 is not for the backend {backend}; use bfloat16 (--bf16) or float32")
+    precision.check_fp16()
 
 
 def rank() -> int:

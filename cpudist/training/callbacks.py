@@ -56,9 +56,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         training = self._record.training
         training.steps += 1
         if training.steps == 1 or state.global_step >= state.max_steps:
-            self._backend.synchronize()
+            self._backend.devices.synchronize()
         else:
-            self._backend.end_step()
+            self._backend.devices.end_step()
         if training.steps == 2 and not self._warm:
             self._warm = True
             training.step_seconds.clear()

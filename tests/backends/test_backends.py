@@ -41,8 +41,17 @@ def test_a_registered_backend_is_a_backend_like_any_other(monkeypatch: pytest.Mo
 
 
 _GUEST = """
-from cpudist.backends import Option
+from cpudist.backends import Devices, Option
 from cpudist.backends.gloo import GlooBackend
+
+class Chips(Devices):
+    companions = ("guest-runtime",)
+
+    def findings(self, environment):
+        yield "warning", "the guest is hungry", "feed it"
+
+    def found(self):
+        return "3 chips"
 
 class Guest(GlooBackend):
     name = "guest"
@@ -51,15 +60,7 @@ class Guest(GlooBackend):
         Option("mode", "how to go", choices=("fast", "safe")),
         Option("dry_run", "do not go", type=bool, default=False),
     )
-    companions = ("guest-runtime",)
-
-    @classmethod
-    def findings(cls, environment):
-        yield "warning", "the guest is hungry", "feed it"
-
-    @classmethod
-    def devices_here(cls):
-        return "3 chips"
+    devices = Chips()
 
     def start(self, world, store, timeout):
         import torch.distributed as dist

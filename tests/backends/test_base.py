@@ -1,4 +1,4 @@
-"""Other packages follow what a backend declares: tests with a backend that is unlike ccl and gloo."""
+"""Everything follows what a backend and its devices answer: tests with a backend that is unlike ccl and gloo."""
 
 from __future__ import annotations
 
@@ -9,44 +9,49 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import cpudist
 from cpudist import backends, job
-from cpudist.backends import Backend
+from cpudist.backends import Backend, Devices
+from cpudist.changes import Changes
 from cpudist.training.callbacks import StepTimer
 
 
-class Lazy(Backend):
-    """Makes no process group, computes when it is told to, and has few optimisations that fit."""
+class LazyDevices(Devices):
+    """Compute when they are told to, and note what they are told."""
 
-    name = "lazy"
-    makes_process_group = False
-    optimizations = frozenset({"autocast"})
+    type = "xla"
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.told: list[str] = []
+
+    def end_step(self) -> None:
+        self.told.append("end step")
+
+    def synchronize(self) -> None:
+        self.told.append("synchronize")
+
+
+class Lazy(Backend):
+    """Has devices of its own, beside gloo's process group for the CPU."""
+
+    name = "lazy"
+    devices = LazyDevices()
 
     def start(self, world: Any, store: Any, timeout: float) -> None:
-        self.calls.append(f"start {world.rank}({world.size}) within {timeout:g} s")
+        self.told = [f"start {world.rank}({world.size}) within {timeout:g} s"]
+        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
 
-    def variables(self) -> dict[str, str]:
-        return {"LAZY_DEVICE": "0"}
+    def change_libraries(self, changes: Changes) -> None:
+        changes.variable("LAZY_DEVICE", "0")
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         return model
 
-    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-        super().step(optimizer, scaler)
-        self.calls.append("step")
-
-    def end_step(self) -> None:
-        self.calls.append("end step")
-
-    def synchronize(self) -> None:
-        self.calls.append("synchronize")
-
     def stop(self) -> None:
-        self.calls.append("stop")
+        dist.destroy_process_group()
+        self.told.append("stop")
 
 
 @pytest.fixture
@@ -55,17 +60,17 @@ def lazy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lazy]:
     world = cpudist.init("lazy", timeout=9)
     backend = job.require().backend
     assert isinstance(backend, Lazy)
-    assert (world.backend, world.device.type) == ("lazy", "cpu")
+    assert (world.backend, world.device.type) == ("lazy", "xla")
     yield backend
     cpudist.shutdown()
-    assert backend.calls[-1] == "stop"
+    assert backend.told[-1] == "stop"
+    assert "LAZY_DEVICE" not in os.environ
 
 
 def test_it_starts_in_the_jobs_world_and_sets_its_variables(lazy: Lazy) -> None:
-    assert lazy.calls == ["start 0(1) within 9 s"]
+    assert lazy.told == ["start 0(1) within 9 s"]
     assert os.environ["LAZY_DEVICE"] == "0"
     assert os.environ.get("ACCELERATE_TORCH_DEVICE") is None, "that is for backends on the CPU's process groups"
-    assert not torch.distributed.is_initialized()
     with pytest.raises(cpudist.UserError, match="timeout of the backend lazy cannot be changed"):
         job.require().set_timeout(3)
 
@@ -88,10 +93,10 @@ def test_the_device_is_waited_for_after_the_first_and_the_last_step_alone(lazy: 
     arguments = SimpleNamespace(per_device_train_batch_size=2, gradient_accumulation_steps=1, bf16=False, fp16=False)
     state, control = SimpleNamespace(global_step=0, max_steps=4), SimpleNamespace(should_log=False)
     timer.on_train_begin(arguments, state, control, model=torch.nn.Linear(1, 1))
-    before = len(lazy.calls)
+    lazy.devices.told.clear()
     for state.global_step in range(1, 5):
         timer.on_step_end(arguments, state, control)
-    assert lazy.calls[before:] == ["synchronize", "end step", "end step", "synchronize"]
+    assert lazy.devices.told == ["synchronize", "end step", "end step", "synchronize"]
     assert (record.training.steps, len(record.training.step_seconds)) == (4, 3)
 
 
@@ -103,8 +108,8 @@ def test_batches_and_scaler_change_nothing_where_there_is_nothing_to_do(lazy: La
     scaler.scale(weight * 1).backward()
     cpudist.step(optimizer, scaler)
     assert (weight.item(), scaler.is_enabled()) == (0.5, False)
-    job.require().record.optimizations = ["native", "float16 autocast"]
-    assert cpudist.scaler().is_enabled()
+    with pytest.raises(cpudist.UserError, match="float16 is not for the backend lazy; use bfloat16"):
+        cpudist.optimize(torch.nn.Linear(1, 1), dtype=torch.float16)
 
 
 def test_a_mean_is_over_all_ranks_and_leaves_its_tensor_alone() -> None:
@@ -127,4 +132,4 @@ def test_a_grad_scaler_takes_part_in_the_step(lazy: Lazy) -> None:
         scaler.scale(weight * value).backward()
         cpudist.step(optimizer, scaler)
     assert (weight.item(), scaler.get_scale()) == (0.5, 512.0)
-    assert lazy.calls[-2:] == ["step", "step"]
+    assert lazy.devices.told[-2:] == ["end step", "end step"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_xla import runtime
 
-from cpudist.backends.xla import devices, joining, patches
+from cpudist.backends.xla import joining, patches, pjrt
 from cpudist.backends.xla.graphs import Graphs
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.backends.xla.tied import keep_tied
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Program:
     """Start the runtime, and change it for this job.
 
-    The runtime reads its variables when torch_xla is imported or asked first, so `devices.set_variables` comes
+    The runtime reads its variables when torch_xla is imported or asked first, so `pjrt.set_variables` comes
     before the import of this module.
 
     Attributes:
@@ -47,7 +47,7 @@ class Program:
 
     def __init__(
         self,
-        choice: devices.Choice,
+        choice: pjrt.Choice,
         options: Mapping[str, Any],
         world: World,
         store: Store,
@@ -109,7 +109,7 @@ class Program:
         """Return fields for the run record; see `Backend.details`."""
         details: dict[str, Any] = {
             "devices": f"{runtime.addressable_runtime_device_count()} of {self._choice.kind.upper()} in each process",
-            "device_variables": devices.explained(os.environ),
+            "device_variables": pjrt.explained(os.environ),
         }
         if self.host is not None:
             way = f"through the host, over {self.host.name}" if self.through_host else "by the runtime"

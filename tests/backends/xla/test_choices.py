@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist import backends
-from cpudist.backends.xla import devices, mesh, partition
+from cpudist.backends.xla import mesh, partition, pjrt
 from cpudist.backends.xla.layouts import Spec
 from cpudist.errors import UserError
 
@@ -38,8 +38,8 @@ def test_versions_that_do_not_fit_are_one_line_with_the_command(
             raise PackageNotFoundError(package)
         return found
 
-    monkeypatch.setattr(devices, "version", version)
-    found = devices.missing()
+    monkeypatch.setattr(pjrt, "version", version)
+    found = pjrt.missing()
     assert found == says if says is None else found is not None and found.startswith(says)
 
 
@@ -56,22 +56,22 @@ def test_versions_that_do_not_fit_are_one_line_with_the_command(
 def test_the_device_is_what_was_said_or_what_is_there(
     monkeypatch: pytest.MonkeyPatch, asked: str | None, variables: dict[str, str], kind: str, because: str
 ) -> None:
-    monkeypatch.setattr(devices, "glob", lambda pattern: [])
-    choice = devices.choose(asked, variables)
+    monkeypatch.setattr(pjrt, "glob", lambda pattern: [])
+    choice = pjrt.choose(asked, variables)
     assert choice.kind == kind
     assert because in choice.because
 
 
 def test_a_tpu_or_gpu_that_is_there_is_taken_if_its_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The devices' files are made up: there is neither here."""
-    assert "torch_xla_cuda_plugin, which drives GPUs, is not installed" in str(devices.lacks("cuda"))
-    monkeypatch.setattr(devices, "glob", lambda pattern: ["/dev/vfio/0"] if "vfio" in pattern else [])
-    monkeypatch.setattr(devices, "lacks", lambda kind: None)
-    assert devices.choose(None, {}).kind == "tpu"
-    monkeypatch.setattr(devices, "glob", lambda pattern: ["/dev/nvidia0"] if "nvidia" in pattern else [])
-    assert devices.choose(None, {}).kind == "cuda"
-    monkeypatch.setattr(devices, "lacks", lambda kind: "no driver")
-    assert devices.choose(None, {}).kind == "cpu"
+    assert "torch_xla_cuda_plugin, which drives GPUs, is not installed" in str(pjrt.lacks("cuda"))
+    monkeypatch.setattr(pjrt, "glob", lambda pattern: ["/dev/vfio/0"] if "vfio" in pattern else [])
+    monkeypatch.setattr(pjrt, "lacks", lambda kind: None)
+    assert pjrt.choose(None, {}).kind == "tpu"
+    monkeypatch.setattr(pjrt, "glob", lambda pattern: ["/dev/nvidia0"] if "nvidia" in pattern else [])
+    assert pjrt.choose(None, {}).kind == "cuda"
+    monkeypatch.setattr(pjrt, "lacks", lambda kind: "no driver")
+    assert pjrt.choose(None, {}).kind == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -83,22 +83,22 @@ def test_a_tpu_or_gpu_that_is_there_is_taken_if_its_driver_is(monkeypatch: pytes
 )
 def test_devices_that_contradict_each_other(asked: str | None, variables: dict[str, str], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        devices.choose(asked, variables)
+        pjrt.choose(asked, variables)
 
 
 def test_the_runtimes_variables_do_not_make_another_program() -> None:
     for variables in ({}, {"XLA_USE_SPMD": "0"}):
-        devices.check_one_program(variables, 2, meshed=False)
-    devices.check_one_program({"XLA_USE_SPMD": "1"}, 1, meshed=False)
-    devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=True)
+        pjrt.check_one_program(variables, 2, meshed=False)
+    pjrt.check_one_program({"XLA_USE_SPMD": "1"}, 1, meshed=False)
+    pjrt.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=True)
     with pytest.raises(UserError, match=r"XLA_USE_SPMD makes one program .* this job has 2 ranks; unset it"):
-        devices.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=False)
+        pjrt.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=False)
     with pytest.raises(UserError, match=r"XLA_AUTO_SPMD lets the compiler choose .* leave --mesh out"):
-        devices.check_one_program({"XLA_AUTO_SPMD": "1"}, 1, meshed=True)
+        pjrt.check_one_program({"XLA_AUTO_SPMD": "1"}, 1, meshed=True)
 
 
 def test_variables_are_shown_with_what_they_mean() -> None:
-    shown = devices.explained({"CPU_NUM_DEVICES": "4", "TPU_PROCESS_BOUNDS": "1,2,1", "HOME": "/"})
+    shown = pjrt.explained({"CPU_NUM_DEVICES": "4", "TPU_PROCESS_BOUNDS": "1,2,1", "HOME": "/"})
     assert shown == {
         "CPU_NUM_DEVICES": "4: devices that each process makes of its CPU (one, if unset)",
         "TPU_PROCESS_BOUNDS": "1,2,1: how the processes lie in the TPU's grid, as x,y,z",
@@ -114,7 +114,7 @@ def test_variables_are_shown_with_what_they_mean() -> None:
     ],
 )
 def test_doctor_says_what_would_be_computed_on(variables: dict[str, str], level: str, says: str) -> None:
-    ((found, message, remedy),) = devices.findings(variables)
+    ((found, message, remedy),) = pjrt.findings(variables)
     assert (found, bool(remedy)) == (level, level != "ok")
     assert says in message
 
@@ -124,7 +124,7 @@ def test_options_of_xla_are_refused_elsewhere() -> None:
         backends.get("gloo")().configure(show_sharding=True)
     backends.make("gloo", {"mesh": None, "device": None})  # a program for all backends passes None
     for name in ("sharding", "show_sharding"):
-        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is for a mesh"):
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} has no effect without --mesh; give that, too"):
             backends.make("xla", {name: "x"})
     with pytest.raises(UserError, match="--device gpu is not known; give the backend xla one of cpu, cuda, tpu"):
         backends.make("xla", {"device": "gpu"})

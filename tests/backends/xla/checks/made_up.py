@@ -15,7 +15,7 @@ from torch_xla.distributed import spmd
 
 import cpudist
 from cpudist import job
-from cpudist.backends.xla import devices, mesh, patches, xla_group
+from cpudist.backends.xla import mesh, patches, pjrt, xla_group
 from cpudist.backends.xla.program import Program
 from cpudist.changes import Changes
 from cpudist.errors import UserError
@@ -124,47 +124,6 @@ def hybrid() -> None:
             print("refused:", error)
 
 
-def float16() -> None:
-    """Refused here; as on a GPU, a GradScaler and an optimizer that does not wait leave out just the bad step."""
-    torch.manual_seed(0)
-    world = cpudist.init("xla")
-    from torch_xla.amp import GradScaler  # late: release 2.9 has none
-    from transformers import TrainingArguments  # for the other cases it is slow
-
-    model = torch.nn.Linear(4, 4).to(world.device)
-    for ask in (lambda: cpudist.optimize(model, dtype=torch.float16), lambda: TrainingArguments(fp16=True)):
-        try:
-            ask()
-        except UserError as error:
-            print("refused:", error)
-    job.require().backend._choice = devices.Choice("cuda", "made up")
-    hardware, xla_model.xla_device_hw = xla_model.xla_device_hw, lambda device: "CUDA"
-    # torch has no GPU for autocast, so all stays in float32.
-    plain = torch.nn.Linear(4, 4)
-    plain.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
-    theirs, ours = torch.optim.AdamW(plain.parameters(), lr=0.01), torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, ours = cpudist.optimize(model, ours, torch.float16)
-    model = cpudist.wrap(model)
-    scaler = GradScaler(init_scale=1024.0)
-    batches = torch.randn(6, 8, 4, generator=torch.Generator().manual_seed(0))
-    batches[2, 0, 0] = float("inf")
-    for number, batch in enumerate(batches):
-        ours.zero_grad()
-        scaler.scale(model(batch.to(world.device)).square().mean()).backward()
-        cpudist.step(ours, scaler)
-        if number != 2:
-            theirs.zero_grad()
-            plain(batch).square().mean().backward()
-            theirs.step()
-    found = [parameter.detach().cpu() for parameter in model.parameters()]
-    same = all(torch.allclose(one, other, atol=2e-4) for one, other in zip(found, plain.parameters(), strict=True))
-    print("the same:", same, scaler.get_scale(), job.require().record.optimizations)
-    waits = job.require().backend.details()["steps_that_waited_for_data_from_the_device"]
-    print("did not wait:", waits <= 2)  # for the copy above, and in DDP's first step
-    xla_model.xla_device_hw = hardware
-    cpudist.shutdown()
-
-
 def pod() -> None:
     """The workers of a pod, started alike by nobody whom cpudist knows; WORKER is what the TPU's metadata would say."""
     runtime.use_spmd()
@@ -174,8 +133,8 @@ def pod() -> None:
     runtime.process_count = lambda: 2
     runtime.process_index = lambda: int(os.environ["WORKER"])
     runtime.get_master_ip = lambda: "127.0.0.1"
-    devices.glob = lambda pattern: ["/dev/accel0"] if "accel" in pattern else []
-    devices.lacks = lambda kind: None
+    pjrt.glob = lambda pattern: ["/dev/accel0"] if "accel" in pattern else []
+    pjrt.lacks = lambda kind: None
     world = cpudist.init("xla", mesh="data=-1", timeout=60)
     met = [None, None]
     dist.all_gather_object(met, os.environ["WORKER"])

@@ -33,7 +33,7 @@ def start():
 
 with contextlib.redirect_stderr(io.StringIO()) as said:
     _, _, step = start()
-    job.require().backend.synchronize()  # compiles nothing, and is no step
+    job.require().backend.devices.synchronize()  # compiles nothing, and is no step
     for samples in range(20, 34):
         step(samples)
     late = job.require().backend.details()["steps_that_compiled_after_warm_up"]

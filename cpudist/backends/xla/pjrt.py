@@ -69,6 +69,16 @@ def missing() -> str | None:
     return None
 
 
+def unusable(asked: str | None, variables: Mapping[str, str]) -> str | None:
+    """Return why PyTorch/XLA cannot be used here, with the remedy; None where it can. Arguments are as for `choose`."""
+    if reason := missing():
+        return reason
+    try:
+        return lacks(choose(asked, variables).kind)
+    except UserError as error:
+        return str(error)
+
+
 def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
     """Return the kind of device that ``--device`` names, else PJRT_DEVICE, else the fastest that is there.
 
@@ -171,7 +181,7 @@ def explained(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
-    """Yield what would be chosen with these variables, and what prevents faster devices; see `Backend.findings`."""
+    """Yield what would be chosen with these variables, and what prevents faster devices; see `Devices.findings`."""
     try:
         choice = choose(None, variables)
         lacking = lacks(choice.kind)

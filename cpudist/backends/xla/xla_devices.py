@@ -1,0 +1,101 @@
+"""The devices of PyTorch/XLA, which compute lazily: work is collected, compiled, and started at the end of a step.
+
+torch is imported in methods: see `Devices`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
+
+from cpudist.backends.interface import Devices
+from cpudist.backends.xla import pjrt
+from cpudist.console import say
+from cpudist.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from cpudist.backends.xla.program import Program
+
+
+class XlaDevices(Devices):
+    """The devices of this process's runtime, of which there is one.
+
+    Attributes:
+        program: the runtime as the running job uses it; None without a job.
+    """
+
+    type = "xla"
+    companions = ("torch_xla",)
+
+    def __init__(self) -> None:
+        self.program: Program | None = None
+        self._prepared: WeakSet[torch.nn.Module] = WeakSet()
+
+    def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
+        # Where torch_xla does not fit torch, the check of versions says so.
+        return pjrt.findings(environment) if pjrt.missing() is None else iter(())
+
+    def found(self) -> str | None:
+        """Return the devices that a package can drive: of GPUs, only where one is installed, for none is released."""
+        kinds = [kind for kind in pjrt.KINDS if kind != "cuda" or pjrt.lacks(kind) is None]
+        counts = {kind.upper(): pjrt.count(kind) for kind in kinds}
+        return ", ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in counts.items() if count) or None
+
+    def find_others(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        asked = options.get("device")
+        if not options.get("mesh") or pjrt.unusable(asked, os.environ) is not None:
+            return {}
+        if pjrt.choose(asked, os.environ).kind != "tpu":
+            return {}
+        from cpudist.backends.xla import joining
+
+        return joining.pod_worker()
+
+    def processes_per_node(self, asked: int, options: Mapping[str, Any]) -> int:
+        """Return one process for each device, where devices are not made of the CPU."""
+        if reason := pjrt.unusable(options.get("device"), os.environ):
+            raise UserError(f"backend xla cannot be used: {reason}")
+        kind = pjrt.choose(options.get("device"), os.environ).kind
+        found = pjrt.count(kind)
+        if found is None or found == asked:
+            return asked
+        say(f"xla: starting {found} processes in the place of {asked}, one for each {kind.upper()} device of this node")
+        return found
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        if self.program is not None and model not in self._prepared:  # several Trainers may train one model
+            self._prepared.add(model)
+            self.program.watch(model)
+
+    def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches of `loader` on the device, to which they move ahead of their use."""
+        import torch
+        from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+        sharding = None if self.program is None else self.program.sharding
+        spec = None if sharding is None else sharding.spec_of_parts()
+        return MpDeviceLoader(loader, torch.device(self.type), input_sharding=spec)  # type: ignore[no-any-return]
+
+    def end_step(self, *, wait: bool = False) -> None:
+        import torch_xla
+
+        torch_xla.sync(wait=wait, reset_scope=False)  # the caller may be inside a program's `xp.StepTrace`
+        if self.program is not None:
+            self.program.graphs.end_step()
+
+    def synchronize(self) -> None:
+        self.end_step(wait=True)
+
+    def random_state(self) -> int:
+        from torch_xla.core import xla_model
+
+        return int(xla_model.get_rng_state())
+
+    def set_random_state(self, state: int) -> None:
+        from torch_xla.core import xla_model
+
+        xla_model.set_rng_state(state)
