@@ -16,20 +16,20 @@ class Option:
     Attributes:
         name: the keyword, such as "show_sharding"; the command line spells it ``--show-sharding``.
         help: one line for ``cpudist-train --help``.
-        needs: the option beside which alone it has an effect; empty: none.
-        metavar: the value's name in the help.
         type: makes the value of the command line's text; `bool` makes a flag without a value.
         default: the value where the user gives none; False for a flag.
         choices: the values that are allowed; empty allows all.
+        metavar: the value's name in the help.
+        needs: the option without which it has no effect; empty: none.
     """
 
     name: str
     help: str
-    needs: str = ""
-    metavar: str | None = None
     type: Callable[[str], Any] = str
     default: Any = None
     choices: tuple[Any, ...] = ()
+    metavar: str | None = None
+    needs: str = ""
 
     @property
     def flag(self) -> str:

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import say
+from cpudist.optimization import precision
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -32,26 +33,36 @@ def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[
 
 
 def state_init(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `AcceleratorState.__init__`: compute in bfloat16 where float16 is asked for, and say so."""
+    """Replace `AcceleratorState.__init__`: where float16 is asked for, compute in bfloat16 if that is fast."""
 
     @functools.wraps(original)
     def init(self: Any, mixed_precision: str | None = None, *args: Any, **kwargs: Any) -> None:
         asked = str(mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
         if asked.lower() == "fp16":
-            mixed_precision = "bf16"
+            fast = precision.has_bf16()
+            mixed_precision = "bf16" if fast else "no"
+            context.job.record.dtype = "bfloat16" if fast else "float32"
             if context.job.world.rank == 0 and not type(self)._shared_state:
-                say("accelerate has no float16 on CPUs, and would compute in float32: computing in bfloat16 instead")
-            context.job.record.dtype = "bfloat16"
+                why = "" if fast else ", since this CPU has no bfloat16 arithmetic either"
+                say(f"accelerate has no float16 on CPUs: computing in {context.job.record.dtype} instead{why}")
         original(self, mixed_precision, *args, **kwargs)
 
     return init
 
 
 def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Accelerator.prepare_model`: compress gradients, and note it for the run record."""
+    """Replace `Accelerator.prepare_model`: compress gradients, and note it for the run record.
+
+    Where bfloat16 would be slower for a layer of the model, it computes in float32.
+    """
 
     @functools.wraps(original)
     def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.job.world.device_type == "cpu" and self.mixed_precision == "bf16" and precision.slow_in_bf16(model):
+            self.native_amp = False
+            context.job.record.dtype = "float32"
+            if context.job.world.rank == 0:
+                say(precision.IN_FLOAT32)
         trains = not (kwargs.get("evaluation_mode") or args[1:2] == (True,))
         with context.job.communication.making_ddp(model) if trains else nullcontext():
             prepared = original(self, model, *args, **kwargs)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils._pytree import tree_map
 
-from cpudist.optimization import choice, master_weights
+from cpudist.optimization import choice, master_weights, precision
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -99,8 +99,11 @@ def _optimize(trainer: Any, context: Context) -> None:
         return
     if args.torch_compile:
         choice.check_compiling()
-    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-    formats = choice.multiply(dtype) + ([choice.autocast_in(dtype)] if args.bf16 or args.fp16 else [])
+    bf16 = args.bf16 and not (args.use_cpu and precision.slow_in_bf16(model))  # prepare_model says so
+    if args.bf16 and not bf16:
+        trainer.use_cpu_amp = False  # of transformers 4.57, beside accelerate's
+    dtype = torch.bfloat16 if bf16 else torch.float16 if args.fp16 else torch.float32
+    formats = choice.multiply(dtype) + ([choice.autocast_in(dtype)] if bf16 or args.fp16 else [])
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
         choice.note(["native", *([choice.fused_name(optimizer)] if fused else []), *formats])
@@ -108,7 +111,7 @@ def _optimize(trainer: Any, context: Context) -> None:
     no_ipex = choice.why_not_ipex(args.torch_compile)
     chosen = choice.apply_kernels(model, optimizer, no_ipex)
     has_adapters = hasattr(model, "peft_config")  # peft loads adapters without the model's state, past the masters
-    if args.bf16 and choice.on_cpu() and not has_adapters:
+    if bf16 and choice.on_cpu() and not has_adapters:
         context.masters[model] = master_weights.keep(model, optimizer)
         chosen.append(choice.MASTER_WEIGHTS)
     chosen += formats

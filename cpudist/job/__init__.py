@@ -10,6 +10,7 @@
 - `stack_server.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
 - `record.py`: the run record.
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.
+- `trained_alone.py`: ranks that never communicated.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
 It must not know optimization, transformers, programs or command lines.

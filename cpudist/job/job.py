@@ -14,6 +14,7 @@ from cpudist import backends
 from cpudist.backends import Backend
 from cpudist.backends.compression import check_backend
 from cpudist.changes import Changes
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import failure
 from cpudist.job.communication import Communication
@@ -21,6 +22,7 @@ from cpudist.job.job_options import JobOptions
 from cpudist.job.peers import Peers
 from cpudist.job.rank_pinning import follow
 from cpudist.job.record import Exit, RunRecord
+from cpudist.job.trained_alone import TrainedAlone
 from cpudist.launchers import detect
 from cpudist.launchers.single import Single
 from cpudist.topology.identity import interface_of
@@ -75,6 +77,7 @@ class Job:
         self.timeout = options.timeout
         self.pinning = pinning
         self.owned_by_cli = False
+        self._overruled: set[str | None] = set()  # backends that the script has asked for
         self.launcher = peers.launcher
         self.changes = peers.changes
         self.world = replace(peers.world, backend=backend.name, device_type=backend.devices.type)
@@ -84,6 +87,7 @@ class Job:
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.record = RunRecord(self.world, backend, peers.members, self.restarts)
         self.communication = Communication(backend, self.world, self.record, options.compress)
+        self._alone = TrainedAlone(backend, self.world, peers.changes)
         host = peers.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")
@@ -98,6 +102,8 @@ class Job:
 
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""
+        if exit == "completed":
+            self._alone.tell()
         self._peers.wait_for_all()
         self.record.write(exit)
 
@@ -142,20 +148,27 @@ class Job:
         self.options = self.options.filled_from(options)
 
     def check_backend(self, name: str | None) -> str:
-        """Return the job's backend if it is the one that a script asks for.
+        """Return the job's backend, if a script asks for it, or the user has named it outright.
 
         Args:
             name: the backend's name; None: any.
 
         Raises:
-            UserError: the script asks for another backend.
+            UserError: the script asks for another backend than the one that "auto" has chosen.
         """
-        if name not in (None, self.world.backend):
-            remedy = f"give cpudist-train --backend {name}, or leave it" if name in backends.names() else "leave it"
-            raise UserError(
-                f"the script asks for the backend {name}, but the job runs on {self.world.backend}; {remedy} out there"
-            )
-        return self.world.backend
+        ours = self.world.backend
+        if name in (None, ours):
+            return ours
+        if self.options.backend != "auto":
+            if self.world.rank == 0 and name not in self._overruled:
+                say(f"the script asks for the backend {name}; {self.options.written('backend')} comes first")
+            self._overruled.add(name)
+            return ours
+        theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
+        raise UserError(
+            f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend {ours} "
+            f"to stay on it{theirs}"
+        )
 
     def restart_backend(self, store: Store) -> None:
         """Start the backend again after `destroy_process_group`.

@@ -40,8 +40,8 @@ def optimize(
         model: the model, on the CPU.
         optimizer: its optimizer; None for a model that is not trained.
         dtype: what to compute in: ``torch.float32``; ``torch.bfloat16``, with bfloat16 parameters and float32 master
-            weights; ``torch.float16``, with autocast, on CPUs that have it (scale the loss, and give the scaler to
-            `cpudist.step`).
+            weights, or float32 for convolutions on CPUs where they would be many times slower; ``torch.float16``, with
+            autocast, on CPUs that have it (scale the loss, and give the scaler to `cpudist.step`).
         ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch. It has no
             effect on other backends than ccl and gloo.
         autocast: for bfloat16, keep float32 parameters and use autocast: slower, but it works for every model and
@@ -67,10 +67,14 @@ def optimize(
         (torch.bfloat16, torch.float32)
     """
     choice.check(dtype)
+    because = []
+    if dtype is torch.bfloat16 and choice.on_cpu() and precision.slow_in_bf16(model):
+        dtype = torch.float32
+        because.append(precision.IN_FLOAT32)
     reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
     if ipex and reason and choice.on_cpu():
         raise UserError(f"{reason}; leave ipex out to go on without it")
-    because = [reason] if reason else []
+    because += [reason] if reason else []
     if compile and not choice.on_cpu():
         because.append("compile=True has no effect there")
         compile = False

@@ -9,6 +9,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from cpudist.errors import UserError
+from cpudist.optimization import products
+from cpudist.topology.kernel_files import Files
+from cpudist.topology.number_formats import BFLOAT16, features, units
+
+IN_FLOAT32 = "bfloat16 convolutions would be many times slower on this CPU: computing in float32"
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,9 +41,24 @@ def check_fp16() -> None:
         )
 
 
-def has_bf16() -> bool:
-    """Return whether this CPU multiplies in bfloat16, rather than converting to float32 and back."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+def has_bf16(files: Files | None = None) -> bool:
+    """Return whether this CPU multiplies in bfloat16, rather than converting to float32 and back.
+
+    Args:
+        files: the kernel's files of another machine; None: of this one.
+    """
+    found = features(files or Files())
+    return found is not None and bool(units(found, BFLOAT16))
+
+
+def slow_in_bf16(model: torch.nn.Module) -> bool:
+    """Return whether `model` has layers that this CPU computes much slower in bfloat16 than in float32.
+
+    Where oneDNN has no bfloat16 kernels, for want of AVX-512 mostly, products.py multiplies matrices in float32.
+    PyTorch's own convolutions (2.8 to 2.13) take 25 to 30 times as long as those in float32.
+    """
+    convolves = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in model.modules())
+    return convolves and products.missing()
 
 
 def name(dtype: torch.dtype) -> str:

@@ -92,7 +92,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
 
 def _dtype(args: Any, model: Any) -> str | None:
     """Return the name of the type that the job computes in."""
-    if args.bf16:
+    if args.bf16 and not (args.use_cpu and model is not None and precision.slow_in_bf16(model)):
         return "bfloat16"
     if args.fp16:
         return "float16"

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import cpudist
-from cpudist.optimization import choice, products
+from cpudist.optimization import choice, precision, products
+from cpudist.topology.kernel_files import Files
 
 pytestmark = pytest.mark.versions
 
@@ -88,3 +89,35 @@ def test_a_cpu_with_kernels_keeps_them() -> None:
     assert choice.multiply(torch.bfloat16) == []
     one = _numbers(8, 8).detach()
     assert "aten::_to_copy" not in _calls(lambda: one @ one)
+
+
+def test_convolutions_compute_in_float32_and_one_line_says_so(
+    on_old_cpu: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch's own convolutions in bfloat16 take 25 to 30 times as long there."""
+    for layer in (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.ConvTranspose3d):
+        model = torch.nn.Sequential(layer(2, 2, 1), torch.nn.Flatten())
+        cpudist.optimize(model, dtype=torch.bfloat16, ipex=False)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        said = capfd.readouterr().err
+        assert "many times slower on this CPU: computing in float32" in said, layer
+        assert "bfloat16 parameters" not in said
+    cpudist.optimize(torch.nn.Linear(4, 4), dtype=torch.bfloat16, ipex=False)
+    assert "bfloat16 parameters" in capfd.readouterr().err, "products of matrices are as fast as in float32"
+
+
+@pytest.mark.parametrize(
+    ("line", "has"),
+    [
+        ("flags\t\t: fpu avx2", False),  # an old x86
+        ("flags\t\t: fpu avx2 avx512f avx512bw", False),  # AVX-512 that has no bfloat16
+        ("flags\t\t: fpu avx512_bf16", True),
+        ("flags\t\t: fpu amx_tile amx_bf16", True),
+        ("Features\t: fp asimd bf16", True),
+        ("model name\t: a processor", False),
+    ],
+)
+def test_processors_with_arithmetic_for_bfloat16(tmp_path: Path, line: str, has: bool) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    assert precision.has_bf16(Files(tmp_path)) is has
