@@ -84,9 +84,15 @@ def test_the_documentation_shows_the_table() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_cannot_be_had_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="--backend ccl"):
+def test_a_backend_given_outright_comes_before_the_arguments(capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
         TrainingArguments("out", ddp_backend="ccl")
+    said = "cpudist: the script asks for the backend ccl; backend='gloo' comes first\n"
+    assert capfd.readouterr().err.count(said) == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_cannot_be_had_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
     for name in ("fp16", "fp16_full_eval"):
         with pytest.raises(UserError, match="float16"):
