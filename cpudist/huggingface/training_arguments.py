@@ -81,7 +81,8 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
 
     @functools.wraps(original)
     def post_init_for_job(self: Any) -> None:
-        job.check_backend(self.ddp_backend)
+        if self.ddp_backend is not None:
+            self.ddp_backend = job.check_backend(self.ddp_backend)
         self.use_cpu = job.world.device_type == "cpu"
         if self.fp16 or self.fp16_full_eval:
             check_float16()
