@@ -46,7 +46,7 @@ def main() -> None:
     if world.device.type != "cpu":  # gloo has no tensors of the device, and each kind of buckets is compiled anew
         groups, choices = {world.backend: groups[world.backend]}, [(backend.ddp_options()["bucket_cap_mb"], True)]
     model = workload.bert(world.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused="fused" in backend.optimizations)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=world.device.type == "cpu")
     tokens = workload.tokens(world.rank).to(world.device)
 
     def candidate(dtype: torch.dtype, group: dist.ProcessGroup, buckets: Buckets, alone: bool = False) -> Candidate:
