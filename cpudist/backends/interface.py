@@ -179,7 +179,6 @@ class Backend(ABC):
         """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
         return None
 
-
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean of `tensor`, of any shape, over all ranks, on the CPU and in float64; all ranks call it."""
         import torch
