@@ -1,4 +1,4 @@
-# The image of `cpudist render`: docker build --tag cpudist:0.2.0 --build-arg PIP_EXTRA_INDEX_URL=... .
+# The image of examples/kubernetes: docker build --tag cpudist:0.2.0 --build-arg PIP_EXTRA_INDEX_URL=... .
 # For PyTorchJob, TrainJob, and MPIJob with Intel MPI, MPICH or Open MPI. Its user is not root.
 # BASE with a digest (debian:bookworm-slim@sha256:...) fixes Debian's part of the image, too.
 ARG BASE=debian:bookworm-slim
@@ -32,6 +32,8 @@ COPY cpudist /opt/source/cpudist
 COPY stand_ins /opt/source/stand_ins
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /opt/source \
     && cpudist build
+
+COPY examples/*.py /opt/examples/
 
 USER 1000
 

@@ -22,7 +22,6 @@ class IntelMpi(Mpich):
     name = "intel-mpi"
     title = "Intel MPI"
     option = "intel"
-    mpi_job = "Intel"
     programs = ("mpirun", "mpiexec", "mpiexec.hydra")
     hostfile_option = "-machinefile"  # -f reads "node1:4" too, but ignores the 4
     takes_ipv6 = True

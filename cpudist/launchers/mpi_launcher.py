@@ -59,7 +59,6 @@ class MpiLauncher(Launcher):
     Attributes:
         title: its name in texts.
         option: its name for `--mpi`.
-        mpi_job: its name in the field `mpiImplementation` of Kubeflow's MPIJob.
         programs: the names under which its mpirun is installed, the usual one first.
         hostfile_option: the option of mpirun that names a hostfile.
         takes_ipv6: whether its hostfile may name IPv6 addresses.
@@ -72,7 +71,6 @@ class MpiLauncher(Launcher):
     rank_variable: ClassVar[str]
     title: ClassVar[str]
     option: ClassVar[str]
-    mpi_job: ClassVar[str]
     programs: ClassVar[tuple[str, ...]]
     hostfile_option: ClassVar[str]
     takes_ipv6: ClassVar[bool] = False

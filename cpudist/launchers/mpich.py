@@ -36,7 +36,6 @@ class Mpich(MpiLauncher):
     }
     rank_variable = "PMI_RANK"
     option = "mpich"
-    mpi_job = "MPICH"
     programs: ClassVar[tuple[str, ...]] = ("mpirun", "mpiexec", "mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra")
     daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
     hostfile_option = "-f"

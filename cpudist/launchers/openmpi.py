@@ -43,7 +43,6 @@ class OpenMpi(MpiLauncher):
     }
     rank_variable = "OMPI_COMM_WORLD_RANK"
     option = "openmpi"
-    mpi_job = "OpenMPI"
     programs = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "orterun", "prterun")
     hostfile_option = "--hostfile"
     daemons = ("orted", "prted")

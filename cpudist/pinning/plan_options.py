@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from cpudist.pinning.rank_cpus import Starter
 from cpudist.topology.thread_variables import THREADS, threads_set
 
 _OWN_OPTION, _TRAINERS = "data_workers", "dataloader_num_workers"
+# In JSON, or at the top of YAML. No parser of YAML comes with cpudist.
+_IN_A_FILE = re.compile(rf'(?:^|[{{,]\s*)"?{_TRAINERS}"?\s*:\s*(\d+)\b', re.MULTILINE)
 
 
 def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: Starter) -> tuple[int, str] | None:
@@ -52,12 +54,8 @@ def _option(arguments: Sequence[str], wanted: str) -> str:
 def _from_file(path: Path) -> int:
     if path.suffix not in (".json", ".yaml", ".yml"):
         return 0
-    from ruamel.yaml import YAML  # late: most jobs have no such file
-    from ruamel.yaml.error import YAMLError
-
-    load = json.loads if path.suffix == ".json" else YAML(typ="safe").load
     try:
-        number = load(path.read_text(encoding="utf-8"))[_TRAINERS]
-    except (OSError, ValueError, LookupError, TypeError, YAMLError):  # the script reports what is wrong with it
+        found = _IN_A_FILE.search(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the script reports what is wrong with it
         return 0
-    return number if isinstance(number, int) and number > 0 else 0
+    return int(found[1]) if found else 0

@@ -56,7 +56,7 @@ def _parse(words: list[str]) -> None:
         UserError: it does not take them.
     """
     if words[0] == "cpudist":
-        without_target = words[1] in ("launch", "render") and "--" not in words
+        without_target = words[1] == "launch" and "--" not in words
         options = main._parser().parse_args(words[1:] + (["--", "train.py"] if without_target else []))
         target = getattr(options, "arguments", None)
         if target:

@@ -1,0 +1,178 @@
+"""examples/kubernetes against schemas, the pod security standard "restricted" and kubectl; and the page about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemas
+import yaml
+from jsonschema import ValidationError
+from manifests import FOLDER, KINDS, changed, from_file, kubectl, kustomized, mappings, pods
+
+from cpudist.launchers.mpis import MPIS
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"name": "digits", "image": "team/cpudist:1", "replicas": "3", "ranks": "5", "cpus": "16", "memory": "32Gi"}
+# Volumes of the pod security standards' policy "restricted".
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def not_restricted(pod: dict[str, Any]) -> list[str]:
+    """Return what the pod security standards' policy "restricted" (Kubernetes 1.25 and newer) refuses in a pod."""
+    own = pod.get("securityContext", {})
+    problems = [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
+    problems += [str(volume) for volume in pod["volumes"] if not volume.keys() - {"name"} <= VOLUMES]
+    for container in pod["containers"] + pod.get("initContainers", []):
+        context = own | container.get("securityContext", {})
+        allowed = {
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+            "capabilities": context.get("capabilities") == {"drop": ["ALL"]},
+            "seccompProfile": context.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "runAsNonRoot": context.get("runAsNonRoot") is True and context.get("runAsUser") != 0,
+            "privileged": not context.get("privileged") and "procMount" not in context,
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+            "sysctls": not context.keys() & {"sysctls", "seLinuxOptions", "appArmorProfile", "windowsOptions"},
+        }
+        problems += [name for name, passes in allowed.items() if not passes]
+    return problems
+
+
+def check_pod(pod: dict[str, Any]) -> None:
+    """Check a pod against Kubernetes' schema, the policy, and the rules of QoS class Guaranteed."""
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    version = validate.latest_version()
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", **pod.get("metadata", {})}}
+    validate.validate(head | {"spec": pod["spec"]}, version, strict=True)
+    assert not_restricted(pod["spec"]) == []
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    for container in pod["spec"]["containers"]:
+        limits = container["resources"]["limits"]
+        assert container["resources"].get("requests", limits) == limits
+        assert limits["cpu"].isdecimal()
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(("kind", "elastic"), [*((kind, False) for kind in KINDS), ("pytorchjob", True)])
+def test_manifests_are_valid_restricted_and_guaranteed(kind: str, elastic: bool, tmp_path: Path) -> None:
+    documents = kustomized(tmp_path, kind, elastic)
+    for document in documents:
+        schemas.check(document)
+    found = pods(documents)
+    assert len(found) == (2 if kind == "mpijob" else 1)
+    for pod in found:
+        check_pod(pod)
+    if not elastic:  # without kustomize they are the same, but for the namespace
+        assert {one["metadata"].pop("namespace") for one in documents} == {"kubeflow"}
+        assert documents == from_file(kind)
+
+
+def test_what_is_wrong_is_found() -> None:
+    (job,) = from_file("pytorchjob")
+    (pod,) = pods([job])
+    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    assert not_restricted(pod["spec"]) == ["allowPrivilegeEscalation"]
+    pod["spec"]["containers"][0]["volumeMount"] = []
+    with pytest.raises(ValidationError, match="volumeMount"):
+        schemas.check(job)
+
+
+def test_the_pod_that_copies_files_out() -> None:
+    check_pod(yaml.safe_load((FOLDER / "reader.yaml").read_text()))
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_setting_goes_everywhere(kind: str, tmp_path: Path) -> None:
+    documents = kustomized(tmp_path, kind, **SETTINGS, claim="mine")
+    found = list(mappings(documents))
+
+    def values(key: str) -> set[Any]:
+        return {str(one[key]) for one in found if not isinstance(one.get(key, []), (dict, list))}
+
+    launcher = kind == "mpijob"  # which has one replica, with resources of its own
+    assert {one["metadata"]["name"] for one in documents} == {"digits"}
+    assert {one["name"] for one in found if one.get("kind") == "TrainingRuntime" and "name" in one} <= {"digits"}
+    assert (values("image"), values("claimName")) == ({"team/cpudist:1"}, {"mine"})
+    assert values("replicas") | values("numNodes") == {"3"} | ({"1"} if kind != "pytorchjob" else set())
+    assert values("nprocPerNode") | values("slotsPerWorker") | values("numProcPerNode") == {"5"}
+    assert {one["value"] for one in found if one.get("name") == "PET_NPROC_PER_NODE"} <= {"5"}
+    assert (values("cpu"), values("memory")) == ({"16", *"1" * launcher}, {"32Gi", *(["1Gi"] if launcher else [])})
+
+
+def test_a_worker_of_an_mpijob_finds_the_ranks_of_each_mpi() -> None:
+    variables = "|".join(dict.fromkeys(mpi.rank_variable for mpi in MPIS))
+    assert f"'^({variables})='" in (FOLDER / "mpijob.yaml").read_text()
+
+
+# What an API server says that has the operators, and no job yet; kubectl asks it with --dry-run=client too.
+KINDS_OF = {
+    "kubeflow.org/v1": ["PyTorchJob"],
+    "kubeflow.org/v2beta1": ["MPIJob"],
+    "trainer.kubeflow.org/v1alpha1": ["TrainJob", "TrainingRuntime"],
+}
+GROUPS = [
+    {
+        "name": name,
+        "versions": [{"groupVersion": v, "version": v.split("/")[1]} for v in KINDS_OF if v.startswith(name)],
+    }
+    for name in ("kubeflow.org", "trainer.kubeflow.org")
+]
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "groups": GROUPS},
+}
+for _version, _kinds in KINDS_OF.items():
+    _resources = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in _kinds]
+    ANSWERS[f"/apis/{_version}"] = {"kind": "APIResourceList", "groupVersion": _version, "resources": _resources}
+MISSING = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        answer = ANSWERS.get(self.path.partition("?")[0], MISSING)
+        self.send_response(404 if answer is MISSING else 200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubectl_applies_them(server: str, kind: str, tmp_path: Path) -> None:
+    apply = ["--server", server, "--cache-dir", str(tmp_path), "apply", "--dry-run=client", "--validate=false"]
+    printed = kubectl(*apply, "--kustomize", changed(tmp_path, kind)).splitlines()
+    names = [f"{one['kind'].lower()}.{one['apiVersion'].split('/')[0]}/cpudist" for one in from_file(kind)]
+    assert sorted(printed) == sorted(f"{name} created (dry run)" for name in names)
+
+
+@pytest.mark.parametrize("name", ["kubernetes.md", "slurm.md"])
+def test_commands_of_the_page(name: str) -> None:
+    """They name a namespace, and files that there are; whatever needs a cluster says so."""
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL)
+    commands = [line for line in "".join(blocks).replace("\\\n", " ").splitlines() if not line.startswith("#")]
+    for command in commands:
+        if command.startswith("kubectl"):
+            assert re.search(r" -n kubeflow | -k examples/kubernetes\b|^kubectl kustomize ", command), command
+        assert command.startswith(("kubectl kustomize", "python3 -m", "pip", "export", "cpudist build")) or (
+            "# cluster" in command
+        ), command
+        assert all((ROOT / file).exists() for file in re.findall(r"examples/[\w./]*\w", command)), command
+    assert commands
