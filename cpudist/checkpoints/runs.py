@@ -40,44 +40,31 @@ def newest_whole(
 ) -> Path | None:
     """Return the newest checkpoint that every rank sees and that is as it was written; None where there are none.
 
-    A damaged one is named, and the one before is taken. Every rank calls it.
-
-    Args:
-        found, folder, remedy: as for `common`.
-        damage: returns what is wrong with a checkpoint, the same on all ranks.
-
-    Raises:
-        UserError: as `common`, or all are damaged.
-    """
-    candidates = common(found, folder, remedy)
-    for path in candidates:
-        problem = damage(path)
-        if problem is None:
-            return path
-        if Ranks().rank == 0:
-            say(f"warning: {path} is damaged: {problem}; trying the one before")
-    if candidates:
-        raise UserError(f"no checkpoint in {folder} is whole; to begin anew, move them away")
-    return None
-
-
-def common(found: Mapping[int, Path], folder: Path, remedy: str) -> list[Path]:
-    """Return the checkpoints that every rank sees, the newest first; every rank calls it.
-
-    Where hosts share no disk, a kill may have left a checkpoint on some of them only.
+    A damaged one is named, and the one before is taken. Every rank calls it. Where hosts share no disk, a kill may have
+    left a checkpoint on some of them only.
 
     Args:
         found: the checkpoints that this rank sees, by their steps.
-        folder: where they lie, for the message.
+        folder: where they lie, for messages.
         remedy: what the user can do where ranks see none in common.
+        damage: returns what is wrong with a checkpoint, the same on all ranks.
 
     Raises:
-        UserError: ranks see checkpoints, but none in common.
+        UserError: ranks see checkpoints, but none in common, or all are damaged.
     """
-    everyones = Ranks().all_gather(set(found))
+    ranks = Ranks()
+    everyones = ranks.all_gather(set(found))
     steps = set.intersection(*everyones)
     if not steps and any(everyones):
         blind = [rank for rank, seen in enumerate(everyones) if not seen]
         problem = f"rank {blind[0]} sees none, other ranks do" if blind else "ranks see different ones"
         raise UserError(f"there is no checkpoint in {folder} that all ranks see: {problem}; {remedy}")
-    return [found[step] for step in sorted(steps, reverse=True)]
+    for step in sorted(steps, reverse=True):
+        wrong = damage(found[step])
+        if wrong is None:
+            return found[step]
+        if ranks.rank == 0:
+            say(f"warning: {found[step]} is damaged: {wrong}; trying the one before")
+    if steps:
+        raise UserError(f"no checkpoint in {folder} is whole; to begin anew, move them away")
+    return None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
-from cpudist.console import size
-from cpudist.finding import Finding
+from cpudist.console import number_of, size
+from cpudist.finding import LEVELS, Finding, Level
 from cpudist.hosts.check import check
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
@@ -19,10 +21,12 @@ from cpudist.launchers import Launcher
 HELP = "check this host and environment, with remedies"
 DESCRIPTION = """\
 Check this host and this environment for what makes jobs fail or slow, or with --hostfile the hosts of a job for what
-prevents them from working together. Nothing is changed.
+prevents them from working together. Nothing is changed. What matters most comes last.
 The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 """
 EPILOG = None
+
+_COLORS: dict[Level, int] = {"error": 31, "warning": 33, "ok": 32}  # red, yellow, green
 
 
 def add_options(parser: Parser) -> None:
@@ -46,8 +50,12 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if options.json:
         print(json.dumps({"ok": not failing, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        width = shutil.get_terminal_size().columns
-        print("\n".join(line for finding in findings for line in _lines(finding, width)))
+        width, in_color = shutil.get_terminal_size().columns, sys.stdout.isatty()
+        worst_last = sorted(findings, key=lambda finding: LEVELS.index(finding.level), reverse=True)
+        for finding in worst_last:
+            first, *more = _lines(finding, width)
+            print(_colored(first, finding.level) if in_color else first, *more, sep="\n")
+        print(_verdict(findings))
     if failing:
         raise SystemExit(1)
 
@@ -60,6 +68,18 @@ def _hosts(path: Path) -> list[Finding]:
         for host, facts in checked.facts.items()
         if not checked.findings[host]
     ]
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
+    what = (
+        "a job would fail" if errors else "a job would run, but not as well as it could" if warnings else "all is well"
+    )
+    return f"{number_of(errors, 'error')}, {number_of(warnings, 'warning')}: {what}"
+
+
+def _colored(line: str, level: Level) -> str:
+    return f"\033[{_COLORS[level]}m{level}\033[0m{line.removeprefix(level)}"
 
 
 def _lines(finding: Finding, width: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from cpudist.checkpoints import manifest, runs
 from cpudist.checkpoints.folders import restore
 from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.rank_group import Ranks
-from cpudist.checkpoints.runs import common, started_again
 from cpudist.console import say
 from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.job import current
@@ -32,7 +31,7 @@ def number_training(folder: str) -> int:
     return _trainings[os.path.abspath(folder)] - 1
 
 
-def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
+def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
     """Return the newest complete checkpoint in `folder` that this run has saved, and announce it; every rank calls it.
 
     Args:
@@ -50,16 +49,19 @@ def newest_of_run(job: Job, folder: Path, training: int = 0) -> str | None:
     if not job.options.resumes or not job.earlier_run_ids:
         return None
 
-    def is_wanted(checkpoint: Path) -> bool:
+    def is_own(checkpoint: Path) -> bool:
         said = _said(checkpoint)
         if said is None:  # damaged, it does not say whose it is
             return True
         return runs.is_of_run(job, said.runs) and said.trainer.get("training", 0) == training
 
-    newest = newest_whole(folder, is_wanted)
-    if newest is not None and job.world.rank == 0:
-        say(f"{started_again(job)}: going on from {newest}")
-    return newest
+    own = {step: path for step, path in checkpoints(folder).items() if is_own(path)}
+    newest = runs.newest_whole(own, folder, _SHARED, damage)
+    if newest is None:
+        return None
+    if job.world.rank == 0:
+        say(f"{runs.started_again(job)}: going on from {newest}")
+    return str(newest)
 
 
 def is_of_run(job: Job, checkpoint: Path) -> bool:
@@ -74,20 +76,6 @@ def trainer_of(checkpoint: Path) -> Mapping[str, Any]:
     return {} if said is None else said.trainer
 
 
-def newest_whole(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> str | None:
-    """Return the newest complete checkpoint in `folder` that is not damaged; every rank calls it.
-
-    Args:
-        folder: the output folder.
-        wanted: which checkpoints count.
-
-    Raises:
-        UserError: ranks see checkpoints, but none in common, or all are damaged.
-    """
-    newest = runs.newest_whole(_found(folder, wanted), folder, _SHARED, damage)
-    return None if newest is None else str(newest)
-
-
 def damage(checkpoint: Path) -> str | None:
     """Return what is wrong with the files of a checkpoint, in words; None where nothing is. Every rank calls it.
 
@@ -96,19 +84,6 @@ def damage(checkpoint: Path) -> str | None:
     job = current()
     part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)
     return next(filter(None, Ranks().each(lambda: manifest.damage(checkpoint, part, parts))), None)
-
-
-def seen_by_all(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in `folder` that every rank sees, the newest first; every rank calls it.
-
-    Raises:
-        UserError: ranks see checkpoints, but none in common.
-    """
-    return common(_found(folder), folder, _SHARED)
-
-
-def _found(folder: Path, wanted: Callable[[Path], bool] = lambda checkpoint: True) -> dict[int, Path]:
-    return {step: path for step, path in checkpoints(folder).items() if wanted(path)}
 
 
 def _said(checkpoint: Path) -> Manifest | None:

@@ -15,6 +15,8 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 import cpudist
 from cpudist.checkpoints import folders
+from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.runs import newest_whole
 from cpudist.errors import UserError
 
 pytestmark = pytest.mark.versions
@@ -124,6 +126,17 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(
     harm(tmp_path / "checkpoint-1" / name)
     with pytest.raises(UserError, match=r"no checkpoint in [^ ]* is whole"):
         checkpoints.restore(**training.parts)
+
+
+@pytest.mark.parametrize(
+    ("seen", "part"), [([{2}, {4}], "ranks see different ones"), ([{2}, set()], "rank 1 sees none, other ranks do")]
+)
+def test_hosts_without_a_checkpoint_in_common_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, seen: list[set[int]], part: str
+) -> None:
+    monkeypatch.setattr(Ranks, "all_gather", lambda self, value: seen)
+    with pytest.raises(UserError, match=f"{part}; share it"):
+        newest_whole({2: Path("out/checkpoint-2")}, Path("out"), "share it", lambda path: None)
 
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.5])

@@ -13,6 +13,7 @@ import pytest
 from layouts import unpack
 
 from cpudist.cli import doctor as command
+from cpudist.cli.main import main
 from cpudist.doctor import libraries, memory, processor, quota, usable_backends, versions
 from cpudist.finding import Finding
 from cpudist.topology.kernel_files import Files
@@ -218,3 +219,22 @@ def test_lines_fit_and_carry_the_remedy() -> None:
     assert max(map(len, lines)) <= 60
     assert lines[0].startswith("warning  thing: ")
     assert any(line.strip().startswith("remedy: do this") for line in lines)
+
+
+def test_the_worst_comes_last_and_then_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = [
+        Finding("error", "a", "fails", "mend it"),
+        Finding("warning", "b", "lacks"),
+        Finding("ok", "c", "is fine"),
+    ]
+    monkeypatch.setattr("cpudist.doctor.examine", lambda: findings)
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok", "warning", "error", "remedy:", "1"]
+    assert lines[-1] == "1 error, 1 warning: a job would fail"
+    monkeypatch.setattr("cpudist.doctor.examine", lambda: findings[1:])
+    main(["doctor"])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("0 errors, 1 warning: a job would run, ")
