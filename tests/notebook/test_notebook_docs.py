@@ -28,6 +28,6 @@ def test_every_command() -> None:
     """The first two are what scripts/environment.sh does."""
     first, second, third = PAGE.split("```\n")[1].splitlines()
     assert first == "pip install torch==2.13.0"
-    assert second == "pip install '.[ccl,examples]' jupyterlab"
+    assert second == "pip install '.[ccl,notebook,examples]' jupyterlab"
     assert third.endswith("# by hand; the tests execute it in a kernel")
     assert (ROOT / third.split()[2]).exists()
