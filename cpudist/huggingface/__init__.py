@@ -68,7 +68,7 @@ class Patch:
 
     Attributes:
         target: "module:attribute" or "module:Class.attribute".
-        why: the reason, as docs/design.md shows it.
+        why: the reason, as docs/patches.md shows it.
         function: makes the replacement from the original and the context, or changes the original and returns it. None
             where another patch replaces the target for a while, or calls it: then it is only checked.
         parameters: the names of the original's parameters; "..." stands for any more. None where it is no function.

@@ -24,7 +24,7 @@ from cpudist.huggingface.uneven_shares import BatchGeometry
 
 pytestmark = pytest.mark.versions
 
-DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_everything_is_taken_back() -> None:
 
 def test_the_documentation_shows_the_table() -> None:
     """Each row names what is changed for one reason, in the words of the table."""
-    text = DESIGN.read_text(encoding="utf-8").partition("| changed or relied on | because |")[2].partition("\n\n")[0]
+    text = PAGE.read_text(encoding="utf-8").partition("| changed or relied on | because |")[2].partition("\n\n")[0]
     shown = {row.split(" | ")[1].removesuffix(" |"): row for row in text.splitlines()[2:]}
     for patch in huggingface.PATCHES:
         assert f"`{patch.target.partition(':')[2]}`" in shown.get(patch.why, ""), patch.target
