@@ -38,13 +38,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test, whose figures mean little")
     options = parser.parse_args()
     world = cpudist.init(options.backend)
-    backend, groups, choices = (
-        job.require().backend,
-        both_groups(world.backend),
-        BUCKETS[::-3] if options.quick else BUCKETS,
-    )
+    groups = both_groups(world.backend)
+    choices = BUCKETS[::-3] if options.quick else BUCKETS
     if world.device.type != "cpu":  # gloo has no tensors of the device, and each kind of buckets is compiled anew
-        groups, choices = {world.backend: groups[world.backend]}, [(backend.ddp_options()["bucket_cap_mb"], True)]
+        groups = {world.backend: groups[world.backend]}
+        choices = [(job.require().backend.ddp_options()["bucket_cap_mb"], True)]
     model = workload.bert(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=world.device.type == "cpu")
     tokens = workload.tokens(world.rank).to(world.device)

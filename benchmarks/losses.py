@@ -135,7 +135,7 @@ def train(task: SourceCode | Answers, scheme: str, seed: int) -> tuple[float, fl
 def evaluate(model: Any, samples: Samples) -> tuple[float, float]:
     """Return the means over all ranks, each of which evaluates its samples."""
     losses, exact = [], []
-    for part in zip(*(values.split(32) for values in samples.values()), strict=True):
+    for part in zip(*(torch.split(values, 32) for values in samples.values()), strict=True):
         batch = dict(zip(samples, part, strict=True))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             outputs = model(**batch)
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("schemes", nargs="*", metavar="SCHEME", default=SCHEMES)
     options = parser.parse_args()
     place = launchers.detect(os.environ).placement()
-    ccl_group.node_identity = lambda: f"host {place.rank}"
+    ccl_group.node_identity = lambda: f"host {place.rank}"  # type: ignore[attr-defined]
     world = cpudist.init("ccl")
     hosts = replace(world, node_rank=world.rank, node_count=world.size, local_rank=0, local_size=1)
     job.require().world = job.require().communication.world = hosts

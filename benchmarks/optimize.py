@@ -48,10 +48,10 @@ def main() -> None:
 
     given = {name: {**options, "ipex": False, "keep_memory": False} for name, options in CHOICES.items()}
     plain = table("freed memory goes back to the kernel", {PLAIN: None, **given}, None)
-    kept = CHOICES if quick else CHOICES | COMPILED
+    kept = {**CHOICES, **({} if quick else COMPILED)}
     table("freed memory is kept", {name: {**options, "ipex": False} for name, options in kept.items()}, plain)
     if ipex.missing() is None:  # its own recipe refuses CPUs that need products of our own
-        table("Intel's extension, memory kept", CHOICES if products.missing() else {**CHOICES, RECIPE: RECIPE}, plain)
+        table("Intel's extension, memory kept", {**CHOICES, **({} if products.missing() else {RECIPE: RECIPE})}, plain)
     cpudist.shutdown()
 
 
