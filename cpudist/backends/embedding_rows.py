@@ -4,6 +4,12 @@ Language models share one weight between the embedding and the output layer. The
 dense and complete when the backward pass begins; the embedding's part has a row for each token and is complete when the
 pass ends. DDP would wait for both, and send half of a small model's gradients when nothing is left to compute. So here
 the embedding's lookups have no edge to the weight in autograd's graph, and their rows follow by an all_gather.
+
+Between two hosts of one core each, at 1 Gbit/s, a step with bf16 gradients then takes 0.86 (0.83-0.95) times as long in
+float32, and 0.95 (0.87-1.08) under autocast; with gradients as they are 0.96 (0.84-1.08). These are medians and ranges
+of eight turns, on a machine with other work. The first two are repeated by
+
+    mpirun -f hostfile -n 2 -ppn 1 cpudist bench hosts --only bf16 --only "bf16, tied weight whole"
 """
 
 from __future__ import annotations

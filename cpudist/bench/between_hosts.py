@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 ALONE = "no communication"
+_WHOLE = "bf16, tied weight whole"  # without backends/embedding_rows.py
 # By name: the group, and the scheme of gradients.
 CANDIDATES: dict[str, tuple[str, str]] = {
     ALONE: (CCL, "none"),
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
+    _WHOLE: (CCL, "bf16"),
     "gloo": (GLOO, "none"),
     "gloo, fp16": (GLOO, "fp16"),  # torch's hook
     "gloo, powersgd": (GLOO, "powersgd"),
@@ -163,14 +165,18 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
     backend, scheme = CANDIDATES[name]
     plain = workload.bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
-    if backend == CCL:
-        model: Any = api.wrap(plain, compress=scheme)
+    own = job.require().backend
+    if name == _WHOLE:
+        model: Any = own.wrap(plain)
+        own.compress(model, scheme)
+    elif backend == CCL:
+        model = api.wrap(plain, compress=scheme)
     else:
         model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
         if scheme == "fp16":
             model.register_comm_hook(groups[backend], default_hooks.fp16_compress_hook)
         else:
-            job.require().backend.compress(model, scheme)
+            own.compress(model, scheme)
 
     def step() -> None:
         with model.no_sync() if name == ALONE else nullcontext():
