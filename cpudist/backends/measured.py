@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 
 _WARM_UP = 2  # steps; DDP makes its buckets anew after the first one
@@ -21,7 +23,8 @@ _SHARE = 0.1  # of a step; gradients are compressed if communication takes more
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
     """Measure the first steps of a model, then call `chosen` with "none" or "bf16" and the reason, on all ranks.
 
-    That is before a forward pass, so the caller may register a communication hook.
+    That is at the end of a backward pass whose gradients DDP has averaged: of those all ranks make the same number, but
+    not of forward passes. The caller may communicate, and register a communication hook.
 
     Args:
         model: the model. Where DDP does not reduce its gradients, or by a hook of its own, or none is of float32, there
@@ -33,20 +36,22 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
         return
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     count = sum(parameter.numel() for parameter in parameters if parameter.dtype is torch.float32)
-    begins: list[float] = []
+    ends: list[float] = []
+    queue: Any = Variable._execution_engine.queue_callback
 
-    def before_forward(module: torch.nn.Module, inputs: Any) -> None:
-        if not (module.training and torch.is_grad_enabled() and model.require_backward_grad_sync):
-            return
-        begins.append(time.perf_counter())
-        if len(begins) > _WARM_UP + _MEASURED:
+    def in_backward(_: torch.Tensor) -> None:
+        if model.require_backward_grad_sync:
+            queue(lambda: queue(after_average))  # the first one runs before DDP's own, the second after it
+
+    def after_average() -> None:
+        ends.append(time.perf_counter())
+        if len(ends) == _WARM_UP + _MEASURED:
             handle.remove()
-            recent = begins[_WARM_UP:]
-            step = statistics.median(b - a for a, b in itertools.pairwise(recent))
+            step = statistics.median(b - a for a, b in itertools.pairwise(ends[_WARM_UP - 1 :]))
             chosen(*_choice(*_largest(_seconds_of_sum(model.process_group, count), step, group=model.process_group)))
 
     if count:
-        handle = model.register_forward_pre_hook(before_forward)
+        handle = register_multi_grad_hook(parameters, in_backward, mode="any")
     else:
         chosen("none", "")
 

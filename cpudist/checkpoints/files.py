@@ -49,7 +49,7 @@ def save(
         >>> model = torch.nn.Linear(8, 2)
         >>> cpudist.save("out/best", model=model, accuracy=0.9)
     """
-    ranks, target = Ranks(), Path(folder).absolute()
+    ranks, target = Ranks(), Path(folder).resolve()  # a link stays, and leads to the new checkpoint
     tree = state.collect(model, optimizer, more, ranks.rank)
     write(tree, target, ranks, Publisher(target.parent, alone=False))
 
@@ -82,7 +82,7 @@ def load(
         >>> cpudist.load("out/best", model=model)
         {'accuracy': 0.9}
     """
-    ranks, path = Ranks(), Path(folder).absolute()
+    ranks, path = Ranks(), Path(folder).resolve()
     if ranks.rank == 0 and not path.exists():
         folders.restore(path.parent, path.name)
     problem = damage(path, ranks)

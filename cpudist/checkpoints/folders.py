@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from cpudist.console import size
 INCOMPLETE = ".incomplete"
 PREFIX = "checkpoint-"
 _REPLACED = "replaced-"
+_ABANDONED_SECONDS = 24 * 3600.0
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # renameat2(2)
 _PROBE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -114,15 +116,29 @@ def clear(folder: Path, name: str | None = None) -> None:
 
     Args:
         folder: where complete checkpoints lie.
-        name: the name of the only checkpoint whose parts are removed; None: everything is.
+        name: the name of the only checkpoint whose parts are removed at once, those of others after a day without a
+            change; None: everything is.
     """
     restore(folder, name or "*")
     if name is None:
         shutil.rmtree(folder / INCOMPLETE, ignore_errors=True)
         return
-    for left in (folder / INCOMPLETE).glob(f"*/{name}"):
-        shutil.rmtree(left, ignore_errors=True)
-        _tidy(left.parent)
+    for left in (folder / INCOMPLETE).glob("*/*"):
+        if left.name == name or _is_abandoned(left):
+            if left.parent.name.startswith(_REPLACED):
+                restore(folder, left.name)
+            shutil.rmtree(left, ignore_errors=True)
+            _tidy(left.parent)
+
+
+def _is_abandoned(left: Path) -> bool:
+    """Return whether nothing has changed in a folder of `.incomplete` for so long that nobody is writing there."""
+    try:
+        # The folder around it, because a checkpoint that has just been moved aside is as old as it is.
+        changed = max(path.stat().st_mtime for path in (left.parent, left, *left.rglob("*")))
+    except FileNotFoundError:
+        return False
+    return time.time() - changed > _ABANDONED_SECONDS
 
 
 def why_full(error: BaseException | None, folder: Path) -> str | None:

@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from cpudist import rank_process
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.launchers import OverMpi, Placement
@@ -29,6 +30,11 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     Raises:
         UserError: mpi4py or an MPI library is missing, or MPI's world is not the launcher's.
     """
+    if rank_process.started_by_rank():
+        raise UserError(
+            "a rank of the job has started this process, and it cannot be that rank too; start it with the launcher, "
+            "or call torch.distributed.init_process_group with an init_method, its rank and the number of processes"
+        )
     if rendezvous.library is not None and "mpi4py.MPI" not in sys.modules:
         os.environ.setdefault("MPI4PY_LIBMPI", rendezvous.library)
     mpi = _initialised(timeout)
@@ -61,6 +67,7 @@ def _initialised(timeout: float) -> Any:
         provided = ctypes.c_int()
         with bounded("MPI_Init", timeout):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+        rank_process.keep_connection()
         atexit.register(_finalize, MPI)
         os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))
     return MPI

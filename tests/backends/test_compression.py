@@ -71,7 +71,7 @@ def test_what_auto_takes(seconds: float, step: float, scheme: str, reason: str) 
 def test_auto_chooses_after_the_first_steps(
     gloo: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
 ) -> None:
-    """A hook is registered between two steps, and only where it is needed."""
+    """A hook is registered after a backward pass that is averaged, and only where it is needed."""
     hooked: list[torch.nn.Module] = []
 
     def register(model: Any, group: Any, chosen: str) -> None:
@@ -88,7 +88,7 @@ def test_auto_chooses_after_the_first_steps(
         model.eval()(torch.ones(1, 2))
         with model.no_sync():
             model.train()(torch.ones(1, 2)).sum().backward()
-        assert running.record.compression == ("auto" if step < 6 else scheme), step
+        assert running.record.compression == ("auto" if step < 5 else scheme), step
         model(torch.ones(1, 2)).sum().backward()
     assert hooked == ([model] if scheme == "bf16" else [])
     assert f"compression by auto takes {scheme}: the gradients" in capsys.readouterr().err

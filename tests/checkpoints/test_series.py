@@ -275,3 +275,12 @@ def test_what_failed_in_the_background_is_raised_by_the_next_call(
         checkpoints.save(3, **training.parts)
     monkeypatch.undo()
     assert checkpoints.restore(**training.parts) == 1
+
+
+def test_a_link_stays_and_leads_to_the_new_checkpoint(tmp_path: Path) -> None:
+    best = tmp_path / "best"
+    best.symlink_to("elsewhere/first")
+    for accuracy in (0.5, 0.9):
+        cpudist.save(best, accuracy=accuracy)
+        assert best.is_symlink()
+        assert cpudist.load(tmp_path / "elsewhere" / "first") == cpudist.load(best) == {"accuracy": accuracy}

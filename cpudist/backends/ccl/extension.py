@@ -15,7 +15,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any, Literal
 
-from cpudist import launchers
+from cpudist import launchers, rank_process
 from cpudist.backends.ccl.compilation import ensure_built
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.console import end_now
@@ -69,6 +69,7 @@ def apply_settings() -> Transport:
     transport = choose_transport()
     for name, value in settings(transport).items():
         os.environ.setdefault(name, value)
+    os.environ["CCL_ATL_TRANSPORT"] = transport  # a rank's child has inherited the rank's
     return transport
 
 
@@ -78,6 +79,8 @@ def choose_transport() -> Transport:
     oneCCL speaks the MPICH ABI (Intel MPI, MPICH), not Open MPI's; everywhere else it uses libfabric (OFI) by itself.
     The environment is detected here and not handed down by a job: `init_process_group("ccl")` comes here without one.
     """
+    if rank_process.started_by_rank():
+        return "ofi"
     if chosen := os.environ.get("CCL_ATL_TRANSPORT"):
         return "mpi" if chosen == "mpi" else "ofi"
     return "mpi" if _in_mpi_world(os.environ) and (find_oneccl().lib / "libmpi.so.12").exists() else "ofi"
@@ -91,7 +94,7 @@ def _in_mpi_world(variables: Mapping[str, str]) -> bool:
         return False
     if not (isinstance(rendezvous, launchers.OverMpi) and rendezvous.mpich_abi):
         return False
-    # Processes that a rank has spawned inherit its MPI variables, but have a WORLD_SIZE of their own.
+    # Processes may inherit MPI variables, but have a WORLD_SIZE of their own.
     return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
 
 
@@ -122,6 +125,7 @@ def _start_mpi() -> None:
     if not started.value:
         with bounded("MPI_Init", _START_SECONDS):
             mpi.MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
+        rank_process.keep_connection()
 
 
 def _leave(module: Any) -> None:

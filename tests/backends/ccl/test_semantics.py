@@ -38,7 +38,7 @@ def test_ranks_that_exchange_different_counts_get_one_error(name: str, transport
     words = {
         ("counts", "shared_memory"): "rank 0 sends 4 bytes to rank 1, which expects 20",
         ("counts", "oneccl"): "rank 0 sends 4 bytes to rank 1, which expects 20",
-        ("gather", "shared_memory"): f"rank {ranks - 1} calls allgather of 1 .*, rank 0 expects allgather of 5 ",
+        ("gather", "shared_memory"): f"rank {ranks - 1} calls all_gather of 1 .*, rank 0 expects all_gather of 5 ",
         ("gather", "oneccl"): f"the share of rank {ranks - 1} has 1 elements, but rank 0 expects 5",
         ("scatter", "shared_memory"): r"rank \d calls reduce_scatter of 1 .*, rank \d expects reduce_scatter of 2 ",
         ("scatter", "oneccl"): f"the share of rank {ranks - 1} has 1 elements, but rank 0 expects 2",

@@ -1,10 +1,30 @@
 #include "datatypes.hpp"
 
+#include <optional>
+
 #include "errors.hpp"
 
 namespace cpudist {
 
+// Nothing for a type that transports do not have.
+static std::optional<DataType> own_type(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return DataType::kFloat64;
+    case at::kFloat: return DataType::kFloat32;
+    case at::kHalf: return DataType::kFloat16;
+    case at::kBFloat16: return DataType::kBFloat16;
+    case at::kLong: return DataType::kInt64;
+    case at::kInt: return DataType::kInt32;
+    case at::kShort: return DataType::kInt16;
+    case at::kChar: return DataType::kInt8;
+    case at::kByte:
+    case at::kBool: return DataType::kUint8;
+    default: return std::nullopt;
+  }
+}
+
 DataType carrier(const at::Tensor& tensor) {
+  if (const auto type = own_type(tensor.scalar_type())) return *type;
   switch (tensor.element_size()) {
     case 1: return DataType::kUint8;
     case 2: return DataType::kInt16;
@@ -18,22 +38,10 @@ size_t carrier_count(const at::Tensor& tensor) {
 }
 
 DataType arithmetic_type(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble: return DataType::kFloat64;
-    case at::kFloat: return DataType::kFloat32;
-    case at::kHalf: return DataType::kFloat16;
-    case at::kBFloat16: return DataType::kBFloat16;
-    case at::kLong: return DataType::kInt64;
-    case at::kInt: return DataType::kInt32;
-    case at::kShort: return DataType::kInt16;
-    case at::kChar: return DataType::kInt8;
-    case at::kByte:
-    case at::kBool: return DataType::kUint8;
-    default:
-      check_type(false, "cannot reduce tensors of type ", type,
-                 "; convert them to float64/32/16, bfloat16, int64/32/16/8, uint8 or bool");
-      return DataType::kUint8;
-  }
+  const auto own = own_type(type);
+  check_type(own.has_value(), "cannot reduce tensors of type ", type,
+             "; convert them to float64/32/16, bfloat16, int64/32/16/8, uint8 or bool");
+  return *own;
 }
 
 // On booleans a sum is "any" and a product is "all", as in torch's operators.

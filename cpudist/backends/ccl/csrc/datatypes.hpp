@@ -8,7 +8,7 @@
 
 namespace cpudist {
 
-// The integer type of the same width, for calls that only move data.
+// The tensor's own type, or the integer type of the same width, for calls that only move data.
 DataType carrier(const at::Tensor& tensor);
 
 // Elements of type carrier() in the tensor; a complex128 is two int64.

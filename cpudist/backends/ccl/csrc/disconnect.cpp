@@ -15,8 +15,7 @@ void DisconnectWork::start() {
   for (size_t r = 0; r < size; ++r) rows.push_back(&flags_[r * size]);
   auto* own = static_cast<char*>(rows[call().rank]);
   for (int source = 0; source < call().size; ++source) own[source] = endpoint_->matcher().listens_to(source);
-  all_gather_ =
-      endpoint_->transport().allgather(own, std::move(rows), std::vector<size_t>(size, size), DataType::kUint8);
+  all_gather_ = endpoint_->transport().leave(own, std::move(rows), std::vector<size_t>(size, size));
 }
 
 Progress DisconnectWork::advance() {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cpudist {
@@ -147,6 +148,11 @@ class Transport {
   // In place: input == outputs[rank].
   virtual RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
                                DataType type) = 0;
+
+  // The allgather of bytes by which the ranks leave the group; the last call.
+  virtual RequestPtr leave(const void* input, std::vector<void*> outputs, std::vector<size_t> counts) {
+    return allgather(input, std::move(outputs), std::move(counts), DataType::kUint8);
+  }
 
   // inputs[r], of counts[r] elements, is this rank's contribution to rank r's output; counts are the same on all ranks.
   // In place: output == inputs[rank].

@@ -22,6 +22,16 @@ inline ccl::datatype to_ccl(DataType type) {
   throw std::invalid_argument("unknown data type");
 }
 
+// For calls that only move data: MPI has no 16-bit floating-point types of its own.
+inline ccl::datatype to_ccl_bits(DataType type) {
+  switch (size_of(type)) {
+    case 1: return ccl::datatype::uint8;
+    case 2: return ccl::datatype::int16;
+    case 4: return ccl::datatype::int32;
+    default: return ccl::datatype::int64;
+  }
+}
+
 inline ccl::reduction to_ccl(Reduction reduction) {
   switch (reduction) {
     case Reduction::kSum:

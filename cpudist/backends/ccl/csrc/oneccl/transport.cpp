@@ -50,7 +50,7 @@ class OneCcl final : public Transport {
   RequestPtr broadcast(void* data, size_t count, DataType type, int root) override {
     oneccl_traffic.count(count * size_of(type));
     return pieces(count, size_of(type), [=, this](size_t offset, size_t length) {
-      return ccl::broadcast(at(data, offset, type), length, to_ccl(type), root, raw());
+      return ccl::broadcast(at(data, offset, type), length, to_ccl_bits(type), root, raw());
     });
   }
 
@@ -223,7 +223,7 @@ RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std:
           const size_t gathered_here = std::accumulate(parts.begin(), parts.end(), size_t{0});
           to = ((*gathered)[offset] = allocate(gathered_here * width)).get();
         }
-        return ccl::allgatherv(at(input, offset, type), parts[rank()], to, parts, to_ccl(type), raw());
+        return ccl::allgatherv(at(input, offset, type), parts[rank()], to, parts, to_ccl_bits(type), raw());
       },
       [=, outputs = std::move(outputs)](size_t offset, size_t length) {
         const auto piece = gathered->extract(offset);
@@ -259,7 +259,7 @@ RequestPtr OneCcl::gather_and_reduce(const void* input, void* output, size_t cou
       [=, this](size_t offset, size_t length) {
         const ccl::vector_class<size_t> lengths(ranks, length);
         auto* to = ((*gathered)[offset] = allocate(ranks * length * width)).get();
-        return ccl::allgatherv(at(input, offset, type), length, to, lengths, to_ccl(type), raw());
+        return ccl::allgatherv(at(input, offset, type), length, to, lengths, to_ccl_bits(type), raw());
       },
       [=, this](size_t offset, size_t length) {
         const auto pieces = std::move(gathered->extract(offset).mapped());
@@ -317,7 +317,7 @@ RequestPtr OneCcl::alltoall(std::vector<const void*> inputs, std::vector<size_t>
   const size_t received = std::accumulate(output_counts.begin(), output_counts.end(), size_t{0});
   oneccl_traffic.count(std::max(sent, received) * size_of(type));
   return std::make_unique<Alltoall>(communicator_, std::move(inputs), std::move(input_counts), std::move(outputs),
-                                    std::move(output_counts), size_of(type), to_ccl(type));
+                                    std::move(output_counts), size_of(type), to_ccl_bits(type));
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ void Channel::find_mismatch(uint64_t step) {
     const bool same =
         counts_ ? theirs.without_hash().bits() == expected.without_hash().bits() : theirs.bits() == expected.bits();
     if (same) continue;
-    throw TransportError("ranks make different calls: rank " + std::to_string(rank) + " calls " + theirs.describe() +
-                         ", rank " + std::to_string(rank_) + (counts_ ? " expects " : " calls ") + expected.describe() +
+    throw TransportError("ranks make different calls: rank " + std::to_string(rank) + " " + theirs.describe("calls") +
+                         ", rank " + std::to_string(rank_) + " " + expected.describe(counts_ ? "expects" : "calls") +
                          "; let all ranks make the same calls in one order");
   }
 }

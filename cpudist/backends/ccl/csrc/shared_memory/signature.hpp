@@ -10,7 +10,16 @@
 
 namespace cpudist::shared_memory {
 
-enum class Operation : uint8_t { kBarrier, kBroadcast, kAllreduce, kReduce, kAllgather, kReduceScatter, kAlltoall };
+enum class Operation : uint8_t {
+  kBarrier,
+  kBroadcast,
+  kAllreduce,
+  kReduce,
+  kAllgather,
+  kReduceScatter,
+  kAlltoall,
+  kLeave
+};
 
 class Signature {
  public:
@@ -32,8 +41,8 @@ class Signature {
 
   uint64_t bits() const { return bits_; }
 
-  // "allreduce of 1024 float32"
-  std::string describe() const;
+  // "calls all_reduce of 1024 float32"
+  std::string describe(const std::string& verb) const;
 
  private:
   static constexpr uint64_t kCountMask = (uint64_t{1} << 43) - 1;

@@ -78,14 +78,11 @@ class SharedMemory final : public Transport {
 
   RequestPtr allgather(const void* input, std::vector<void*> outputs, std::vector<size_t> counts,
                        DataType type) override {
-    const size_t own = counts[rank()];
-    const size_t width = size_of(type);
-    const Signature signature(Operation::kAllgather, own, type);
-    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Channel& channel, Part part) {
-      return shared_memory::allgather(channel, at(input, part, own, width),
-                                      all_at<std::byte*>(outputs, part, counts, width),
-                                      counts_of(counts, part, width, width));
-    });
+    return allgather_as(Operation::kAllgather, input, std::move(outputs), std::move(counts), type);
+  }
+
+  RequestPtr leave(const void* input, std::vector<void*> outputs, std::vector<size_t> counts) override {
+    return allgather_as(Operation::kLeave, input, std::move(outputs), std::move(counts), DataType::kUint8);
   }
 
   RequestPtr reduce_scatter(std::vector<const void*> inputs, void* output, std::vector<size_t> counts, DataType type,
@@ -134,6 +131,18 @@ class SharedMemory final : public Transport {
 
   Channel& channel() { return channels_.front(); }
   size_t rank() { return static_cast<size_t>(channel().rank()); }
+
+  RequestPtr allgather_as(Operation operation, const void* input, std::vector<void*> outputs,
+                          std::vector<size_t> counts, DataType type) {
+    const size_t own = counts[rank()];
+    const size_t width = size_of(type);
+    const Signature signature(operation, own, type);
+    return collective(signature.with_hash_of(counts), counts, sum(counts) * width, [&](Channel& channel, Part part) {
+      return shared_memory::allgather(channel, at(input, part, own, width),
+                                      all_at<std::byte*>(outputs, part, counts, width),
+                                      counts_of(counts, part, width, width));
+    });
+  }
 
   RequestPtr reduce_to(int receiver, Signature signature, const void* input, void* output, size_t count,
                        Combination combination) {
