@@ -28,8 +28,7 @@ class TrainedAlone:
         self._trained = False
         self._at_start = self._communicated()
         if world.size > 1 and world.rank == 0 and world.device_type == "cpu" and self._at_start[0] is not None:
-            self._hook = register_optimizer_step_post_hook(self._step)
-            changes.then(self._hook.remove)
+            changes.then(register_optimizer_step_post_hook(self._step).remove)
 
     def tell(self) -> None:
         """Tell the user at the end of the job, on rank 0, if it has made optimizer steps and no collective."""
@@ -37,8 +36,7 @@ class TrainedAlone:
             say(f"warning: {self._world.size} ranks trained alone: they never communicated (docs/own-script.md)")
 
     def _step(self, *_: Any) -> None:
-        self._trained = True
-        self._hook.remove()
+        self._trained = True  # torch iterates over the hooks now, so this one stays
 
     def _communicated(self) -> tuple[object, float | None]:
         """Return a value that changes with a collective, also once the script has destroyed its groups."""
