@@ -35,7 +35,9 @@ def _logged(output: Path, name: str) -> list[float]:
 
 @pytest.mark.versions
 def test_two_ranks_come_to_the_same_as_one_process(tmp_path: Path) -> None:
-    record, cache = tmp_path / "record.json", {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    # Outside a job, accelerate would take torch_xla where it is installed.
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "USE_TORCH_XLA": "0"}
+    record = tmp_path / "record.json"
     two = [EXAMPLE, *WORDS, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "2")]
     result = run(mpirun(2, *train("--backend", "ccl", "--record", str(record), *two)), BOUND, cache)
     assert result.returncode == 0, result.output

@@ -75,7 +75,8 @@ def test_learns_on_two_ranks_and_scores_as_in_one_process(tmp_path: Path) -> Non
     words += ["--eval_file", str(QUESTIONS), "--max_seq_length", "64", "--doc_stride", "16"]
     words += ["--learning_rate", "3e-3", "--logging_steps", "1", "--eval_on_start", "--save_strategy", "no"]
     words += ["--disable_tqdm", "true", "--report_to", "none"]
-    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    # Outside a job, accelerate would take torch_xla where it is installed.
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "USE_TORCH_XLA": "0"}
     more = ["--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "2"), "--max_steps", "30"]
     result = run(mpirun(2, *train("--backend", "ccl", *words, *more)), BOUND, cache)
     assert result.returncode == 0, result.output
