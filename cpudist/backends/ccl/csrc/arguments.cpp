@@ -41,6 +41,14 @@ void check_same_size(const char* name, const at::Tensor& own, const at::Tensor& 
               " elements, its place in the list ", counterpart.numel(), "; make them equal");
 }
 
+const Tensors& only_list(const char* name, const std::vector<Tensors>& lists, int rank, int size,
+                         const at::Tensor& own) {
+  check_value(lists.size() == 1, name, " takes one list of tensors, got ", lists.size(), "; pass one");
+  check_list(name, lists.front(), size, own);
+  check_same_size(name, own, lists.front()[rank]);
+  return lists.front();
+}
+
 void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs) {
   check_value(outputs.size() == inputs.size(), name, " needs as many outputs as inputs, got ", outputs.size(), " and ",
               inputs.size(), "; pass as many");

@@ -27,6 +27,10 @@ void check_root(const char* name, int64_t root, int size);
 // Checks a rank's own tensor against its place in the list.
 void check_same_size(const char* name, const at::Tensor& own, const at::Tensor& counterpart);
 
+// Checks that there is one list, with a tensor for each rank, this rank's as large as `own`, and returns it.
+const Tensors& only_list(const char* name, const std::vector<Tensors>& lists, int rank, int size,
+                         const at::Tensor& own);
+
 void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs);
 
 // Splits a tensor into one equal share per rank.

@@ -58,32 +58,26 @@ static Reduction logical(c10d::ReduceOp::RedOpType operation) {
   }
 }
 
-static Reduction bitwise(c10d::ReduceOp::RedOpType operation, at::ScalarType type) {
-  check_value(at::isIntegralType(type, /*includeBool=*/false), "bitwise reductions take integers and booleans, got ",
-              type, "; convert it");
-  switch (operation) {
-    case c10d::ReduceOp::BAND: return Reduction::kBitAnd;
-    case c10d::ReduceOp::BOR: return Reduction::kBitOr;
-    default: return Reduction::kBitXor;
-  }
-}
-
-static Reduction arithmetic(c10d::ReduceOp::RedOpType operation, at::ScalarType type) {
+static Reduction arithmetic(c10d::ReduceOp::RedOpType operation) {
   switch (operation) {
     case c10d::ReduceOp::SUM: return Reduction::kSum;
     case c10d::ReduceOp::AVG: return Reduction::kAverage;
     case c10d::ReduceOp::PRODUCT: return Reduction::kProduct;
     case c10d::ReduceOp::MIN: return Reduction::kMin;
     case c10d::ReduceOp::MAX: return Reduction::kMax;
-    case c10d::ReduceOp::BAND:
-    case c10d::ReduceOp::BOR:
-    case c10d::ReduceOp::BXOR: return bitwise(operation, type);
+    case c10d::ReduceOp::BAND: return Reduction::kBitAnd;
+    case c10d::ReduceOp::BOR: return Reduction::kBitOr;
+    case c10d::ReduceOp::BXOR: return Reduction::kBitXor;
     default: value_error("there is no pre-multiplied reduction; use SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR");
   }
 }
 
 Reduction reduction(const c10d::ReduceOp& operation, at::ScalarType type) {
-  return type == at::kBool ? logical(operation.op_) : arithmetic(operation.op_, type);
+  if (type == at::kBool) return logical(operation.op_);
+  const auto reduction = arithmetic(operation.op_);
+  check_value(!is_bitwise(reduction) || at::isIntegralType(type, /*includeBool=*/false),
+              "bitwise reductions take integers and booleans, got ", type, "; convert it");
+  return reduction;
 }
 
 }  // namespace cpudist

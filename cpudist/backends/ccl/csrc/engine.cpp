@@ -184,6 +184,14 @@ void Engine::add(const std::shared_ptr<GroupState>& group) {
   groups_.push_back(group);
 }
 
+PendingCall::PendingCall(AsyncWork& work, Clock::time_point now)
+    : call(work.call()), bytes(0), seconds(std::chrono::duration<double>(now - work.started()).count()) {
+  for (const auto& tensor : work.result()) {
+    bytes += tensor.is_sparse() ? tensor._values().nbytes() : tensor.nbytes();
+    if (!like) like = tensor;
+  }
+}
+
 std::optional<Snapshot> Engine::snapshot(Milliseconds limit) {
   const WithoutGil without_gil;
   const auto begin = Clock::now();

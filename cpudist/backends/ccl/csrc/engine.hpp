@@ -16,9 +16,25 @@
 
 #include "fair_mutex.hpp"
 #include "gil.hpp"
-#include "snapshot.hpp"
+#include "work.hpp"
 
 namespace cpudist {
+
+// A call in flight.
+struct PendingCall {
+  Call call;
+  size_t bytes;                    // of the tensors that receive the result
+  std::optional<at::Tensor> like;  // the first of them
+  double seconds;                  // since it was called
+
+  PendingCall(AsyncWork& work, Clock::time_point now);
+};
+
+// What this rank is communicating at one moment.
+struct Snapshot {
+  std::vector<PendingCall> pending;  // oldest first; after a failure the calls that failed with it
+  std::vector<GroupState> groups;    // with the collective that each completed last
+};
 
 class Engine {
  public:

@@ -119,54 +119,49 @@ class Hierarchy::Allreduce final : public Request {
     return true;
   }
 
-  // The elements of a piece that one rank of the machine reduces. The offset is in bytes.
-  struct Share {
-    size_t offset;
-    size_t count;
-  };
-
-  Share share(size_t piece, size_t local_rank) const {
-    const auto elements = shares_.of(piece, local_rank);
-    return {elements.first * size_of(type_), elements.count};
+  // Where a rank's share of a piece lies in a buffer.
+  template <typename Byte>
+  Byte* at(Byte* buffer, size_t piece, size_t local_rank) const {
+    return buffer + shares_.of(piece, local_rank).first * size_of(type_);
   }
 
-  Share own_share(size_t piece) const { return share(piece, static_cast<size_t>(hierarchy_.local_rank_)); }
+  char* own_output(size_t piece) const { return at(output_, piece, static_cast<size_t>(hierarchy_.local_rank_)); }
+
+  template <typename To, typename Byte>
+  std::vector<To> all_at(Byte* buffer, size_t piece) const {
+    std::vector<To> result;
+    for (size_t r = 0; r < hierarchy_.local_size_; ++r) result.push_back(at(buffer, piece, r));
+    return result;
+  }
+
+  std::vector<size_t> counts(size_t piece) const {
+    std::vector<size_t> result;
+    for (size_t r = 0; r < hierarchy_.local_size_; ++r) result.push_back(shares_.of(piece, r).count);
+    return result;
+  }
 
   void reduce_scatter(size_t i) {
-    std::vector<const void*> inputs;
-    std::vector<size_t> counts;
-    for (size_t r = 0; r < hierarchy_.local_size_; ++r) {
-      inputs.push_back(input_ + share(i, r).offset);
-      counts.push_back(share(i, r).count);
-    }
-    pieces_[i].request = hierarchy_.inside_->reduce_scatter(std::move(inputs), output_ + own_share(i).offset,
-                                                            std::move(counts), type_, reduction_);
+    pieces_[i].request =
+        hierarchy_.inside_->reduce_scatter(all_at<const void*>(input_, i), own_output(i), counts(i), type_, reduction_);
   }
 
   // The average of the machines' averages is the average of all, because machines have equally many ranks.
   void allreduce_across(size_t i) {
-    const auto own = own_share(i);
-    auto* data = output_ + own.offset;
+    const auto own = shares_.of(i, static_cast<size_t>(hierarchy_.local_rank_));
+    auto* data = own_output(i);
     pieces_[i].stage = Stage::kAcross;
     if (residual_ != nullptr) {
       auto* values = reinterpret_cast<float*>(data);
-      auto* residual = residual_ + own.offset / sizeof(float);
-      pieces_[i].request = hierarchy_.across_->allreduce_with_residual(values, residual, own.count, reduction_);
+      pieces_[i].request =
+          hierarchy_.across_->allreduce_with_residual(values, residual_ + own.first, own.count, reduction_);
       return;
     }
     pieces_[i].request = hierarchy_.across_->allreduce(data, data, own.count, type_, reduction_);
   }
 
   void allgather(size_t i) {
-    std::vector<void*> outputs;
-    std::vector<size_t> counts;
-    for (size_t r = 0; r < hierarchy_.local_size_; ++r) {
-      outputs.push_back(output_ + share(i, r).offset);
-      counts.push_back(share(i, r).count);
-    }
     pieces_[i].stage = Stage::kAllgather;
-    pieces_[i].request =
-        hierarchy_.inside_->allgather(output_ + own_share(i).offset, std::move(outputs), std::move(counts), type_);
+    pieces_[i].request = hierarchy_.inside_->allgather(own_output(i), all_at<void*>(output_, i), counts(i), type_);
   }
 
   Hierarchy& hierarchy_;

@@ -8,6 +8,13 @@ namespace cpudist {
 
 using c10d::OpType;
 
+// The list of a gather's or scatter's root; empty tensors on other ranks.
+static Tensors list_of_root(const char* name, const std::vector<Tensors>& lists, int rank, int size,
+                            const at::Tensor& own, int64_t root) {
+  check_root(name, root, size);
+  return rank == root ? only_list(name, lists, rank, size, own) : Tensors(size, at::empty({0}, own.options()));
+}
+
 WorkPtr ProcessGroupCcl::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const Kind kind{"broadcast", OpType::BROADCAST, "ccl:broadcast"};
   const auto& tensor = only(kind.name, tensors);
@@ -39,9 +46,7 @@ WorkPtr ProcessGroupCcl::allreduce_sparse(Tensors& tensors, const c10d::Allreduc
   const auto layout = schedules::sparse_layout(input, size_);
   Schedule exchange;
   schedules::allgather(exchange, layout.unbind(), layout[rank_], rank_);
-  run(kind, std::move(exchange), {}, {layout}, options.timeout,
-      /*background=*/false)
-      ->wait();
+  run(kind, std::move(exchange), {}, {layout}, options.timeout, /*background=*/false)->wait();
   Schedule schedule;
   schedules::sum_sparse(schedule, tensor, input, layout, rank_);
   return run(kind, std::move(schedule), tensors, tensors, options.timeout, options.asyncOp);
@@ -81,12 +86,10 @@ WorkPtr ProcessGroupCcl::allgather(std::vector<Tensors>& outputs, Tensors& input
                                    const c10d::AllgatherOptions& options) {
   const Kind kind{"all_gather", OpType::ALLGATHER, "ccl:all_gather"};
   const auto& input = only(kind.name, inputs);
-  check_value(outputs.size() == 1, "all_gather takes one list of outputs, got ", outputs.size(), "; pass one");
-  check_list(kind.name, outputs.front(), size_, input);
-  check_same_size(kind.name, input, outputs.front()[rank_]);
+  const auto& list = only_list(kind.name, outputs, rank_, size_, input);
   Schedule schedule;
-  schedules::allgather(schedule, outputs.front(), input, rank_, schedules::Sizes::kGiven);
-  return run(kind, std::move(schedule), inputs, outputs.front(), options.timeout, options.asyncOp);
+  schedules::allgather(schedule, list, input, rank_, schedules::Sizes::kGiven);
+  return run(kind, std::move(schedule), inputs, list, options.timeout, options.asyncOp);
 }
 
 WorkPtr ProcessGroupCcl::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
@@ -134,17 +137,8 @@ WorkPtr ProcessGroupCcl::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
 WorkPtr ProcessGroupCcl::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const Kind kind{"gather", OpType::GATHER, "ccl:gather"};
   const auto& input = only(kind.name, inputs);
-  check_root(kind.name, options.rootRank, size_);
-  const auto nothing = at::empty({0}, input.options());
-  Tensors from_each(size_, nothing);
-  if (rank_ == options.rootRank) {
-    check_value(outputs.size() == 1, "gather needs one list of outputs on the root, got ", outputs.size(),
-                "; pass one");
-    check_list(kind.name, outputs.front(), size_, input);
-    check_same_size(kind.name, input, outputs.front()[rank_]);
-    from_each = outputs.front();
-  }
-  Tensors to_each(size_, nothing);
+  const auto from_each = list_of_root(kind.name, outputs, rank_, size_, input, options.rootRank);
+  Tensors to_each(size_, at::empty({0}, input.options()));
   to_each[options.rootRank] = input;
   Schedule schedule;
   schedules::alltoall(schedule, from_each, to_each);
@@ -161,16 +155,8 @@ WorkPtr ProcessGroupCcl::gather_into_tensor(at::Tensor& output, at::Tensor& inpu
 WorkPtr ProcessGroupCcl::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
   const Kind kind{"scatter", OpType::SCATTER, "ccl:scatter"};
   const auto& output = only(kind.name, outputs);
-  check_root(kind.name, options.rootRank, size_);
-  const auto nothing = at::empty({0}, output.options());
-  Tensors to_each(size_, nothing);
-  if (rank_ == options.rootRank) {
-    check_value(inputs.size() == 1, "scatter needs one list of inputs on the root, got ", inputs.size(), "; pass one");
-    check_list(kind.name, inputs.front(), size_, output);
-    check_same_size(kind.name, output, inputs.front()[rank_]);
-    to_each = inputs.front();
-  }
-  Tensors from_each(size_, nothing);
+  const auto to_each = list_of_root(kind.name, inputs, rank_, size_, output, options.rootRank);
+  Tensors from_each(size_, at::empty({0}, output.options()));
   from_each[options.rootRank] = output;
   Schedule schedule;
   schedules::alltoall(schedule, from_each, to_each);
@@ -181,12 +167,10 @@ WorkPtr ProcessGroupCcl::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
                                         const c10d::ReduceScatterOptions& options) {
   const Kind kind{"reduce_scatter", OpType::REDUCE_SCATTER, "ccl:reduce_scatter"};
   const auto& output = only(kind.name, outputs);
-  check_value(inputs.size() == 1, "reduce_scatter takes one list of inputs, got ", inputs.size(), "; pass one");
-  check_list(kind.name, inputs.front(), size_, output);
-  check_same_size(kind.name, output, inputs.front()[rank_]);
+  const auto& list = only_list(kind.name, inputs, rank_, size_, output);
   Schedule schedule;
-  schedules::reduce_scatter(schedule, output, inputs.front(), options.reduceOp, rank_, schedules::Sizes::kGiven);
-  return run(kind, std::move(schedule), inputs.front(), outputs, options.timeout, options.asyncOp);
+  schedules::reduce_scatter(schedule, output, list, options.reduceOp, rank_, schedules::Sizes::kGiven);
+  return run(kind, std::move(schedule), list, outputs, options.timeout, options.asyncOp);
 }
 
 WorkPtr ProcessGroupCcl::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

@@ -1,7 +1,5 @@
 #include "schedule.hpp"
 
-#include <ATen/core/grad_mode.h>
-
 namespace cpudist {
 
 CollectiveWork::CollectiveWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type,
@@ -31,26 +29,17 @@ Progress CollectiveWork::advance() {
     }
   }
   if (!complete) return moved ? Progress::kMoved : Progress::kWaiting;
-  finish();
-  return Progress::kComplete;
-}
-
-void CollectiveWork::finish() {
-  try {
-    if (caller_) {
-      const at::ThreadLocalStateGuard as_caller(*caller_);
-      const at::NoGradGuard no_grad;
+  if (caller_) {
+    as_caller([this] {
       for (const auto& action : schedule_.finish) action();
-    }
-  } catch (...) {
-    failure_ = std::current_exception();  // of this work alone: the transport has completed its calls
+    });
   }
+  return Progress::kComplete;
 }
 
 void CollectiveWork::release() {
   schedule_ = {};
   requests_.clear();
-  caller_.reset();
 }
 
 }  // namespace cpudist

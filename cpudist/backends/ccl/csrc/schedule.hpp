@@ -2,9 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
-
-#include <ATen/ThreadLocalState.h>
 
 #include "endpoint.hpp"
 #include "work.hpp"
@@ -26,11 +23,7 @@ class CollectiveWork final : public AsyncWork {
   void release() override;
 
  private:
-  void finish();
-
   Schedule schedule_;
-  // The caller's modes (inference_mode, no_grad), because another thread may copy the results.
-  std::optional<at::ThreadLocalState> caller_;
   std::vector<RequestPtr> requests_;  // in flight, oldest first
 };
 

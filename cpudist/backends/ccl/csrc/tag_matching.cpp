@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include <ATen/core/grad_mode.h>
-
 #include "endpoint.hpp"
 
 namespace cpudist {
@@ -58,26 +56,13 @@ void RecvWork::start() { endpoint_->matcher().post(*this); }
 Progress RecvWork::advance() {
   const bool moved = !arrived_ && endpoint_->matcher().progress();
   if (!arrived_) return moved ? Progress::kMoved : Progress::kWaiting;
-  finish();
+  if (caller_ && !failure_) as_caller([this] { tensor_.copy_(buffer_); });
   return Progress::kComplete;
-}
-
-void RecvWork::finish() {
-  try {
-    if (caller_ && !failure_) {
-      const at::ThreadLocalStateGuard as_caller(*caller_);
-      const at::NoGradGuard no_grad;
-      tensor_.copy_(buffer_);
-    }
-  } catch (...) {
-    failure_ = std::current_exception();
-  }
 }
 
 void RecvWork::release() {
   tensor_.reset();
   buffer_.reset();
-  caller_.reset();
 }
 
 bool RecvWork::accepts(int source, int64_t tag) const {

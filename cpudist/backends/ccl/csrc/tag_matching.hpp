@@ -9,10 +9,7 @@
 #include <deque>
 #include <list>
 #include <memory>
-#include <optional>
 #include <vector>
-
-#include <ATen/ThreadLocalState.h>
 
 #include "transport.hpp"
 #include "work.hpp"
@@ -58,12 +55,10 @@ class RecvWork final : public AsyncWork {
   bool accepts(int source, int64_t tag) const;
   int64_t bytes() const { return static_cast<int64_t>(buffer_.nbytes()); }
   void fail(int64_t bytes);
-  void finish();
 
   at::Tensor tensor_;
   at::Tensor buffer_;  // tensor_ itself if it is contiguous
-  std::optional<at::ThreadLocalState> caller_;
-  int source_;  // kAnySource until a message has matched
+  int source_;         // kAnySource until a message has matched
   int tag_;
   bool arrived_ = false;
 };

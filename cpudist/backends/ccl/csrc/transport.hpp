@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -78,6 +79,10 @@ inline TransportError count_mismatch(const char* name, size_t of, size_t given, 
   return TransportError(std::string(name) + ": the share of rank " + std::to_string(of) + " has " +
                         std::to_string(given) + " elements, but rank " + std::to_string(rank) + " expects " +
                         std::to_string(expected) + "; pass the same on both");
+}
+
+inline size_t sum(const std::vector<size_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), size_t{0});
 }
 
 // The same on ranks that have been given the same counts, and most likely another one where they have not.

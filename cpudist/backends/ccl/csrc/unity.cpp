@@ -22,6 +22,5 @@
 #include "rendezvous.cpp"
 #include "schedule.cpp"
 #include "schedules.cpp"
-#include "snapshot.cpp"
 #include "transport_selection.cpp"
 #include "work.cpp"

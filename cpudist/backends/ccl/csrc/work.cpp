@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+
 #include "engine.hpp"
 
 namespace cpudist {
@@ -15,13 +17,26 @@ AsyncWork::AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType
       deadline_(started_ + call_.timeout),
       outputs_(std::move(outputs)) {}
 
+void AsyncWork::as_caller(const std::function<void()>& copy) {
+  try {
+    const at::ThreadLocalStateGuard modes(*caller_);
+    const at::NoGradGuard no_grad;
+    copy();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
 void AsyncWork::end(std::exception_ptr error) {
   error_ = std::move(error);
   done_.store(true, std::memory_order_release);
 }
 
 void AsyncWork::announce() {
-  if (completed_) release();
+  if (completed_) {
+    release();
+    caller_.reset();
+  }
   endpoint_.reset();
   if (recordFunctionEndCallback_) {
     recordFunctionEndCallback_();

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <vector>
+
+#include <ATen/ThreadLocalState.h>
 
 #include "call.hpp"
 
@@ -53,8 +56,13 @@ class AsyncWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return call_.sequence; }
 
  protected:
+  // Copies results to the caller's tensors, in its modes (inference_mode, no_grad). What that throws is the error of this
+  // work alone: the transport has completed its calls.
+  void as_caller(const std::function<void()>& copy);
+
   std::shared_ptr<Endpoint> endpoint_;  // released on completion, because the caller may keep the work
   std::exception_ptr failure_;
+  std::optional<at::ThreadLocalState> caller_;  // where results are copied, which another thread may do
 
  private:
   friend class Engine;

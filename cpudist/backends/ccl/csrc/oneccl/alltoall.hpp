@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <numeric>
 
 #include "pieces.hpp"
 
@@ -88,13 +87,10 @@ class Alltoall final : public Request {
   void issue_round() {
     const auto sent = parts(input_counts_);
     const auto received = parts(output_counts_);
-    const auto total = [this](const auto& counts) {
-      return std::accumulate(counts.begin(), counts.end(), size_t{0}) * width_;
-    };
     const auto source = rounds_ == 1 ? flat(inputs_, input_counts_, width_) : std::nullopt;
     target_ = rounds_ == 1 ? flat(outputs_, output_counts_, width_) : std::nullopt;
     if (!source) {
-      packed_ = allocate(total(sent));
+      packed_ = allocate(sum(sent) * width_);
       auto* next = packed_.get();
       for (size_t r = 0; r < ranks_; ++r) {
         if (sent[r] == 0) continue;
@@ -102,7 +98,7 @@ class Alltoall final : public Request {
         next += sent[r] * width_;
       }
     }
-    if (!target_) received_ = allocate(total(received));
+    if (!target_) received_ = allocate(sum(received) * width_);
     const void* from = source ? *source : packed_.get();
     void* to = target_ ? *target_ : received_.get();
     if (round_ + 1 == rounds_) communicator_.order.pop_front();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <numeric>
 
 #include "../kernels/reduce.hpp"
 #include "../kernels/wire.hpp"
@@ -151,9 +150,8 @@ class Exchange final : public Request {
     for (size_t r = 0; r < ranks_; ++r) {
       if (r != own_) sent[r] = share(sent_, r).bytes;
     }
-    const auto total = [](const auto& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); };
-    piece.outgoing = buffers_.take(std::max<size_t>(total(sent), 1));
-    piece.incoming = buffers_.take(std::max<size_t>(total(received), 1));
+    piece.outgoing = buffers_.take(std::max<size_t>(sum(sent), 1));
+    piece.incoming = buffers_.take(std::max<size_t>(sum(received), 1));
     auto* next = piece.outgoing.get();
     for (size_t r = 0; r < ranks_; ++r) {
       const auto part = share(sent_, r);

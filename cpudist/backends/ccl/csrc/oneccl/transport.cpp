@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "../kernels/reduce.hpp"
@@ -204,7 +203,7 @@ RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std:
   const size_t width = size_of(type);
   const size_t ranks = outputs.size();
   const size_t longest = *std::max_element(counts.begin(), counts.end());
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  const size_t total = sum(counts);
   if (total != longest * ranks && total * width > kMostUneven) return broadcast_each(input, outputs, counts, type);
   oneccl_traffic.count(total * width);
   const auto whole = flat(outputs, counts, width);
@@ -220,7 +219,7 @@ RequestPtr OneCcl::allgather(const void* input, std::vector<void*> outputs, std:
         const auto parts = lengths(offset, length);
         void* to = whole && length == longest ? *whole : nullptr;
         if (!to) {
-          const size_t gathered_here = std::accumulate(parts.begin(), parts.end(), size_t{0});
+          const size_t gathered_here = sum(parts);
           to = ((*gathered)[offset] = allocate(gathered_here * width)).get();
         }
         return ccl::allgatherv(at(input, offset, type), parts[rank()], to, parts, to_ccl_bits(type), raw());
@@ -313,9 +312,7 @@ RequestPtr OneCcl::uneven_reduce_scatter(const std::vector<const void*>& inputs,
 
 RequestPtr OneCcl::alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts,
                             std::vector<void*> outputs, std::vector<size_t> output_counts, DataType type) {
-  const size_t sent = std::accumulate(input_counts.begin(), input_counts.end(), size_t{0});
-  const size_t received = std::accumulate(output_counts.begin(), output_counts.end(), size_t{0});
-  oneccl_traffic.count(std::max(sent, received) * size_of(type));
+  oneccl_traffic.count(std::max(sum(input_counts), sum(output_counts)) * size_of(type));
   return std::make_unique<Alltoall>(communicator_, std::move(inputs), std::move(input_counts), std::move(outputs),
                                     std::move(output_counts), size_of(type), to_ccl_bits(type));
 }

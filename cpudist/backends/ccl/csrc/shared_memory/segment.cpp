@@ -41,6 +41,15 @@ int make_file() {
   return descriptor;
 }
 
+struct flock one_byte(size_t offset) {
+  struct flock range{};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = static_cast<off_t>(offset);
+  range.l_len = 1;
+  return range;
+}
+
 }  // namespace
 
 Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_(bytes), data_(nullptr) {
@@ -52,8 +61,7 @@ Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_
     fail("mmap of shared memory");
   }
   data_ = static_cast<std::byte*>(data);
-  madvise(data, bytes,
-          MADV_DONTFORK);  // a child process is not a rank of the group
+  madvise(data, bytes, MADV_DONTFORK);  // a child process is not a rank of the group
 }
 
 Segment Segment::create(size_t bytes) {
@@ -107,22 +115,14 @@ void Segment::allocate(size_t offset, size_t bytes) {
 }
 
 void Segment::lock(size_t offset) {
-  struct flock range{};
-  range.l_type = F_WRLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = static_cast<off_t>(offset);
-  range.l_len = 1;
+  auto range = one_byte(offset);
   if (fcntl(descriptor_, F_SETLK, &range) != 0) fail("locking shared memory");
   locked_ = offset;
 }
 
 bool Segment::locked(size_t offset) const {
   if (offset == locked_) return true;
-  struct flock range{};
-  range.l_type = F_WRLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = static_cast<off_t>(offset);
-  range.l_len = 1;
+  auto range = one_byte(offset);
   return fcntl(descriptor_, F_GETLK, &range) != 0 || range.l_type != F_UNLCK;
 }
 

@@ -1,7 +1,6 @@
 #include "transport.hpp"
 
 #include <exception>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -39,8 +38,6 @@ std::vector<size_t> counts_of(std::vector<size_t> counts, Part part, size_t widt
   for (size_t& count : counts) count = part.count(count, width) * unit;
   return counts;
 }
-
-size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
 Combination combination(DataType type, Reduction reduction) {
   return {kernels::reduction(type, reduction), size_of(type)};
