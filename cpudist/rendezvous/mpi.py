@@ -67,9 +67,9 @@ def _initialised(timeout: float) -> Any:
         provided = ctypes.c_int()
         with bounded("MPI_Init", timeout):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
-        rank_process.keep_connection()
         atexit.register(_finalize, MPI)
         os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))
+    rank_process.keep_connection()
     return MPI
 
 

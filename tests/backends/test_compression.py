@@ -86,6 +86,7 @@ def test_auto_chooses_after_the_first_steps(
     model = cpudist.wrap(torch.nn.Linear(2, 2), compress="auto")
     for step in range(8):
         model.eval()(torch.ones(1, 2))
+        model.train()(torch.ones(1, 2))  # for the log; only rank 0 may do so
         with model.no_sync():
             model.train()(torch.ones(1, 2)).sum().backward()
         assert running.record.compression == ("auto" if step < 5 else scheme), step

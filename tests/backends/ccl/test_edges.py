@@ -46,3 +46,10 @@ def test_the_record_names_what_carried_the_messages(tmp_path: Path) -> None:
     result = jobs.run(jobs.mpirun(2, *train), 60)
     assert result.returncode == 0, result.output
     assert json.loads(record.read_text())["details"]["carried_by_shared_memory"] == "5 calls, 20000 bytes"
+
+
+@pytest.mark.job
+def test_a_child_that_a_rank_spawns_is_not_that_rank(tmp_path: Path) -> None:
+    result = run(JOBS["intel-mpi, 2 ranks"], "children.py", str(tmp_path / "store"), timeout=200)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("has summed") == 2, result.output

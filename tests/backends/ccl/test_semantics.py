@@ -48,6 +48,21 @@ def test_ranks_that_exchange_different_counts_get_one_error(name: str, transport
     assert len(re.findall(rf"rank \d after .*?{words[what, transport]}", result.stdout)) == ranks, result.output
 
 
+@pytest.mark.job
+@pytest.mark.parametrize(
+    ("what", "told", "words"),
+    [
+        ("types", {0, 1}, r"all_gather of 6 (int64 .* of 6 float32|float32 .* of 6 int64) "),
+        ("left", {0}, r"all_reduce .*rank 1 has left the group \(destroy_process_group\)"),
+    ],
+)
+def test_ranks_that_make_different_calls_are_told_those(what: str, told: set[int], words: str) -> None:
+    result = run(JOBS["intel-mpi, 2 ranks"], "disagree.py", what, timeout=100)
+    assert result.returncode != 0
+    found = re.finditer(rf"rank (?P<rank>\d) after .*?{words}", result.stdout)
+    assert {int(match["rank"]) for match in found} == told, result.output
+
+
 @over_each
 def test_set_timeout_through_torchs_wrapper(name: str, transport: str) -> None:
     variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", **only(transport)}

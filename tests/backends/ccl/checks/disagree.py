@@ -1,4 +1,4 @@
-"""Ranks that do not fit together, without a job: `disagree.py counts|gather|scatter|never|wrapped|killed`."""
+"""Ranks that do not fit together, without a job: `disagree.py NAME`, with the name of one of these functions."""
 
 from __future__ import annotations
 
@@ -36,6 +36,19 @@ def scatter() -> None:
     """All ranks agree on the total, but rank 0 has other shares."""
     lengths = [2] + [1] * (size - 1) if rank != 0 else [1] * (size - 1) + [2]
     dist.reduce_scatter(torch.empty(lengths[rank]), [torch.ones(length) for length in lengths])
+
+
+def types() -> None:
+    """A metric's placeholder is float32 on a rank without a sample."""
+    mine = torch.zeros(6, dtype=torch.float32 if rank == 1 else torch.int64)
+    dist.all_gather([torch.empty_like(mine) for _ in range(size)], mine)
+
+
+def left() -> None:
+    """A rank has no more batches, and destroys its groups as scripts do."""
+    if rank == 1:
+        dist.destroy_process_group()
+    dist.all_reduce(torch.ones(3))
 
 
 def never() -> None:
@@ -87,7 +100,7 @@ except dist.DistBackendError as error:
     os.write(1, f"rank {rank} after {time.monotonic() - begin:.1f} s: {error}\n".encode())
     # The launcher kills the other ranks when the first one ends, and rank 0's store ends with it.
     store = dist.distributed_c10d._get_default_store()
-    reporting = size if sys.argv[1] in ("counts", "gather", "scatter") else size - 1
+    reporting = size if sys.argv[1] in ("counts", "gather", "scatter", "types") else size - 1
     with contextlib.suppress(RuntimeError):
         store.add("reported", 1)
         waiting.poll(lambda: store.add("reported", 0) == reporting, 10)
