@@ -72,7 +72,7 @@ def test_a_script_that_contradicts_the_job_is_refused(joined: str, way: str) -> 
 @pytest.mark.job
 def test_a_script_that_contradicts_the_job_ends_in_one_line() -> None:
     script = str(CHECKS / "joins.py")
-    result = run(mpirun(2, *train("--backend", "ccl", script, "ccl", "other backend")), timeout=100)
+    result = run(mpirun(2, *train(script, "ccl", "other backend")), timeout=100)
     assert result.returncode == 2, result.output
     assert result.stderr == f"cpudist: {CONTRADICTIONS['other backend']}\n", result.output
 
