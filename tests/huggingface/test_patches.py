@@ -21,6 +21,7 @@ import cpudist
 from cpudist import UserError, huggingface, job
 from cpudist.huggingface import resuming
 from cpudist.huggingface.uneven_shares import BatchGeometry
+from cpudist.optimization import products
 
 pytestmark = pytest.mark.versions
 
@@ -89,6 +90,20 @@ def test_a_backend_given_outright_comes_before_the_arguments(capfd: pytest.Captu
         TrainingArguments("out", ddp_backend="ccl")
     said = "cpudist: the script asks for the backend ccl; backend='gloo' comes first\n"
     assert capfd.readouterr().err.count(said) == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_accelerate_computes_convolutions_in_float32_where_bfloat16_is_slow(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(products, "missing", lambda: True)
+    accelerator = accelerate.Accelerator(mixed_precision="bf16")
+    model = accelerator.prepare(torch.nn.Conv2d(1, 1, 1))
+    with accelerator.autocast():
+        assert torch.nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1)).dtype is torch.float32
+    assert model(torch.ones(1, 1, 2, 2)).dtype is torch.float32
+    assert "many times slower on this CPU: computing in float32" in capfd.readouterr().err
+    accelerate.state.AcceleratorState._reset_state(True)
 
 
 @pytest.mark.usefixtures("alone")
