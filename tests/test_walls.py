@@ -1,4 +1,4 @@
-"""`lint-imports` checks what each folder's docstring says that the folder must not know."""
+"""`lint-imports` checks the packages that each folder must not import by its docstring."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODULES = {
 
 def _said(folder: Path) -> set[str] | None:
     docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-    sentence = re.search(r"must not know ([^.]*)\.", " ".join(docstring.split()))
+    sentence = re.search(r"must not import ([^.]*)\.", " ".join(docstring.split()))
     return None if sentence is None else set().union(*(MODULES[word] for word in re.split(", | or ", sentence[1])))
 
 
@@ -47,7 +47,7 @@ def test_what_a_docstring_forbids_is_checked() -> None:
     assert len(folders) > 8
     for folder in folders:
         said = _said(folder)
-        assert said is not None, f"the docstring of {folder.name}/ does not say what it must not know"
+        assert said is not None, f"the docstring of {folder.name}/ does not say what it must not import"
         assert said <= checked[folder.name], folder.name
 
 

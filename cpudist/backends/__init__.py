@@ -4,7 +4,7 @@ What differs between oneCCL, gloo and others stays inside each backend's own fil
 with options of its own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see
 `Backend`.
 
-It must not know jobs, optimization, transformers, programs or command lines.
+It must not import jobs, optimization, transformers, programs or command lines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Times of a training step across hosts with the options for slow networks, beside gloo and beside no communication.
+"""Times of a training step across hosts: with each option for slow networks, on gloo, and without communication.
 
 Each candidate trains a BERT of its own, 4 x 128 tokens per rank: in the DDP of `cpudist.wrap`, on gloo in torch's own.
 
 The column "hidden" is the share of communication that overlaps with computing: 1 if a step takes as long as one without
-communication, 0 if the time of an average of as many values as the model has gradients comes on top of that.
+communication, 0 if the time to average all gradients comes on top of it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 ALONE = "no communication"
 _WHOLE = "bf16, tied weight whole"  # without backends/embedding_rows.py
-# By name: the group, and the scheme of gradients.
+# By name: the group, and the compression of gradients.
 CANDIDATES: dict[str, tuple[str, str]] = {
     ALONE: (CCL, "none"),
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
@@ -53,10 +53,11 @@ CANDIDATES: dict[str, tuple[str, str]] = {
     "gloo, fp16": (GLOO, "fp16"),  # torch's hook
     "gloo, powersgd": (GLOO, "powersgd"),
 }
-_AVERAGED = ("none", "bf16", "int8", "gloo")  # the candidates whose average is timed by itself
+_AVERAGED = ("none", "bf16", "int8", "gloo")  # candidates whose averaging is also timed alone
 _SHAPE: workload.Shape = (4, 128)
 _DTYPES = (torch.float32, torch.bfloat16)
-# In steps. DDP settles after its first one, `auto` chooses after the fifth, PowerSGD begins after the tenth.
+# In steps. DDP rebuilds its buckets after its first one, `auto` chooses after the fifth, PowerSGD begins after the
+# tenth.
 _WARM_UP = {"auto": 12, "powersgd": 12}
 _FULL = Turns(rounds=3, calls=3, warm_up=0)
 _QUICK = Turns(rounds=2, calls=1, warm_up=0)
@@ -64,7 +65,7 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=0)
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Times of a step, by its type and by candidate, and of the average by itself."""
+    """Times of a step, by type and candidate, and of averaging alone."""
 
     steps: dict[str, dict[str, Timings]]
     averages: dict[str, dict[str, Timings]]
@@ -106,7 +107,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
         world: the job's ranks.
         say: is called with the progress, in words.
         quick: measure little, as a smoke test.
-        only: the candidates beside `ALONE`; empty for all.
+        only: the candidates besides `ALONE`; empty for all.
 
     Raises:
         UserError: all ranks are on one host.
@@ -132,7 +133,7 @@ def _compare(
     turns: Turns,
     say: Callable[[str], None],
 ) -> tuple[dict[str, Timings], dict[str, Timings]]:
-    """Return the times of a step of `ALONE` and of the named candidates, and of their averages by themselves."""
+    """Return the times of a step of `ALONE` and of the named candidates, and of their averaging alone."""
     name = precision.name(dtype)
     candidates: dict[tuple[str, str], Candidate] = {}
     for candidate in (ALONE, *names):

@@ -1,4 +1,4 @@
-"""What an allreduce of the ccl group is compared with besides gloo: oneCCL, MPI, torch without a transport, a copy."""
+"""The rivals of the ccl group's allreduce besides gloo: oneCCL, MPI, torch without a transport, a copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRANSPORT = "CPUDIST_TRANSPORT"
 def of_allreduce(world: World) -> Callable[[int, torch.dtype, int], dict[str, Candidate]]:
     """Make the groups and return a function that makes the candidates, by name; none where the job is not on ccl.
 
-    It takes the size of a tensor in bytes, its type, and the number of tensors that are used in turn.
+    It takes a tensor's size in bytes, its type, and the number of tensors to use in turn.
     """
     if world.backend != CCL:
         return lambda size, dtype, buffers: {}
@@ -62,7 +62,7 @@ def _oneccl_group() -> dist.ProcessGroup | None:
 
 
 def _fake_group() -> dist.ProcessGroup:
-    """Make a group whose all_reduce does nothing: it shows the time that torch itself takes for a call."""
+    """Make a group whose all_reduce does nothing: it shows the cost of a call in torch itself."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers it)
 
     group: dist.ProcessGroup = dist.new_group(backend=_FAKE)

@@ -54,7 +54,7 @@ _ROTATED_BYTES = 32 * _MB  # more than a core's own caches hold
 _CANDIDATES = (ONECCL, CCL, GLOO, MPI, COPY, DISPATCH)
 _RATIOS = ((CCL, ONECCL), (GLOO, CCL), (CCL, MPI), (CCL, COPY), (CCL, DISPATCH))
 
-# Computes on one CPU until its parent is gone, however that ended.
+# Computes on one CPU until its parent has ended in any way.
 _COMPUTE = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -64,8 +64,8 @@ while os.getppid() == parent:
         pass
 """
 
-# An operation allocates its buffers for so many elements on so many ranks, on a device, and returns the call, for any
-# group. The elements are zero, and stay zero however often they are summed.
+# An operation takes the number of elements, the number of ranks and a device; it allocates its buffers and returns the
+# call, for any group. The elements are zero, and stay zero however often they are summed.
 Call = Callable[[dist.ProcessGroup], object]
 Operation = Callable[[int, int, torch.dtype, torch.device], Call]
 Measurement = tuple[str, torch.dtype, int]
@@ -82,7 +82,7 @@ def _whole(collective: Callable[..., object], **options: Any) -> Operation:
 
 
 def _two(collective: Callable[..., object], divides_output: bool, divides_input: bool) -> Operation:
-    """Return the operation with an output and an input, of which a divided one holds a rank's part of the elements."""
+    """Return the operation with an output and an input; a divided one of them holds one rank's part of the elements."""
 
     def operation(count: int, ranks: int, dtype: torch.dtype, device: torch.device) -> Call:
         output, given = (
@@ -121,7 +121,7 @@ class Comparison:
     dtype: str = "float32"
 
     def ratio(self, one: str, other: str) -> Ratio | None:
-        """Return the time of `one` over that of `other`; None where one of the two was not measured."""
+        """Return the ratio of the two times, `one` over `other`; None where either was not measured."""
         if one not in self.timings or other not in self.timings:
             return None
         return ratio(self.timings[one], self.timings[other])
@@ -140,7 +140,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CollectiveTimes:
-    """All that one run measured; `beside_others`: while other work ran on the same cores."""
+    """All results of one run; `beside_others`: whether other work ran on the same cores."""
 
     comparisons: tuple[Comparison, ...]
     beside_others: bool = False
@@ -153,7 +153,7 @@ class CollectiveTimes:
         return "\n\n".join(block for pair in blocks for block in pair if block)
 
     def panels(self) -> dict[str, dict[str, Timings]]:
-        """Return what is drawn beside the allreduces: the other operations, at their largest size."""
+        """Return the bars beside the allreduces: the other operations, at their largest size."""
         others = {one.operation: one for one in self.comparisons if one.operation != _ALLREDUCE}
         bars = {
             f"{one.operation} of {size_cell(one.size)}, {name}": one.timings[name]
@@ -174,9 +174,10 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, beside_ot
         world: the job's ranks.
         say: is called with the progress, in words.
         quick: measure little, as a smoke test.
-        beside_others: keep each core of the ranks busy with another process, and let a round count by its mean.
+        beside_others: keep each core of the ranks busy with another process, and take the mean of a round instead of
+            its median.
     """
-    # torch 2.13 has new names for two of the calls; torch 2.8 knows only the ones used here.
+    # torch 2.13 has new names for two of the calls; torch 2.8 has only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     groups, candidates = both_groups(world.backend), of_allreduce(world)
     devices = {world.backend: world.device, GLOO: torch.device("cpu")}
@@ -204,7 +205,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, beside_ot
 
 
 def _completed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return a function that makes `call` and waits until the device has computed what it has written."""
+    """Return a function that makes `call` and waits until the device has finished it."""
     if device.type == "cpu":
         return call
     synchronize = job.require().backend.devices.synchronize
@@ -257,7 +258,7 @@ def _turns(size: int, quick: bool) -> Turns:
 
 
 def _names(comparisons: list[Comparison]) -> list[str]:
-    """Return the candidates in the order of the table; a backend that it does not know comes first."""
+    """Return the candidates in the order of the table; a backend that is not in the table comes first."""
     found = dict.fromkeys(name for one in comparisons for name in one.timings)
     return [name for name in found if name not in _CANDIDATES] + [name for name in _CANDIDATES if name in found]
 

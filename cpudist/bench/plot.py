@@ -53,7 +53,7 @@ def _draw_sizes(comparisons: list[Comparison], axes: Any) -> None:
 
 
 def _medians_and_errors(timings: Sequence[Timings]) -> tuple[list[float], list[list[float]]]:
-    """Return the medians, and how far the spread goes below and above each of them."""
+    """Return the medians, and the spread below and above each of them."""
     medians = [one.median for one in timings]
     below = [max(one.median - one.spread[0], 0.0) for one in timings]
     above = [max(one.spread[1] - one.median, 0.0) for one in timings]

@@ -1,4 +1,4 @@
-"""Tables of times and ratios, where they were measured, and the JSON file that has both."""
+"""Tables of times and ratios, the machine that they were measured on, and the JSON file with both."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from cpudist.job import Job
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-# Variables that change how fast ranks communicate or compute; recorded where they are set.
+# Variables that change the speed of ranks; recorded where they are set.
 _RECORDED = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
 _NOT_RECORDED = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI sets these for itself
 
 
 class Results(Protocol):
-    """What a benchmark returns."""
+    """The results of a benchmark."""
 
     def table(self) -> str:
         """Return the figures as text for people."""
@@ -36,11 +36,11 @@ class Results(Protocol):
         """Return the figures for JSON."""
 
     def panels(self) -> dict[str, dict[str, Timings]]:
-        """Return what is drawn as bars: by title, and by the bars' names."""
+        """Return the bars to draw: by title, and by the bars' names."""
 
 
 def environment(job: Job) -> dict[str, Any]:
-    """Return what is known of the job, and of this rank's machine and software."""
+    """Return a description of the job, and of this rank's machine and software."""
     world = job.world
     return {
         "cpudist": __version__,
@@ -65,11 +65,11 @@ def environment(job: Job) -> dict[str, Any]:
 
 
 def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
-    """Return the lines above a table: the job, rank 0's machine, and what a time is.
+    """Return the lines above a table: the job, rank 0's machine, and the definition of a time.
 
     Args:
         environment: as `environment` returns it.
-        busy: whether other work ran meanwhile; a round then counts by its mean.
+        busy: whether other work ran meanwhile; a round's time is then its mean.
     """
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
     transports = f"{', '.join(carriers)}; oneCCL uses " if carriers else ""

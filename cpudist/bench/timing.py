@@ -26,9 +26,9 @@ class Turns:
 
     Attributes:
         rounds: turns of each candidate.
-        calls: calls in a turn that count.
-        warm_up: calls at the start of a turn that do not count, since the caches hold the data of another candidate.
-        means: whether a round counts by the mean of its calls, not by their median. Where few calls take most of the
+        calls: timed calls in a turn.
+        warm_up: untimed calls at the start of a turn, since the caches hold another candidate's data.
+        means: whether a round's time is the mean of its calls, not their median. Where few calls take most of the
             time, the mean has them and the median does not.
     """
 
@@ -119,8 +119,8 @@ def take_turns(
 def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
     """Return a function that calls the next of `calls` each time, the first one again after the last.
 
-    Each of them has buffers of its own. A buffer that is used again and again stays in the caches, which favours the
-    candidate that copies the least.
+    Each of them has buffers of its own. A buffer that is used again and again stays in the caches, which favours
+    candidates that copy little.
     """
     following = itertools.cycle(calls)
     return lambda *arguments: next(following)(*arguments)
@@ -143,8 +143,8 @@ def timed(call: Callable[[], object]) -> Candidate:
 def together(candidate: Candidate, group: dist.ProcessGroup) -> Candidate:
     """Let all ranks begin a turn at once, and return to all of them each call's mean over the ranks.
 
-    One rank's own time is too short where a collective lets that rank go early (the root of a broadcast), and the time
-    of the slowest rank adds up the jitter of all. `group` exchanges the times, outside of what is timed.
+    One rank's own time is too short where a collective lets that rank go early (the root of a broadcast); the slowest
+    rank's time adds up the jitter of all. `group` exchanges the times, outside of the timed part.
     """
 
     def measure(calls: int) -> list[float]:

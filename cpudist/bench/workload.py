@@ -1,4 +1,4 @@
-"""What the benchmarks train: a BERT with 24.5 million parameters on random tokens."""
+"""The benchmarks' model: a BERT with 24.5 million parameters on random tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent on the disk, of this run or of another one, and those of one's own training loops.
+"""Checkpoints: complete or absent on the disk, of this run or of another one, of Trainer or of the user's own loop.
 
-It must not know launchers, transformers, Trainer's patches, programs or command lines.
+It must not import launchers, transformers, Trainer's patches, programs or command lines.
 """

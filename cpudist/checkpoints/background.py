@@ -20,12 +20,12 @@ from cpudist.checkpoints.rank_group import Ranks
 from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
-_NICE = 15  # beside a thread of the usual priority, such a thread gets a thirtieth of a core
+_NICE = 15  # next to a thread of normal priority, such a thread gets a thirtieth of a core
 _BURST, _PERIOD = 0.1, 3.0  # seconds: the thread computes for one burst in a period, a thirtieth of a core
 
 
 class Background:
-    """A thread that writes, and the ranks that it writes with; every rank calls every method."""
+    """A thread that writes together with other ranks' threads; every rank calls every method."""
 
     def __init__(self) -> None:
         self._of: Any = None  # the default process group and the job that `_ranks` belong to
@@ -51,8 +51,8 @@ class Background:
         """Do `work` in a thread of its own; call `wait` before.
 
         Args:
-            work: what to do. It is given a function to call after every few megabytes, which pauses so that the
-                training has the core.
+            work: what to do. It calls the function that it gets after every few megabytes; the function pauses so that
+                the training has the core.
         """
         self._hurry.clear()
 
@@ -70,7 +70,7 @@ class Background:
         """Wait until the work is done; it no longer pauses.
 
         Raises:
-            UserError: it has failed; what it has raised.
+            UserError: the work has failed; the error that it raised.
         """
         self._hurry.set()
         if self._thread is not None:
@@ -109,7 +109,7 @@ def _pause(now: float, spent: float) -> float:
 
 
 def unpaced() -> None:
-    """Pause for nobody: the work has a core of its own, or the training waits for it."""
+    """Do not pause: the work has a core of its own, or the training waits for it."""
 
 
 def _move_aside() -> bool:

@@ -40,7 +40,7 @@ def save(
         model: the model, wrapped or not; it is saved under its own names, without DDP's ``module.``.
         optimizer: its optimizer.
         more: anything with ``state_dict`` and ``load_state_dict``, such as a learning-rate scheduler, and plain values.
-            What differs between ranks needs a name of its own for each.
+            A value that differs between ranks needs one name for each rank.
 
     Raises:
         UserError: the disk is full, or `folder` is there and is no checkpoint of cpudist.
@@ -62,13 +62,13 @@ def load(
 ) -> dict[str, Any]:
     """Load what `save` or `Checkpoints` has saved into `folder`; every rank calls it.
 
-    Parts are unpickled, so load only what you or somebody you trust has saved.
+    Parts are unpickled, so load only checkpoints that you or people you trust have saved.
 
     Args:
         folder: the checkpoint.
         model: the model to load into, wrapped or not.
         optimizer: its optimizer.
-        more: what else to load into; a plain value is the default where the checkpoint has none of that name.
+        more: other objects to load into; a plain value is the default where the checkpoint has none of that name.
 
     Returns:
         The plain values.
@@ -106,7 +106,7 @@ def write(
         tree: the training.
         target: the folder of the checkpoint.
         ranks: who writes it.
-        publisher: of the folder in which `target` lies.
+        publisher: for the folder that contains `target`.
         step: the number of the training step, for the manifest; None: not known.
         check: called on rank 0 before anything is written; may raise.
         pause: called between tensors, and between blocks of the files.
@@ -122,7 +122,7 @@ def write(
 
     written = publisher.begin(target.name, ranks, ranks.rank == 0, check_all)
     try:
-        # DCP raises what any rank has raised on all of them.
+        # DCP raises an error of one rank on all ranks.
         with _quiet(), _one_checksum():
             writer, planner = FileSystemWriter(written, sync_files=True), _PausingPlanner(pause)
             dcp.save(tree, storage_writer=writer, planner=planner, process_group=ranks.group, no_dist=ranks.alone)
@@ -149,7 +149,7 @@ def write(
 
 
 def damage(folder: Path, ranks: Ranks) -> str | None:
-    """Return what is wrong with the files of a checkpoint, in words; None where nothing is. Ranks share the work.
+    """Return the fault in the files of a checkpoint, in words; None where there is none. Ranks share the work.
 
     Raises:
         UserError: the folder is no checkpoint of cpudist.

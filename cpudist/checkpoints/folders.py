@@ -1,7 +1,7 @@
 """Checkpoints as folders on a disk: each is complete or absent, whichever process is killed and when.
 
-A checkpoint that is being written or deleted lies in the folder `.incomplete` beside the others, from which nothing
-resumes. A rename, which is atomic in a file system, moves a checkpoint out of that folder or into it.
+A checkpoint that is being written or deleted lies in the folder `.incomplete` beside the others. Nothing resumes from
+that folder. A rename, which is atomic in a file system, moves a checkpoint out of that folder or into it.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ def delete(folder: str | Path, ignore_errors: bool = False) -> None:
 
 
 def clear(folder: Path, name: str | None = None) -> None:
-    """Remove what jobs that were killed had not written or deleted completely in `folder`.
+    """Remove the parts of checkpoints that killed jobs have left in `folder`.
 
     Args:
         folder: where complete checkpoints lie.
-        name: the name of the only checkpoint whose parts are removed at once, those of others after a day without a
-            change; None: everything is.
+        name: the parts of this checkpoint are removed at once, those of others after a day without a change; None: all
+            are removed at once.
     """
     restore(folder, name or "*")
     if name is None:
@@ -132,7 +132,7 @@ def clear(folder: Path, name: str | None = None) -> None:
 
 
 def _is_abandoned(left: Path) -> bool:
-    """Return whether nothing has changed in a folder of `.incomplete` for so long that nobody is writing there."""
+    """Return whether a folder of `.incomplete` has not changed for so long that no process is writing there."""
     try:
         # The folder around it, because a checkpoint that has just been moved aside is as old as it is.
         changed = max(path.stat().st_mtime for path in (left.parent, left, *left.rglob("*")))
@@ -171,7 +171,9 @@ def _describe(folder: Path) -> str:
 
 
 def _replace(target: Path, new: Path) -> Path:
-    """Move `new` to `target`, which exists; return where that is then. A kill at any moment loses neither."""
+    """Move `new` to `target`, which exists; return the new place of the old `target`. A kill at any moment loses
+    neither.
+    """
     if _exchange(new, target):
         return new
     aside = _move_aside(target, _REPLACED)  # `restore` brings it back

@@ -1,4 +1,4 @@
-"""The last file of a checkpoint: which step and run it is of, and a checksum of every other file.
+"""The last file of a checkpoint: its step, its run, and a checksum of every other file.
 
 Trainer's checkpoints have it, too. A folder with this file is a checkpoint of ours; other folders are left alone.
 """
@@ -24,7 +24,7 @@ class Manifest:
         step: the step after which the checkpoint was saved; None where it has none.
         world_size: how many ranks have saved it.
         runs: the names of their run.
-        trainer: of a checkpoint of Trainer's: the batch geometry of the training, and its number.
+        trainer: for a checkpoint of Trainer: the batch geometry of the training, and its number.
         files: each file with its size in bytes and its CRC-32.
     """
 
@@ -49,7 +49,7 @@ def seal(
     Args:
         folder: the checkpoint.
         step, world_size, runs, trainer: see `Manifest`.
-        known: checksums that need not be computed again.
+        known: checksums that are computed already.
         pause: called after each block that is read.
     """
     files = dict(known or {})
@@ -60,7 +60,7 @@ def seal(
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return what FILE in `folder` says; None where it is damaged.
+    """Return the content of FILE in `folder`; None where it is damaged.
 
     Raises:
         FileNotFoundError: there is none, so the folder is no checkpoint of ours.
@@ -81,9 +81,9 @@ def checksums(
 
 
 def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Return the first thing that is wrong with the files of a checkpoint, in words; None where nothing is.
+    """Return the first fault in the files of a checkpoint, in words; None where there is none.
 
-    Without FILE nothing is known to be wrong: a checkpoint of Trainer's may have been made without cpudist.
+    Without FILE it returns None: a checkpoint of Trainer may have been made without cpudist.
 
     Args:
         folder: the checkpoint.

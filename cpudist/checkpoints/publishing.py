@@ -1,6 +1,6 @@
 """Save a checkpoint: all ranks write it aside, wait for each other and publish it; then the oldest are deleted.
 
-Trainer and one's own loops save by this one sequence.
+Trainer and users' own loops save by this one sequence.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Publisher:
 
     Args:
         folder: see above.
-        alone: whether nobody else saves there. What any killed job has left is then removed, otherwise only what
-            belongs to a checkpoint of the same name.
+        alone: whether no other job saves there. Then the remains of all killed jobs are removed, otherwise only those
+            of a checkpoint with the same name.
     """
 
     def __init__(self, folder: Path, alone: bool = True) -> None:
@@ -49,11 +49,11 @@ class Publisher:
         Args:
             name: the name.
             ranks: who saves it.
-            publishes: whether this rank publishes it: one rank does, or one of each host where hosts share no disk.
+            publishes: whether this rank publishes it: one rank of the job, or of each host where hosts share no disk.
             check: called on ranks that publish, before anything is written, to raise `UserError`.
 
         Raises:
-            UserError: as `check`, or rank 0's name for the folder is none that it would make.
+            UserError: as `check`, or the name of the folder, as received, was not made by rank 0.
         """
 
         def prepare() -> str:
@@ -79,7 +79,7 @@ class Publisher:
             written: the folder from `begin`.
             ranks, publishes: as for `begin`.
             finish: writes the rest of this rank's part; must not communicate.
-            seal: writes the last files on ranks that publish, from what `finish` has returned on all ranks.
+            seal: writes the last files, on ranks that publish, from the results of `finish` on all ranks.
 
         Raises:
             UserError: the disk is full, or another job has removed the folder.

@@ -40,7 +40,7 @@ class Ranks:
         return values
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """Return what `work` returns on each rank, once all have done it; it must not communicate.
+        """Return the results of `work` on all ranks, once all have done it; it must not communicate.
 
         Raises:
             UserError: `work` has failed on a rank, named in the message; this rank's own error comes first.
@@ -60,5 +60,5 @@ class Ranks:
         return [value for value, _ in outcomes]  # type: ignore[misc]  # all have succeeded
 
     def first(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns on rank 0, on all ranks; errors as in `each`."""
+        """Run `work` on rank 0 and return its result on all ranks; errors as in `each`."""
         return self.each(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]

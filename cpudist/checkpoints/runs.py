@@ -1,7 +1,7 @@
-"""Which checkpoints belong to the running job's run, and which of them all ranks see.
+"""Find the checkpoints of the running job's run that all ranks see.
 
-A run has names that its launcher gives it (`Launcher.run_ids`) and that restarts keep. Every checkpoint has them, so a
-restart does not take a checkpoint of an earlier run in the same folder for its own.
+A run has names from its launcher (`Launcher.run_ids`); restarts keep them. Every checkpoint has them, so a restart does
+not take a checkpoint of an earlier run in the same folder for its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_of_run(job: Job, names: Iterable[str]) -> bool:
 
 
 def started_again(job: Job) -> str:
-    """Return how a line about a restart begins."""
+    """Return the beginning of a line about a restart."""
     return f"restart {job.restarts}" if job.restarts else "started again"
 
 
@@ -38,16 +38,16 @@ def say_from_the_beginning(job: Job, folder: Path) -> None:
 def newest_whole(
     found: Mapping[int, Path], folder: Path, remedy: str, damage: Callable[[Path], str | None]
 ) -> Path | None:
-    """Return the newest checkpoint that every rank sees and that is as it was written; None where there are none.
+    """Return the newest undamaged checkpoint that every rank sees; None where there are none.
 
-    A damaged one is named, and the one before is taken. Every rank calls it. Where hosts share no disk, a kill may have
-    left a checkpoint on some of them only.
+    A damaged checkpoint is named in a line, and the one before it is taken. Every rank calls it. Where hosts share no
+    disk, a kill may have left a checkpoint on some of them only.
 
     Args:
         found: the checkpoints that this rank sees, by their steps.
-        folder: where they lie, for messages.
-        remedy: what the user can do where ranks see none in common.
-        damage: returns what is wrong with a checkpoint, the same on all ranks.
+        folder: their folder, for messages.
+        remedy: advice to the user where ranks see none in common.
+        damage: returns the fault in a checkpoint, the same on all ranks.
 
     Raises:
         UserError: ranks see checkpoints, but none in common, or all are damaged.

@@ -1,4 +1,6 @@
-"""The checkpoints of one's own training loop: the newest are kept, and a restart goes on from the last complete one."""
+"""The checkpoints of a user's own training loop: the newest are kept, and a restart goes on from the last complete
+one.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ class Checkpoints:
 
     Attributes:
         folder: where the checkpoints lie, as ``checkpoint-STEP``.
-        keep: how many complete ones stay.
+        keep: the number of complete ones to keep.
         values: the plain values of the checkpoint that was restored.
 
     Args:
         folder: a folder on a disk that all hosts share; it need not exist.
-        keep: how many complete checkpoints stay, at least 1.
+        keep: the number of complete checkpoints to keep, at least 1.
         asynchronous: have `save` return once it has copied the training in memory; a thread then writes the copy. The
             next `save`, and the end of the job, wait for it.
 
@@ -63,13 +65,13 @@ class Checkpoints:
     ) -> int:
         """Load the newest complete checkpoint of this run, with the random states of every rank.
 
-        A damaged checkpoint is named, and the one before is taken. Where the launcher names runs (docs/checkpoints.md),
-        other runs' checkpoints do not count, and are never deleted.
+        A damaged checkpoint is named in a line, and the one before it is taken. Where the launcher names runs
+        (docs/checkpoints.md), other runs' checkpoints are ignored, and never deleted.
 
         Args:
             model: the model to load into, wrapped or not.
             optimizer: its optimizer.
-            more: what else to load into, as it was given to `save`; plain values are defaults of `values`.
+            more: other objects to load into, as they were given to `save`; plain values are defaults of `values`.
 
         Returns:
             The step that the checkpoint was saved with; 0 where there is none.
@@ -108,11 +110,11 @@ class Checkpoints:
         """Save the training after `step` steps, then delete the oldest checkpoints.
 
         Args:
-            step: how many steps were taken, the same on all ranks.
+            step: the number of steps so far, the same on all ranks.
             model: the model, wrapped or not.
             optimizer: its optimizer.
             more: anything with ``state_dict`` and ``load_state_dict``, such as a learning-rate scheduler, and plain
-                values. What differs between ranks needs a name of its own for each.
+                values. A value that differs between ranks needs one name for each rank.
 
         Raises:
             UserError: the disk is full, or there is a folder of this name that is no checkpoint of cpudist.
@@ -154,7 +156,7 @@ class Checkpoints:
         return {step: path for step, path in ours if not named or path in saved or _may_be_of(job, path)}
 
     def _check_no_others(self) -> None:
-        """Check that a training that begins anew does so beside no other run's checkpoints.
+        """Check that a new training does not begin in a folder with another run's checkpoints.
 
         Raises:
             UserError: there are some; the message says how to go on from them.

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as a tree of named tensors and objects for `torch.distributed.checkpoint` (DCP).
+"""The content of a checkpoint, as a tree of named tensors and objects for `torch.distributed.checkpoint` (DCP).
 
     model      NAME: tensor            without DDP's "module."
     optimizer  state, NAME, KEY: tensor or object;  param_groups
@@ -7,7 +7,8 @@
     values     NAME: a plain value
     NAME       the state of anything else that was given: a module as "model" is, otherwise one object
 
-DCP flattens dicts and turns their keys into text, so what is not a tensor stands in a tuple, which it pickles whole.
+DCP flattens dicts and turns their keys into text, so a value other than a tensor is put into a tuple, which DCP pickles
+whole.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def collect(
         optimizer: its optimizer.
         more: anything with a state_dict, and plain values, by their names.
         rank: this rank, whose random states are included.
-        copied: whether the tree must not change with what it was made from.
+        copied: whether to copy, so that later training does not change the tree.
     """
     check_names(model, optimizer, more)
     job = current()
@@ -70,7 +71,7 @@ def collect(
 
 
 def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
-    """Check what is given to be saved or loaded.
+    """Check the arguments of a save or a load.
 
     Raises:
         UserError: an optimizer without its model, or a name that checkpoints use themselves.
@@ -88,7 +89,7 @@ def is_stateful(value: Any) -> bool:
 
 
 def plain_values(more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of `more` is saved as it is."""
+    """Return the values of `more` that are saved as they are."""
     return {name: value for name, value in more.items() if not is_stateful(value)}
 
 
@@ -104,12 +105,12 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of which `collect` has made a part of a tree."""
+    """Return the state that `collect` has turned into a part of a tree."""
     return {name: value[0] if isinstance(value, tuple) else value for name, value in tree.items()}
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load what `collect` has made of an optimizer into one of the same parameters, in any order and groups.
+    """Load an optimizer's part of a tree into an optimizer of the same parameters, in any order and groups.
 
     Raises:
         UserError: parameters are missing in the checkpoint.
@@ -149,7 +150,7 @@ def few(names: list[str]) -> str:
 
 
 def of_module(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the tree of a module: its tensors, and what else its state has, by their names."""
+    """Return the tree of a module: its tensors and the rest of its state, by name."""
     return _with_tuples(unwrapped(model).state_dict())
 
 

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
 
 
 def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
-    # Late: they import torch, which takes seconds that --help need not wait for.
+    # Late: they import torch, which takes seconds; --help does not need it.
     from cpudist import api
     from cpudist.bench import between_hosts, collectives, plot, report
     from cpudist.job.job_options import JobOptions

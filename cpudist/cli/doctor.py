@@ -1,4 +1,4 @@
-"""`cpudist doctor`: show what is installed, what a job would use, what is wrong and the remedy."""
+"""`cpudist doctor`: show the installed packages, the choices for a job, the faults and their remedies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     """Print the findings; exit with status 1 if a job would fail."""
-    # Late: the checks import packages, for which --help need not wait.
+    # Late: the checks import packages, which --help does not need.
     from cpudist.doctor import examine
 
     findings = _hosts(options.hostfile) if options.hostfile else examine()

@@ -111,7 +111,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     """Run the job, or print its command line; exit with the job's status.
 
     Raises:
-        UserError: options or hosts are not as they must be, or there is no such mpirun.
+        UserError: options or hosts are wrong, or there is no such mpirun.
     """
     if launcher.name != "single":
         raise UserError(

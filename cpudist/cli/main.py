@@ -1,4 +1,4 @@
-"""The command `cpudist`, for all that is not training itself (that is `cpudist-train`).
+"""The command `cpudist`, for everything except training (`cpudist-train`).
 
 It lists the commands and shows their errors. Each command has its own module, which adds its options to a parser and
 is called with the parsed options.

@@ -19,7 +19,7 @@ _MOST_RANKS = 10_000  # per node; a plan for more would take minutes
 
 
 class Parser(argparse.ArgumentParser):
-    """Raise a `UserError` for a mistake, so that one line is all that is shown.
+    """Raise a `UserError` for a mistake, so that only one line is shown.
 
     Attributes:
         unknown_option_hint: what to do about an option that this command does not have.
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Add `arguments`: the words after `--`, which are those of cpudist-train."""
+    """Add `arguments`: the words after `--`, for cpudist-train."""
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for cpudist-train")
 
 

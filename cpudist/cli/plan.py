@@ -90,7 +90,7 @@ def _as_json(plan: Plan, exported: ExportedPlan) -> dict[str, Any]:
 
 
 def _print_export(exported: ExportedPlan) -> None:
-    """Print what sets up the plan, in lines that can be copied, so they are not wrapped."""
+    """Print the lines that set up the plan; they can be copied, so they are not wrapped."""
     print("\nBy hand, without cpudist-train (which does this by itself):")
     for name, value in exported.variables.items():
         print(f"  export {name}={shlex.quote(value)}")

@@ -24,7 +24,7 @@ def add_options(_parser: Parser) -> None:
 
 
 def run(_options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print what the ranks of this host do, or raise `UserError` if there are none."""
+    """Print the stacks of this host's ranks, or raise `UserError` if there are none."""
     answers = ask_ranks()
     if not answers:
         raise UserError("no rank of yours runs on this host; run cpudist stacks where the job runs, as the same user")

@@ -1,6 +1,6 @@
-"""What is installed, what a job would use, and what stands in its way; each finding has its remedy.
+"""Checks of the installed packages, the choices for a job, and its obstacles; each finding has its remedy.
 
-One file for each group of checks. A check changes nothing. It must not know jobs, transformers or command lines.
+One file for each group of checks. A check changes nothing. It must not import jobs, transformers or command lines.
 """
 
 from __future__ import annotations

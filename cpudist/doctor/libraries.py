@@ -1,4 +1,4 @@
-"""What a process with torch loads: torch itself, OpenMP runtimes, the allocator and the ccl backend."""
+"""Libraries that a process with torch loads: torch itself, OpenMP runtimes, the allocator and the ccl backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ALLOCATORS = {"libtcmalloc": "tcmalloc", "libjemalloc": "jemalloc", "libmimallo
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a process with torch, its companions and the ccl backend has mapped.
+    """The mapped libraries of a process with torch, its companions and the ccl backend.
 
     Attributes:
         maps: the text of its /proc/self/maps; empty if torch cannot be imported.
@@ -55,7 +55,7 @@ class Loaded:
 
 
 def load(env: Mapping[str, str]) -> Loaded:
-    """Load what a rank loads, in a new process with these variables; once for each set of variables."""
+    """Load a rank's libraries in a new process with these variables; once for each set of variables."""
     return _load(tuple(sorted(env.items())))
 
 
@@ -79,7 +79,7 @@ def _load(variables: tuple[tuple[str, str], ...]) -> Loaded:
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check what is mapped once torch is imported, with this environment's LD_PRELOAD."""
+    """Check the mapped libraries after torch is imported, with this environment's LD_PRELOAD."""
     loaded = load(env)
     if loaded.torch_error:
         yield Finding(
@@ -111,7 +111,7 @@ def _openmp(runtimes: list[Path], preloaded: str) -> Iterator[Finding]:
             f"{len(runtimes)} OpenMP runtimes in one process, each with threads of its own on the same cores: {listed}",
             f"export LD_PRELOAD={preload}, and {_vendor(other)} serves all libraries",
         )
-    elif len(runtimes) > 1:  # a package beside torch that brings GNU's along, such as scikit-learn
+    elif len(runtimes) > 1:  # another package that brings GNU's, such as scikit-learn
         yield Finding("ok", "OpenMP", f"{listed}: copies of one runtime, whose threads sleep while the other computes")
     elif runtimes:
         yield Finding("ok", "OpenMP", f"one runtime, {_vendor(runtimes[0])}: {runtimes[0]}")

@@ -57,7 +57,7 @@ def _free_shm() -> int | None:
 
 
 def _locked(files: Files) -> Iterator[Finding]:
-    """Check locked memory, which network cards need that read memory themselves; TCP does not."""
+    """Check locked memory: network cards with direct memory access need it, TCP does not."""
     cards = files.names("sys/class/infiniband")
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:

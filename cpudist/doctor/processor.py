@@ -1,4 +1,4 @@
-"""What the CPU computes with, its clock speed, and the kernel's clock."""
+"""Number formats of the CPU, its clock speed, and the kernel's clock."""
 
 from __future__ import annotations
 

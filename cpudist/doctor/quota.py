@@ -1,4 +1,6 @@
-"""What control groups and affinity masks leave to this process, and whether a CPU quota has stopped it."""
+"""CPUs and memory that control groups and affinity masks leave to this process, and whether a CPU quota has stopped
+it.
+"""
 
 from __future__ import annotations
 

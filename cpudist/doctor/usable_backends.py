@@ -1,4 +1,4 @@
-"""Which backend, transport and mpirun a job would use, and why; whether they find this host's address."""
+"""The backend, transport and mpirun that a job would use, and why; whether they find this host's address."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _ccl(env: Mapping[str, str]) -> Finding:
 
 
 def _transport(env: Mapping[str, str]) -> str:
-    """Return what carries messages, and why."""
+    """Return the transport of messages, and why."""
     inside = "through shared memory inside a machine"
     if env.get("CPUDIST_TRANSPORT") == "oneccl":
         inside = "by oneCCL inside a machine, because CPUDIST_TRANSPORT=oneccl is set"

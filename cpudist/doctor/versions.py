@@ -23,7 +23,7 @@ _NAMED = (
     "datasets",
 )
 
-# The extras whose packages change what a job does.
+# Extras whose packages change a job's behaviour.
 _EXTRAS = ("ccl", "hf", "notebook")
 
 
@@ -39,7 +39,7 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def companions_that_fit() -> list[str]:
-    """Return the packages that a job imports beside torch and that were made for the installed torch."""
+    """Return the packages besides torch that a job imports and that must match the installed torch."""
     torch = _release(installed("torch"))
     return [name for name in (_IPEX,) if _release(installed(name)) == torch]
 
@@ -77,7 +77,7 @@ def _companions() -> Iterator[Finding]:
 
 
 def _companion_packages() -> list[str]:
-    """Return the packages that are compiled for one release of torch, whose number their version repeats."""
+    """Return the packages that are compiled for one release of torch and have its version number."""
     return [_IPEX, *(name for backend in plugins().values() for name in backend.devices.companions)]
 
 

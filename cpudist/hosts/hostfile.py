@@ -82,7 +82,7 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
         per_host: the number of ranks on each host; None: its slots.
 
     Raises:
-        UserError: the hosts take fewer ranks, or it is not known how many a host takes.
+        UserError: the hosts take fewer ranks, or the number of a host's slots is missing.
     """
     filled: list[Host] = []
     left = ranks
@@ -171,7 +171,7 @@ def _room(host: Host, per_host: int | None) -> int:
     if per_host is None:
         if host.slots is None:
             raise UserError(
-                f"{host.where}: how many ranks {host.name} takes is not known; write {host.name} slots=4, or give --ppn"
+                f"{host.where}: the number of ranks on {host.name} is missing; write {host.name} slots=4, or give --ppn"
             )
         return host.slots
     if host.slots is not None and per_host > host.slots:

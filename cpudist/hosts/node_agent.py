@@ -5,8 +5,8 @@
 JOB is the value of CPUDIST_JOB_ID in the environment of the job's processes, by which the agent finds them. `cpudist
 launch` starts an agent on every host before the job, and keeps sending it lines on standard input: `signal N` sends a
 signal to the ranks, `end` says that the job is over, any other line says that `cpudist launch` is still there. An agent
-that gets no line for a while has lost `cpudist launch`: it kills the job's processes too. So does one whose input has
-ended, after GRACE seconds in which `cpudist launch` may connect again and start another agent of this job.
+that gets no line for a while has lost `cpudist launch`, and kills the job's processes too. An agent whose input has
+ended does so too, after GRACE seconds in which `cpudist launch` may connect again and start another agent of this job.
 
 It writes a line for each event, and at least one per second: `ranks N`, the number of ranks on this host; `gone RANK`,
 a rank has ended; `went RANK`, a rank has ended together with others; `blamed RANK`, the failure came from that rank, as
@@ -138,7 +138,7 @@ class _Agent:
     def end_connections(self) -> None:
         """Kill the job's sshd processes: after a lost link they would wait for their clients for hours.
 
-        Not those that have other sessions as well, which MPI's launcher shares where the user's ssh_config says so.
+        Leave those that have other sessions too: by the user's ssh_config MPI's launcher may share a connection.
         """
         self._find()
         parents = {os.getppid(), *(process.parent for process in self._known.values())} - self._known.keys()
@@ -161,8 +161,8 @@ class _Agent:
     def _find(self) -> dict[int, str | None]:
         """Return the job's living processes: process id -> its rank, None where it is no rank or the child of one.
 
-        They have the mark in their environment, or had it earlier, or descend from one that had it: a process may
-        overwrite its environment, and start others without any.
+        They have or had the mark in their environment, or descend from a process that had it: a process may overwrite
+        its environment, and start others without any.
         """
         marked, living = processes.with_variable(JOB_ID, self._job), processes.read_all()
         self._known = {

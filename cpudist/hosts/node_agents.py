@@ -22,7 +22,7 @@ _KEEPALIVE_SECONDS = 2.0
 _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # its standard input and output
 _OTHER_FILES = 200
-_RECONNECT_SECONDS = 8.0  # as long as an agent waits whose connection was lost
+_RECONNECT_SECONDS = 8.0  # as long as an agent waits after it has lost its connection
 _STEADY_SECONDS = 60.0  # after a new connection that lasted less, there is no third one
 _END_SECONDS = 8.0  # an agent takes up to five to kill the job's processes
 
@@ -77,16 +77,16 @@ class NodeAgents:
 
     @property
     def lost(self) -> list[Host]:
-        """Hosts that do not answer any more, or whose agent has ended."""
+        """Hosts that do not answer any more, or have no agent any more."""
         return [agent.host for agent in self._agents if agent.is_lost]
 
     @property
     def blamed(self) -> list[int]:
-        """The ranks that the failure came from, as the rank says that has reported it; known after `end`."""
+        """The failing ranks, as named by the rank that reported the failure; set by `end`."""
         return next((agent.blamed for agent in self._agents if agent.blamed), [])
 
     def tick(self) -> None:
-        """Read what the agents report, send them keepalives, connect again; call it several times per second."""
+        """Read the agents' reports, send keepalives, connect again; call it several times per second."""
         self._receive()
         for place, agent in enumerate(self._agents):
             agent.keep_alive()
@@ -103,7 +103,7 @@ class NodeAgents:
         """Let the agents kill the job's processes, in a bounded time.
 
         Returns:
-            The hosts that did not confirm that no process is left.
+            The hosts that did not confirm the end of all processes.
         """
         for agent in self._agents:
             agent.send("end")
@@ -136,7 +136,7 @@ def _allow_files(count: int) -> None:
 
 
 class _Agent:
-    """One agent and what it has reported last."""
+    """One agent and its latest reports."""
 
     def __init__(self, host: Host, job: str, rank_variable: str) -> None:
         self.host = host
@@ -150,7 +150,7 @@ class _Agent:
         self.left: int | None = None
         words = [*python_main("cpudist.hosts.node_agent", "-I", "-S"), job, rank_variable]
         self.is_here = is_here(host.name)
-        # The input of an agent on this host ends with us alone.
+        # The input of an agent on this host ends only with this process.
         command = command_on(host, [*words, "0" if self.is_here else str(_RECONNECT_SECONDS)])
         self._process = subprocess.Popen(
             command,
@@ -193,7 +193,7 @@ class _Agent:
         return time.monotonic() - self._received > seconds
 
     def receive(self) -> list[int | None]:
-        """Read what the agent has reported; return the ranks that have ended."""
+        """Read the agent's reports; return the ranks that have ended."""
         with suppress(BlockingIOError):
             piece = os.read(self._output, 65536)
             self.ended = self.ended or not piece

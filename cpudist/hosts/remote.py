@@ -19,8 +19,8 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10
 AT_ONCE = 64  # connections that are being made: sshd and login nodes refuse more
 
-# A connection of our own, whatever the user's ssh_config says: a shared one ends with the user's sessions, and a
-# forwarded agent or port is nothing for a job's hosts.
+# Overrides the user's ssh_config: a shared connection would end with the user's sessions, and a job's hosts need no
+# forwarded agent or port.
 _OPTIONS = (
     *("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}"),
     *("ControlPath=none", "ForwardAgent=no", "ClearAllForwardings=yes", "RemoteCommand=none"),

@@ -1,4 +1,4 @@
-"""Whether a job that has failed starts again, when, and without which hosts."""
+"""Decide whether a failed job starts again, when, and on which hosts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Restarts:
     """The restarts of one job.
 
     Args:
-        most: how many failures within the window are followed by a restart.
-        window: seconds; failures that are longer ago do not count.
+        most: restarts allowed within the window.
+        window: seconds; older failures are forgotten.
 
     Attributes:
         count: how often the job has started again.
@@ -38,7 +38,8 @@ class Restarts:
         self._began = time.monotonic()
 
     def after_failure(self) -> bool:
-        """Wait before the next attempt: not at all at first, then longer and longer, until one has run for long.
+        """Wait before the next attempt: not before the first restart, then longer each time, until an attempt has run
+        for long.
 
         Returns:
             Whether there is a next one.
@@ -61,7 +62,7 @@ class Restarts:
 
     @property
     def number(self) -> str:
-        """This restart among those that the window allows."""
+        """The number of this restart and of those that the window allows."""
         return f"{len(self._failures)} of {self._most}"
 
     def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:

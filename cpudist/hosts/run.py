@@ -1,4 +1,4 @@
-"""Run a job on its hosts: choose which ranks run where, check the hosts, start the job, restart it after a failure."""
+"""Run a job on its hosts: place the ranks, check the hosts, start the job, restart it after a failure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         variables: the environment variables that the ranks get.
 
     Raises:
-        UserError: the hosts are not as they must be; found before any rank starts.
+        UserError: the hosts are not usable; raised before any rank starts.
     """
     hosts, restarts = options.hosts or [_this_host()], Restarts(options.max_restarts, options.restart_window)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
@@ -84,7 +84,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         restarts.begin()
         try:
             job = _run_once(mpirun, options, placed, restarts.count, variables)
-        except UserError as error:  # a host was there when it was checked, and its agent did not start
+        except UserError as error:  # a host passed its check, but its agent did not start
             if restarts.count == 0:
                 raise
             job = JobExit(FAILED, reason=str(error))

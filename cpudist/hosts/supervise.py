@@ -31,7 +31,7 @@ _BANNERS_BEGIN = re.compile(rb"={20,}(?:\n=.*)*\n?\Z")
 _REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_CHECKPOINT_SIGNAL = signal.SIGUSR1  # what Slurm sends before the time limit: --signal=B:USR1@60
+_CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm's signal before the time limit, as --signal=B:USR1@60 asks for it
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def supervise(
     """Run a launcher to its end. Afterwards no process of the job is left on any host that answers.
 
     Args:
-        mpi: whose launcher it is.
+        mpi: the launcher's MPI.
         command: its command line.
-        variables: its environment; processes of this job, and no others, have its value of CPUDIST_JOB_ID.
+        variables: its environment; its CPUDIST_JOB_ID marks the processes of this job.
         hosts: the hosts of the ranks.
         grace: the time in seconds that ranks get to save a checkpoint after a signal, which may be SIGUSR1, too; a
             second signal ends it. None: they save none.
@@ -119,8 +119,8 @@ def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Hos
     """Return the host of the ranks that were lost or stuck; None where none is known, or they lie on several.
 
     Args:
-        killed: the rank that a signal has killed, from what the launcher wrote.
-        blamed: those that the rank names that has reported the failure; none after an exception.
+        killed: the rank that a signal has killed, from the launcher's output.
+        blamed: the ranks named by the report of the failure; none after an exception.
         hosts: the hosts with their slots, which each MPI fills in order.
     """
     if killed is not None and killed.rank is None and killed.host:
@@ -175,18 +175,18 @@ def _wait(
 
 
 class _Output:
-    """One of our streams. Keeps the end of what is written to it.
+    """One of our streams. Keeps the end of its text.
 
     Args:
         name: its name, for messages.
         stream: the stream; None where it is closed.
-        banner: what is not shown (`MpiLauncher.banner`).
+        banner: lines that are not shown (`MpiLauncher.banner`).
     """
 
     def __init__(self, name: str, stream: IO[str] | None, banner: re.Pattern[bytes] | None = None) -> None:
         self._name = name
         self._banner = banner
-        self._begun = b""  # the begin of what may be a banner
+        self._begun = b""  # the beginning of a possible banner
         self._to = None if stream is None else stream.fileno()  # not the stream: its lock would block our exit
         self._kept = b""
         self._failed = False
@@ -232,7 +232,7 @@ class _Output:
 
 @contextmanager
 def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
-    """Collect signals in a list, in the block.
+    """Collect signals in a list while the block runs.
 
     SIGTSTP is ignored: while this process is suspended, the node agents would take it for lost. SIGHUP stays ignored
     where it already is (nohup).
@@ -255,7 +255,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Return whether a child has ended. It is not reaped, so its id stays its own."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # whoever started us ignores SIGCHLD, so the kernel reaps
+    except ChildProcessError:  # the parent process ignores SIGCHLD, so the kernel reaps
         return True
 
 

@@ -5,7 +5,7 @@ adds what its own devices need (`Backend.change_libraries`). A module is patched
 package never imports the libraries itself. To support another version, run tests/huggingface with it, change what no
 longer fits, and widen `KNOWN`.
 
-It must not know launchers, programs or command lines.
+It must not import launchers, programs or command lines.
 """
 
 from __future__ import annotations

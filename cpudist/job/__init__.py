@@ -13,7 +13,7 @@
 - `trained_alone.py`: ranks that never communicated.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
-It must not know optimization, transformers, programs or command lines.
+It must not import optimization, transformers, programs or command lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The launchers that start ranks, one file each, and `detect`, which finds the one that started this process.
 
-A file has all that differs for its launcher: the variables of its ranks and, for an MPI, how `cpudist launch` starts a
-job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the MPIs and finds their
-mpirun; `export.py` writes a plan's pinning for all of them. It must not know torch, MPI or jobs.
+A file has everything that is particular to its launcher: the variables of its ranks and, for an MPI, how `cpudist
+launch` starts a job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the
+MPIs and finds their mpirun; `export.py` writes a plan's pinning for all of them. It must not import torch, MPI or jobs.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class IntelMpi(Mpich):
 
     @classmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        # Without the script, which runs the first mpiexec.hydra on PATH; that may be MPICH's.
+        # Not through the script: it runs the first mpiexec.hydra on PATH, which may be MPICH's.
         behind = program.with_name("mpiexec.hydra")
         return super().command(behind if behind.exists() else program, version, options)
 

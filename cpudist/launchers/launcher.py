@@ -65,7 +65,7 @@ class AtAddress:
     Attributes:
         host, port: the address.
         served: whether torchrun's agent, or another process that is no rank, serves the store; otherwise rank 0 does.
-        token: the secret that clients must know (CPUDIST_TOKEN); empty where the user has set none.
+        token: the secret that clients must have (CPUDIST_TOKEN); empty where the user has set none.
     """
 
     host: str
@@ -76,12 +76,12 @@ class AtAddress:
 
 @dataclass(frozen=True)
 class InStore:
-    """The ranks find each other in the job's own store, which the process that started them serves.
+    """The ranks find each other in the job's own store; the process that started them serves it.
 
     Attributes:
         host, port: the address.
         job: key namespace of this job; the store outlives jobs.
-        token: the secret that clients must know; may be empty.
+        token: the secret that clients must have; may be empty.
     """
 
     host: str
@@ -143,7 +143,9 @@ class Launcher(ABC):
 
     @property
     def waiting_agent(self) -> int | None:
-        """The launcher's process above this rank that waits without a bound where rank 0's host is lost, if any."""
+        """The launcher's process, a parent of this rank, that would wait for ever after the loss of rank 0's host, if
+        any.
+        """
         return None
 
     @property
@@ -163,7 +165,7 @@ class Launcher(ABC):
 
     @property
     def requested_nodes(self) -> int | None:
-        """On how many nodes the user has asked for ranks; None where that is not known."""
+        """The number of nodes that the user has asked for; None: unknown."""
         return None
 
     @property
@@ -176,7 +178,7 @@ class Launcher(ABC):
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process prints what is the same for all ranks: rank 0, or a rank whose variables are wrong."""
+        """Whether this process prints the lines for the whole job: rank 0, or a rank with wrong variables."""
         return self.rank in (0, None)
 
     @property
@@ -199,7 +201,7 @@ class Launcher(ABC):
         return value
 
     def optional_integer(self, name: str) -> int | None:
-        """Return the number that a variable is set to; None where it is not set.
+        """Return the number in a variable; None where it is not set.
 
         Raises:
             UserError: it is not a whole number.

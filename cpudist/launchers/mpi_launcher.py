@@ -1,4 +1,4 @@
-"""What the launchers of all MPI libraries have in common: `cpudist launch` can start jobs with them."""
+"""The common part of the launchers of MPI libraries; `cpudist launch` can start jobs with them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Host:
 
 @dataclass(frozen=True)
 class MpirunOptions:
-    """What an mpirun is to start, and how.
+    """The options of a start by mpirun.
 
     Attributes:
         count: the number of ranks.
@@ -90,18 +90,18 @@ class MpiLauncher(Launcher):
     @classmethod
     @abstractmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        """Return the command line that starts the ranks. It names variables and never holds their values.
+        """Return the command line that starts the ranks. It has the names of variables, never their values.
 
         Args:
             program: its mpirun.
-            version: what that answers to `--version`.
+            version: its answer to `--version`.
             options: what to start, and how.
         """
 
     @classmethod
     @abstractmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
-        """Return the lines for a host, whose slots are known, in the hostfile of this MPI."""
+        """Return the lines for a host with slots in the hostfile of this MPI."""
 
     @classmethod
     def killed_ranks(cls, output: str) -> list[LostRank]:
@@ -125,9 +125,9 @@ class Mpirun:
     """An MPI's mpirun on this machine.
 
     Attributes:
-        mpi: whose it is.
+        mpi: the MPI that it belongs to.
         program: its path.
-        version: what it answers to `--version`.
+        version: its answer to `--version`.
     """
 
     mpi: type[MpiLauncher]

@@ -22,8 +22,8 @@ _OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per 
 class Mpich(MpiLauncher):
     """Hydra, and every other launcher that uses PMI-1 and sets PMI_RANK.
 
-    Started as `mpirun -n N` without `-ppn` or slots in a hostfile, MPICH 4.0's Hydra counts one slot per host, and
-    Intel MPI's library aborts on that in MPI_Init ("MPIDU_bc_table_create"). A rank's variables do not show it.
+    Started as `mpirun -n N` without `-ppn` or slots in a hostfile, MPICH 4.0's Hydra assumes one slot per host, and
+    Intel MPI's library then aborts in MPI_Init ("MPIDU_bc_table_create"). A rank's variables do not show it.
     """
 
     name = "mpich"
@@ -56,7 +56,9 @@ class Mpich(MpiLauncher):
 
     @property
     def requested_nodes(self) -> int | None:
-        """The number on mpiexec's command line. Only ranks on its host can read that; Hydra sets no variable for it."""
+        """The number on mpiexec's command line. Only ranks on mpiexec's host can read it; Hydra has no variable for
+        it.
+        """
         for process in processes.ancestors():
             if process.name in self.programs:
                 with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -93,7 +95,7 @@ class Mpich(MpiLauncher):
     @classmethod
     def _pinning_off(cls, options: MpirunOptions) -> list[str]:
         words = ["-bind-to", "none"]
-        # Up to 4.0, without -ppn and slots, Hydra counts one slot per host (see the class).
+        # Up to 4.0, without -ppn and slots, Hydra assumes one slot per host (see the class).
         return words if options.hostfile else [*words, "-ppn", str(options.count)]
 
     def _check_launcher(self) -> None:
@@ -106,7 +108,8 @@ class Mpich(MpiLauncher):
 
 
 def requested_nodes(words: Sequence[str]) -> int | None:
-    """Return how many nodes a command line as `mpirun -n 4 -ppn 2 …` asks for: ranks divided by ranks per node.
+    """Return the number of nodes that a command line like `mpirun -n 4 -ppn 2 …` asks for: ranks divided by ranks per
+    node.
 
     None: it does not give both numbers. Without a message, Hydra puts the ranks on fewer nodes where its hostfile names
     too few hosts or has a line that it does not understand.

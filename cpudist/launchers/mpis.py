@@ -1,4 +1,4 @@
-"""The MPI libraries that cpudist knows, and the search for the mpirun of one of them."""
+"""The MPI libraries that cpudist supports, and the search for an mpirun of theirs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpiru
 
 
 def identify(program: Path) -> Mpirun | None:
-    """Return whose mpirun a program is, from its answer to `--version`; None where that is not known."""
+    """Return the MPI that a program belongs to, from its answer to `--version`; None: unknown."""
     # Intel MPI's mpirun is a script that runs the first mpiexec.hydra on PATH, which must be its own.
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     try:

@@ -9,8 +9,8 @@ from cpudist.launchers.torchrun import Torchrun
 
 JOB = "CPUDIST_NOTEBOOK"  # the attempt that this rank belongs to
 
-# Variables that other launchers may have set for the notebook's process. The ranks must not inherit them, or they would
-# be taken for ranks of those launchers: Hydra, PMIx, Open MPI, torchrun, Kubeflow, a Slurm step.
+# Variables that other launchers may have set for the notebook's process. The ranks must not inherit them; otherwise
+# they would be taken for ranks of other launchers: Hydra, PMIx, Open MPI, torchrun, Kubeflow, a Slurm step.
 _OTHERS = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "MPI_LOCAL", "I_MPI_HYDRA_", "OMPI_COMM_", "TORCHELASTIC_", "PET_")
 _STEP = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURM_STEPID")
 
@@ -31,7 +31,7 @@ class Notebook(Launcher):
 
 
 def rank_variables(placement: Placement, store: InStore) -> dict[str, str]:
-    """Return the variables of a rank: those that `Notebook` reads, and torchrun's, which other libraries read."""
+    """Return the variables of a rank: those of `Notebook`, and torchrun's, which other libraries read."""
     numbers = {name: str(getattr(placement, field)) for field, name in Notebook.placement_variables.items()}
     where = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "CPUDIST_TOKEN": store.token, JOB: store.job}
     return {**numbers, **where}

@@ -7,7 +7,7 @@
 - `nodes.py`: the store in which the ranks find each other and the nodes' notebooks report failures.
 - `worker.py`: what each rank runs; `result.py`: what it returns; `figures.py`: what it draws.
 
-It must not know MPI, transformers, Trainer's patches or command lines.
+It must not import MPI, transformers, Trainer's patches or command lines.
 """
 
 from importlib.util import find_spec

@@ -4,7 +4,7 @@
 (bfloat16), products.py (bfloat16 on CPUs without it), native.py (fused optimizers, memory format, compilation, freed
 memory). choice.py applies the means, and prints them in one line.
 
-It must not know launchers, transformers, programs or command lines.
+It must not import launchers, transformers, programs or command lines.
 """
 
 from __future__ import annotations

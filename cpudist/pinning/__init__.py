@@ -5,7 +5,7 @@
 - `preload.py`: a faster allocator, for which the process starts once more.
 - this file: decides, and changes this process. `threads.py`: the masks of its threads, and where its pages are placed.
 
-It must not know torch, MPI or jobs.
+It must not import torch, MPI or jobs.
 """
 
 from __future__ import annotations

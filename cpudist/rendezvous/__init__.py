@@ -4,7 +4,7 @@
 - `mpi.py`: MPI, used only to tell the ranks where the store is.
 - `gather.py`: `all_gather` of texts through a store.
 
-It is told how the ranks find each other, and does not ask who started them. It must not know backends or jobs.
+Its caller says how the ranks find each other; it does not depend on the launcher. It must not import backends or jobs.
 """
 
 from cpudist.rendezvous.connecting import Rendezvous, connect

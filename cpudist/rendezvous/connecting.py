@@ -1,9 +1,9 @@
 """One store for all ranks: located over MPI, at an address that the environment gives, or for one process alone.
 
 The store is the job's own (cpudist/store/) and rank 0 serves it. MPI, or the store that a launcher keeps, only carries
-its address and the token that authenticates the ranks. Where rank 0 itself has to serve an address that the environment
-gives, there is no private way to distribute a token: it is CPUDIST_TOKEN, or empty. Everybody who reaches a launcher's
-store can read what is in it, so CPUDIST_TOKEN, where it is set, is mixed into the token there.
+its address and the token that authenticates the ranks. Where rank 0 serves an address from the environment, there is no
+private way to distribute a token: it is CPUDIST_TOKEN, or empty. Anyone who reaches a launcher's store can read it, so
+CPUDIST_TOKEN, where it is set, is mixed into the token there.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class _Offer:
-    """Rank 0's store, as the other ranks need to know it."""
+    """Rank 0's store: its address, as the other ranks need it."""
 
     hosts: list[str]
     port: int
@@ -80,7 +80,7 @@ def connect(
     Args:
         rendezvous: how the ranks find each other, from the environment.
         placement: this rank.
-        attempt: the same text on all ranks, and another one for every job that may find an earlier job's store.
+        attempt: a text that is the same on all ranks and differs between jobs that may find each other's store.
         timeout: seconds to reach rank 0.
         interface: the network interface of rank 0's host over which the others reach it; None: any.
 
@@ -126,7 +126,7 @@ def _connect_by_agent(
     """Connect to the store whose address is in the store of the launcher's agent.
 
     The agent's store outlives restarts of the ranks, and two agents may count restarts differently. So all attempts use
-    one key; a rank that does not reach the address there, or is already known there, reads the key again.
+    one key; a rank that cannot reach the address, or is already registered there, reads the key again.
     """
     from torch.distributed import TCPStore
 
@@ -165,7 +165,7 @@ def _connect_at(
 
 
 def _connect_in(store_address: Address, placement: Placement, timeout: float) -> Rendezvous:
-    """Connect to the job's store, whose address all ranks know."""
+    """Connect to the job's store; all ranks have its address."""
     joined = _reach(store_address, timeout, timeout)
     _arrive(joined, placement)
     if placement.rank == 0:
@@ -174,7 +174,7 @@ def _connect_in(store_address: Address, placement: Placement, timeout: float) ->
 
 
 # The address is the same for every job of a process. A rank may start the next job before rank 0 does, and must not
-# reach the last job's store while that ends. So the store's process stays until this process ends.
+# reach the last job's store while it ends. So the store's process stays until this process ends.
 @cache
 def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
     own = addresses(interface) if interface else _own_addresses(address.host)
@@ -182,7 +182,9 @@ def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
 
 
 def _own_addresses(host: str) -> list[str]:
-    """Return this machine's addresses that `host` resolves to; none where other hosts may resolve it differently."""
+    """Return the addresses of this machine to which `host` resolves; none where other hosts may resolve it
+    differently.
+    """
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -209,7 +211,9 @@ def _arrive(joined: Rendezvous, placement: Placement) -> None:
 def _serve(
     placement: Placement, one_machine: bool, timeout: float, interface: str | None, secret: bytes = b""
 ) -> tuple[StoreProcess | None, Any]:
-    """Start the store on rank 0; return its process and what the others need. Only the job's ranks know `secret`."""
+    """Start the store on rank 0; return its process and its address for the others. Only the job's ranks have
+    `secret`.
+    """
     if placement.rank != 0:
         return None, None
     own = addresses(interface)
@@ -220,7 +224,7 @@ def _serve(
 
 
 def _mixed(token: bytes, secret: bytes) -> bytes:
-    """Return the job's token, made from a token that others may read and a secret that they do not know."""
+    """Return the job's token, made from a token that others may read and a secret that they do not have."""
     return hmac.digest(secret, token, "sha256") if secret else token
 
 

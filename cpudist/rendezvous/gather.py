@@ -15,7 +15,7 @@ from cpudist.waiting import poll
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_VERDICT_SECONDS = 5.0  # for rank 0 to publish who is missing, after the timeout
+_VERDICT_SECONDS = 5.0  # for rank 0 to publish the missing ranks, after the timeout
 _MOST_NAMES = 20  # of missing ranks in a message
 
 
@@ -44,7 +44,7 @@ def all_gather(
         meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
 
     Raises:
-        StartupTimeout: some ranks have not published theirs in time (the message names them), or the store is lost.
+        StartupTimeout: some ranks have not published a value in time (the message names them), or the store is lost.
     """
     own, everyone = f"{key}/{rank}", f"{key}/all"
     try:

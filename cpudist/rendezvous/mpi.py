@@ -1,7 +1,7 @@
 """MPI through mpi4py, on the launcher's own MPI library. The job uses it only to find its store.
 
 With another library than the launcher's, every rank is alone in a world of one, without an error. So the library is
-chosen here, and a world on which MPI and the launcher's variables disagree is an error.
+chosen here, and it is an error when MPI and the launcher's variables disagree about the world.
 """
 
 from __future__ import annotations
@@ -74,10 +74,8 @@ def _initialised(timeout: float) -> Any:
 
 
 def _finalize(mpi: Any) -> None:
-    """Finalise MPI at exit.
-
-    It has no bound, as in any MPI program: ranks wait here for each other, and a rank may have long work left after its
-    job is over.
+    """Finalise MPI at exit. Like any MPI_Finalize it has no time limit: ranks wait here for each other, and one may
+    work on long after its job.
     """
     if not mpi.Is_finalized():
         ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's own holds the GIL

@@ -15,7 +15,7 @@ from cpudist.waiting import poll
 
 LONGEST_KEEPALIVE = 30.0
 _ATTEMPT_SECONDS = 5.0  # for one address to answer
-_ANSWER_SECONDS = 15.0  # for the server to answer what it can answer at once
+_ANSWER_SECONDS = 15.0  # for the server to answer a request that needs no waiting
 
 
 class StoreLost(RuntimeError):
@@ -30,7 +30,7 @@ class Address:
         hosts: addresses of its host; some may not be reachable from here.
         port: its port, the same at all addresses.
         token: the job's secret; empty where the launcher offers no private way to distribute one.
-        keepalive_timeout: seconds after which a connection breaks that the network no longer carries.
+        keepalive_timeout: seconds after which a connection breaks when the network is down.
         job: key namespace of this job; a server outlives jobs.
     """
 
@@ -179,7 +179,7 @@ class Connection:
         except (OSError, protocol.Garbage) as error:
             self.close()
             raise StoreLost(first_line(error)) from None
-        except BaseException:  # the answer may still come, and the next request must not take it for its own
+        except BaseException:  # the answer may still come, and the next request must not read it as its own answer
             self.close()
             raise
 
@@ -194,7 +194,7 @@ class Connection:
 
 
 def _connected(host: str, address: Address, timeout: float) -> socket.socket:
-    """Connect to `host`; each side proves that it knows the token.
+    """Connect to `host`; each side proves that it has the token.
 
     Raises:
         OSError: no program answers there.

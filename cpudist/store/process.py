@@ -23,8 +23,8 @@ class StoreProcess:
     Args:
         addresses: addresses to listen on; empty: all of this machine.
         port: port to listen on; 0: any free one.
-        token: the secret that clients must know.
-        keepalive_timeout: seconds after which a client counts as unreachable.
+        token: the secret that clients must have.
+        keepalive_timeout: seconds after which a silent client is treated as unreachable.
 
     Raises:
         UserError: the child does not start, or cannot listen there.
@@ -57,12 +57,14 @@ class StoreProcess:
             where = f"port {port} of {', '.join(addresses) or 'this host'}"
             raise UserError(
                 f"rank 0 cannot serve the job's store at {where}: {answer.removeprefix('error ')}; "
-                "choose another port (MASTER_PORT), or wait until the job that has it is over"
+                "choose another port (MASTER_PORT), or wait until the job that uses it has ended"
             )
         self.port = int(answer)
 
     def _answer(self) -> str:
-        """Return the child's first line; raise where there is none, since this process may be a notebook's kernel."""
+        """Return the child's first line. Without one, raise: this process may be a notebook's kernel, which must not
+        exit.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             answered = bool(selector.select(_START_SECONDS))

@@ -1,7 +1,7 @@
 """The protocol between the job's store and its clients: a handshake, then frames.
 
-The handshake proves to each side that the other one knows the job's token, without sending the token (HMAC-SHA256 over
-a challenge from each side, RFC 2104). It authenticates; it does not encrypt.
+The handshake proves to each side that the other one has the job's token, without sending the token (HMAC-SHA256 over a
+challenge from each side, RFC 2104). It authenticates; it does not encrypt.
 
     server  HELLO nonce_s                       16 bytes of randomness
     client  nonce_c HMAC("client" nonce_s nonce_c)
@@ -29,13 +29,13 @@ _MOST_BYTES = 1 << 30  # of a frame
 
 
 class Code(IntEnum):
-    """What a client asks for; an answer repeats it."""
+    """The code of a request; its answer repeats the code."""
 
     SET = 1  # key value, key value, …
     GET = 2  # keys -> values; a key that is missing: the answer MISSING
     ADD = 3  # key number -> the sum
     APPEND = 4  # key value
-    COMPARE_SET = 5  # key expected desired -> what the key holds now
+    COMPARE_SET = 5  # key expected desired -> the key's value afterwards
     DELETE = 6  # key -> 1 if it was there, otherwise 0
     COUNT = 7  # -> how many keys there are
     CHECK = 8  # keys -> 1 if all are there, otherwise 0
@@ -106,7 +106,7 @@ def _fields(body: bytes) -> Iterator[bytes]:
 
 
 def proof(token: bytes, who: bytes, *nonces: bytes) -> bytes:
-    """Return the proof that a side knows the token, for these challenges; `who` is b"client" or b"server"."""
+    """Return the proof that a side has the token, for these challenges; `who` is b"client" or b"server"."""
     return hmac.digest(token, who + b"".join(nonces), "sha256")
 
 
@@ -119,7 +119,7 @@ def enable_keepalive(connection: socket.socket, seconds: float) -> None:
     """Break a connection once its other end has been silent for about `seconds`, at least 3.
 
     The kernel at the other end answers also for a process that is busy or stopped; a dead host or a link that is
-    down does not. See tcp(7): keep-alive probes where nothing is under way, TCP_USER_TIMEOUT where something is.
+    down does not. See tcp(7): keep-alive probes on an idle connection, TCP_USER_TIMEOUT while data is under way.
     """
     probes = 3
     pause = max(1, round(seconds / (probes + 1)))

@@ -3,8 +3,8 @@
 The process answers also while rank 0 is busy, and it notices the end of rank 0 as it notices the end of any other rank:
 the rank's connections break. It reads one line of JSON (token, addresses, port, keepalive_timeout) from standard input
 and prints the port. It ends when its standard input has ended and no client is connected any more, at most seconds
-later. Signals that are meant for the job do not end it: where a launcher kills all ranks at once, only this process can
-report which rank was lost first.
+later. Signals to the job do not end it: where a launcher kills all ranks at once, only this process can report the
+first lost rank.
 """
 
 from __future__ import annotations

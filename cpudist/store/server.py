@@ -20,7 +20,7 @@ from cpudist.store.protocol import Code
 from cpudist.store.values import Values, Wait
 
 _HANDSHAKE_SECONDS = 5.0
-# Clients at the handshake at a time. Of more, the oldest of the most frequent address is disconnected.
+# Most clients in the handshake at once. Beyond that, the oldest client of the most frequent address is disconnected.
 _MOST_UNAUTHENTICATED = 128
 _LINGER_SECONDS = 5.0  # for the other ranks, after rank 0's process has ended
 _CHUNK_BYTES = 1 << 16
@@ -40,12 +40,12 @@ class _Peer:
 
 
 class Server:
-    """Serve the store to every client that knows the token.
+    """Serve the store to every client that has the token.
 
     Args:
         token: the job's secret.
         listening: sockets to accept clients on, already bound.
-        keepalive_timeout: seconds after which a client counts as unreachable.
+        keepalive_timeout: seconds after which a silent client is treated as unreachable.
     """
 
     def __init__(self, token: bytes, listening: list[socket.socket], keepalive_timeout: float) -> None:
@@ -53,7 +53,7 @@ class Server:
         self._keepalive_timeout = keepalive_timeout
         self._values = Values()
         self._peers: set[_Peer] = set()
-        self._due: list[tuple[bytes, bytes]] = []  # what disconnected peers asked to append
+        self._due: list[tuple[bytes, bytes]] = []  # lines to append for disconnected peers
         # (key, value) of ON_DISCONNECT -> unless, text
         self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._due_reports: list[tuple[bytes, bytes]] = []  # of disconnected peers, in the order of their ends
@@ -122,7 +122,7 @@ class Server:
         try:
             connection, address = listening.accept()
         except OSError:
-            # The client has disconnected, or no descriptor is left: then the oldest at the handshake makes room.
+            # The client has disconnected, or no descriptor is left: then disconnect the oldest client in the handshake.
             self._drop_unauthenticated(max(0, len(self._unauthenticated) - 1))
             return
         connection.setblocking(False)
@@ -156,7 +156,9 @@ class Server:
             self._due_reports += [self._reports[entry] for entry in peer.on_disconnect if entry in self._reports]
 
     def _append_due(self) -> None:
-        """Append what disconnected peers asked for. Not done in `_drop`, which may run inside such an append."""
+        """Append the lines that disconnected peers asked for. Not done in `_drop`, which may run inside such an
+        append.
+        """
         while self._due:
             self._values.append(*self._due.pop(0))
 
@@ -209,7 +211,7 @@ class Server:
                 del peer.unsent[: peer.connection.send(peer.unsent)]
         except BlockingIOError:
             pass
-        except OSError as error:  # it has not got this answer, so it cannot go on
+        except OSError as error:  # it did not get this answer, so its connection is useless
             self._drop(peer, "unreachable" if isinstance(error, TimeoutError) else "ended")
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)

@@ -67,7 +67,7 @@ class Values:
         self.set(key, self._values.get(key, b"") + value)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Compare and set as `torch.distributed.Store.compare_set`: a missing key is set if `expected` is empty."""
+        """Compare and set like `torch.distributed.Store.compare_set`: a missing key is set if `expected` is empty."""
         if self._values.get(key, b"") == expected:
             self.set(key, desired)
         return self._values.get(key, expected)

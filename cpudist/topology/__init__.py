@@ -7,7 +7,7 @@
 - `pinning_plan.py`: a `Plan` from a machine and options. It reads no file: any machine can plan for any other.
 - `picture.py`: the plan as text. `thread_variables.py`: the variables by which OpenMP and oneCCL follow it.
 
-Nothing is changed here. It must not know torch, MPI or launchers.
+Nothing is changed here. It must not import torch, MPI or launchers.
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 - `target.py`: the user's script or module; `run_target.py`: runs it to its end, and ends the job.
 - `callbacks.py`: measures a Trainer's steps, and ends it after a signal (`interruption.py`).
 
-It must not know launchers, rendezvous, process groups or command lines.
+It must not import launchers, rendezvous, process groups or command lines.
 """

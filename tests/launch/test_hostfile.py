@@ -134,7 +134,7 @@ def test_spread(text: str, ranks: int | None, per_host: int | None, expected: li
             "h0:2\nh1",
             None,
             None,
-            "hosts, line 2: how many ranks h1 takes is not known; write h1 slots=4, or give --ppn",
+            "hosts, line 2: the number of ranks on h1 is missing; write h1 slots=4, or give --ppn",
         ),
     ],
 )
