@@ -1,4 +1,6 @@
-"""Start and end a job, from scripts and for `cpudist-train`; the parts of a training loop that backends differ in."""
+"""Start and end a job, from scripts and for `cpudist-train`; the parts of a training loop that differ between
+backends.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ def init(
     `stall` then hold where the job has none. After `shutdown` it starts a new job, with any backend.
 
     Args:
-        backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other name is
-            used or fails, it never falls back.
+        backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other backend
+            is used, or an error ends the start: there is no fallback.
         timeout: bound on the start and on every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
         pin: False leaves affinity, threads and memory policy alone.
@@ -61,15 +63,15 @@ def init(
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.
         options: the backend's own, which ``cpudist-train --help`` lists; there ``show_sharding=True`` is
-            ``--show-sharding``. Those of another backend have no effect here, as one line says.
+            ``--show-sharding``. Options of another backend have no effect, and one line says so.
 
     Returns:
         This rank's `World`.
 
     Raises:
         UserError: an argument is wrong, the launcher's variables contradict each other or MPI, the backend cannot be
-            used, a process group exists that cpudist did not make, or transformers or accelerate are of a version that
-            cpudist does not know.
+            used, a process group exists that cpudist did not make, or the version of transformers or accelerate is not
+            supported.
         StartupTimeout: a rank did not arrive in time; the message names it.
 
     Examples:
@@ -137,7 +139,7 @@ def wrap(
     compress: str | None = None,
     **options: Any,
 ) -> torch.nn.Module:
-    """Return the model with gradients that are averaged over all ranks: in DDP, or what the backend has instead.
+    """Return the model with gradients that are averaged over all ranks: in DDP, or in the backend's own form.
 
     Args:
         model: the model, on `World.device`.
@@ -194,7 +196,7 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
 
 
 def batches(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return the batches of `loader` on this rank's device, where a slow move is made ahead of their use.
+    """Return the batches of `loader` on this rank's device, moved ahead of their use where moving is slow.
 
     Args:
         loader: yields batches of CPU tensors, in tuples, lists or dicts: this rank's share, as with
@@ -212,7 +214,7 @@ def batches(loader: Iterable[Any]) -> Iterable[Any]:
 
 
 def mean(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the mean of `tensor` over all ranks, on the CPU and in float64; all ranks call it.
+    """Return the mean of `tensor` over all ranks, on the CPU and in float64; every rank calls it.
 
     Args:
         tensor: of any shape, the same on all ranks, on the CPU or on `World.device`.

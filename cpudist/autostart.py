@@ -5,7 +5,7 @@ torch calls `register` at the end of `import torch` (entry-point group ``torch.b
 script imports TrainingArguments. Where a launcher has started the process, they then take the documented flags, and the
 first that ask for ccl call `cpudist.init`. Arguments without any of these flags change nothing.
 
-Where `accelerate launch` starts one process in the place of several, such arguments are refused in that process.
+Where `accelerate launch` starts one process instead of several, that process refuses such arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cpudist.launchers import Launcher
 
 
-_ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # how many processes accelerate was asked for, where it starts one
+_ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # the number that the user asked accelerate for
 
 
 def register() -> None:
@@ -82,7 +82,7 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
                 api.init("ccl")
             except UserError as error:
                 job.fail(error, rank=launcher.rank)
-            # The very object of the default: the user has not set the number, so the job's own default holds.
+            # The same object as the default: the user has not set the number, so the job's own default holds.
             if self.ddp_timeout is default:
                 self.ddp_timeout = timeout.default
             cls.__post_init__(self)  # now the job's
@@ -90,7 +90,7 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
             started.record.leave_in(Path(self.output_dir))
             time_trainer(started)
         elif given := [name for name in added if getattr(self, name)]:
-            # Without a job the ranks cannot agree on which reports; all of them have the same arguments.
+            # Without a job the ranks cannot choose one that reports, and all of them have the same arguments.
             end_now(USER_ERROR, _refusal(given) if launcher.is_main_process else "")
         else:
             original(self)
@@ -99,7 +99,8 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
 
 
 def _tell_of_one_process(module: ModuleType) -> None:
-    """Tell a script how many processes accelerate was asked for: on CPUs without a hostfile it starts only one.
+    """Tell a script the number of processes that the user asked accelerate for: on CPUs without a hostfile it starts
+    only one.
 
     The script then ends with one line if its arguments ask for ccl, and the traceback of accelerate is left out.
     """

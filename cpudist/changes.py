@@ -60,7 +60,7 @@ class Changes:
     def ignored_warnings(self, message: str = "", category: type[Warning] = Warning) -> None:
         """Ignore warnings whose text begins with the regular expression `message`.
 
-        Only this filter is taken back; those that a script has added meanwhile stay.
+        Only this filter is removed; filters that a script has added meanwhile stay.
         """
         before = list(warnings.filters)
         warnings.filterwarnings("ignore", message, category)

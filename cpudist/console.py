@@ -14,7 +14,7 @@ _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
 
 def say(line: str, program: str = "cpudist") -> None:
-    """Write `program` and one line in one piece, so that the lines of several ranks do not mix.
+    """Write `program` and one line in a single call, so that the lines of several ranks do not mix.
 
     A standard error that is closed or full is ignored.
     """

@@ -1,8 +1,7 @@
 """Errors that users can correct.
 
-An error that a user can cause (a wrong option, a missing package, variables that contradict each other) is a
-`UserError` with one line that names cause and remedy. The command line prints this line without a traceback and exits
-with status 2.
+An error that a user can cause (a wrong option, a missing package, contradicting variables) is a `UserError`: one line
+with cause and remedy. The command line prints this line without a traceback and exits with status 2.
 """
 
 USER_ERROR = 2  # the exit status of the command line

@@ -14,9 +14,9 @@ class Finding:
     """One line about one thing, with its remedy.
 
     Attributes:
-        level: "error": a job would fail; "warning": it would be slower or lack something; "ok": nothing is wrong.
-        about: a word or two that name the thing.
-        message: what was found.
+        level: "error": a job would fail; "warning": it would be slower or lack a function; "ok": no fault.
+        about: the thing, in a word or two.
+        message: the result.
         remedy: what the user can do; empty if nothing is wrong.
     """
 

@@ -1,7 +1,7 @@
-"""Ranks that ended without an error of their own: which was the first, and the sentence that reports one.
+"""Ranks that ended without an error of their own: find the first one, and report it in a sentence.
 
 The store, the other ranks and `cpudist launch` each may notice it; all of them report it in these words. The rank that
-reports a failure also writes which ranks it came from into a file, as fields: the node agent on its host
+reports a failure also writes the ranks that caused it into a file, as fields: the node agent on its host
 (hosts/node_agent.py) passes them on to `cpudist launch`, which may leave out their host.
 """
 
@@ -48,13 +48,13 @@ class LostRank:
 
 
 def first_killed(killed: Sequence[LostRank], first_ended: Mapping[str, int | None]) -> LostRank | None:
-    """Return the loss that ended the job, as far as that is known; None where no signal killed a rank.
+    """Return the loss that ended the job, as far as it is known; None where no signal killed a rank.
 
     A launcher kills the other ranks with SIGKILL and may report those like the first, so other signals come first.
     Where ranks on several hosts died of SIGKILL, the rank stays unknown: the surviving ranks report it.
 
     Args:
-        killed: the ranks that signals have killed, from what the launcher wrote.
+        killed: the ranks that signals have killed, from the launcher's output.
         first_ended: for each host the rank whose process ended first there; None where several ended together.
     """
     telling = [loss for loss in killed if loss.how != signal.SIGKILL] or list(killed)
@@ -70,7 +70,7 @@ def first_killed(killed: Sequence[LostRank], first_ended: Mapping[str, int | Non
 
 
 def tell_launch(ranks: Sequence[int]) -> None:
-    """Write down for `cpudist launch` from which ranks a failure came; the first one on a host is heard."""
+    """Write the ranks that caused a failure into a file for `cpudist launch`; the first report on a host is kept."""
     job = os.environ.get(JOB_ID)
     if job and ranks:
         with suppress(OSError):  # nothing can be written there: no host is left out
@@ -80,7 +80,7 @@ def tell_launch(ranks: Sequence[int]) -> None:
 
 
 def told(job: str) -> list[int]:
-    """Return what a rank of this host has written by `tell_launch`, and remove the file."""
+    """Return a rank's report from `tell_launch` on this host, and remove the file."""
     try:
         with open(os.open(_file(job), os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():

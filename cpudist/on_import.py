@@ -1,6 +1,6 @@
 """Run an action on a module once the script has imported it.
 
-To import transformers or accelerate up front takes seconds, also in scripts that never use them.
+Importing transformers or accelerate up front would take seconds, also in scripts that never use them.
 """
 
 from __future__ import annotations

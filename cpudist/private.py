@@ -1,4 +1,4 @@
-"""What other users of a machine cannot read or change: the user's secret, and folders with code to load."""
+"""Keep other users of a machine from the user's secret, and from folders with code to load."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def secret() -> str:
 
 
 def why_not_trusted(path: Path) -> str | None:
-    """Return why another user than this one and root could change `path`; None where none could."""
+    """Return why a user other than this one and root could change `path`; None where none could."""
     if os.statvfs(path).f_flag & os.ST_RDONLY:  # an image, whose owners have other numbers here
         return None
     status = path.stat()
@@ -58,7 +58,7 @@ def why_not_trusted(path: Path) -> str | None:
 
 
 def _make(path: Path) -> None:
-    """Make the secret; of several processes that do so, the first one's is kept."""
+    """Make the secret; where several processes do so, the first secret is kept."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with open(os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as file:

@@ -1,7 +1,7 @@
 """Processes of this machine, read from /proc.
 
-Not through psutil: a job reads them when the file system that Python is installed on may be gone (`job/abort.py`),
-and it needs start times in the kernel's ticks.
+psutil is not used: a job reads processes when Python's file system may be gone (`job/abort.py`), and it needs start
+times in the kernel's ticks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Process(NamedTuple):
 def read(pid: int) -> Process | None:
     """Return the process with this id; None if there is none or it has ended."""
     try:
-        # The name stands in brackets and may hold anything: proc_pid_stat(5).
+        # The name is in brackets and may contain any character: proc_pid_stat(5).
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         if fields[0] in _ENDED:
             return None
@@ -91,7 +91,7 @@ def environment(pid: int) -> dict[str, str] | None:
 def with_variable(name: str, value: str) -> dict[int, dict[str, str]]:
     """Return the variables of each process of this user that was started with this one, by process id.
 
-    A launcher's helpers leave its session and process group, so a variable is all that marks the processes of a job.
+    A launcher's helpers leave its session and process group, so only a variable marks the processes of a job.
     """
     mark, found = f"{name}={value}".encode(), {}
     for pid in _all_ids():
@@ -115,7 +115,7 @@ def kill_all_with(variable: str, value: str) -> int:
 def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
     """Send a signal to a process, unless it has ended, or belongs to another user.
 
-    `is_meant` returns whether the id is still that process's: the kernel gives the ids of ended ones to new ones.
+    `is_meant` returns whether the id still belongs to that process: the kernel reuses the ids of ended processes.
     """
     with suppress(OSError):
         if not hasattr(os, "pidfd_open"):  # as in some builds of Python for old kernels
@@ -141,7 +141,7 @@ def python_main(module: str, *flags: str, path: Sequence[str] = ()) -> list[str]
         path: where else it looks for modules.
     """
     root = str(Path(__file__).resolve().parents[1])
-    # Not under the name __main__: tracebacks leave this frame out, as those of our modules.
+    # Not under the name __main__: tracebacks leave this frame out, like those of our modules.
     program = f"__name__ = 'cpudist'; import sys; sys.path[:0] = {[root, *path]!r}; from {module} import main; main()"
     return [sys.executable, *flags, "-c", program]
 

@@ -57,7 +57,7 @@ class Relay:
         with suppress(OSError, ValueError):  # the thread has closed the pipe
             if any(fcntl.ioctl(self._stream, termios.FIONREAD, bytes(4))):  # the number of bytes that it holds
                 return False
-        return not self.writing  # asked last: the thread may have just taken what the pipe held
+        return not self.writing  # asked last: the thread may have just emptied the pipe
 
     def _pass_on(self) -> None:
         poll = select.poll()

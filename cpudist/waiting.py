@@ -54,7 +54,9 @@ def poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], objec
 
 @contextmanager
 def bounded(what: str, timeout: float) -> Iterator[None]:
-    """End this process with a line on `what` if the block, which cannot be interrupted, takes `timeout` seconds."""
+    """End this process with a line about `what` if the block takes `timeout` seconds; the block cannot be
+    interrupted.
+    """
 
     def end() -> None:
         end_now(1, f"{what} did not finish within {timeout:g} s: a rank is gone or cannot be reached; ending")

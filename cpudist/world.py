@@ -65,7 +65,7 @@ class World:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one rank publishes about itself when the job starts.
+    """One rank's description of itself, published when the job starts.
 
     Attributes:
         node: a text that is the same for ranks that share a machine's memory, and different otherwise.
@@ -101,7 +101,7 @@ class RankInfo:
 
 @dataclass
 class _Node:
-    """Ranks that share a node, in rank order, with the local rank that the launcher gave each."""
+    """The ranks of one node, in rank order, each with its local rank from the launcher."""
 
     identity: str
     host: str
@@ -114,7 +114,7 @@ class _Node:
         place = member.placement
         if place.node_rank is not None or self.number is not None:
             return place.node_rank == self.number
-        # The same machine may stand for several nodes: then local ranks repeat.
+        # One machine may appear as several nodes: then local ranks repeat.
         taken = place.local_rank is not None and place.local_rank in self.local_ranks
         return self.identity == member.node and self.local_size == place.local_size and not taken
 
@@ -122,7 +122,7 @@ class _Node:
 def gather_rank_info(
     launcher: Launcher, interactive: bool, all_gather: Callable[[str, str], list[str]]
 ) -> tuple[World, list[RankInfo]]:
-    """Publish what this rank is; return its place among the others, and what each rank is, in rank order.
+    """Publish this rank's description; return its place among the others and all descriptions, in rank order.
 
     Args:
         launcher: what started this rank.
@@ -185,7 +185,7 @@ def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | 
     Args:
         members: all ranks, in rank order.
         world: any rank's place, from `assign_nodes`.
-        requested_nodes: on how many nodes the user wanted ranks; None where that is not known.
+        requested_nodes: the number of nodes that the user asked for; None: unknown.
     """
     remedy = "look at the hostfile, which cpudist doctor --hostfile checks"
     machines = {member.node: member.host for member in members}

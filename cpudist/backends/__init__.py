@@ -1,6 +1,6 @@
 """Backends: the ways in which the ranks of a job compute together, behind one interface (`interface.py`).
 
-What differs between oneCCL, gloo and others stays inside each backend's own file or folder. A package adds a backend,
+The differences between oneCCL, gloo and others stay inside each backend's own file or folder. A package adds a backend,
 with options of its own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see
 `Backend`.
 
@@ -34,7 +34,7 @@ __all__ = [
     "register",
 ]
 
-# What "auto" means: the first of these that every rank can use.
+# "auto" is the first of these that every rank can use.
 AUTO = ("ccl", "gloo")
 
 # A class, or where to import it from when it is first asked for.
@@ -99,7 +99,7 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
 
     Args:
         name: its name; not "auto".
-        options: what the user says for this backend alone; see `Backend.configure`.
+        options: the user's options for this backend; see `Backend.configure`.
 
     Raises:
         UserError: no backend has that name, or it does not take these options.
@@ -110,13 +110,13 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
 
 
 def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) -> dict[str, Any]:
-    """Return those of a program's `options` that have an effect on a backend; the others are named in one line.
+    """Return the `options` of a program that have an effect on a backend; one line names the others.
 
     So a program can name options of several backends. One that no backend has is kept, and `make` refuses it.
 
     Args:
         backend: its name, or "auto".
-        options: what the program says; see `Backend.configure`.
+        options: the program's options; see `Backend.configure`.
         is_main_process: whether this process tells the user.
 
     Raises:
@@ -151,7 +151,7 @@ def choose(
 
     Args:
         backend: its name, or "auto". Only "auto" falls back to another one.
-        options: what the user says for this backend alone; see `Backend.configure`.
+        options: the user's options for this backend; see `Backend.configure`.
         ask_everyone: sends a key and this rank's answer to all ranks; returns the answers of all, in rank order.
         is_main_process: whether this rank tells the user why a faster backend is not used.
 
@@ -182,5 +182,5 @@ def _tell_of_other_devices(chosen: str) -> None:
 
 @cache
 def _entry_points() -> dict[str, str]:
-    """The backends that installed packages bring: where to import each from, by name."""
+    """The backends of installed packages: the place to import each from, by name."""
     return {point.name: point.value for point in entry_points(group="cpudist.backends")}

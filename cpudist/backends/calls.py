@@ -1,4 +1,4 @@
-"""A rank's communication at one moment: the calls under way, and those that it has finished last."""
+"""A rank's communication at one moment: the calls under way, and the last completed ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Call:
     Attributes:
         name: as c10d calls the operation: "all_reduce", "recv".
         group: the process group's name; empty for the default one.
-        ranks: the group's ranks in the job; None stands for all.
+        ranks: the group's ranks in the job; None: all ranks.
         sequence: of a collective, its number among those of its group, from 1, the same on all its ranks. None for
             send and recv.
         peer: of send and recv, the other rank in the job; None where it may be any.
-        bytes: size of the tensors that hold the result on this rank; None where that is not known.
+        bytes: size of the tensors that hold the result on this rank; None: unknown.
         dtype: "float32"; empty where there is none.
         shape: of the first of these tensors.
         seconds: since the rank called it.

@@ -19,7 +19,7 @@ def check_scheme(text: str, asked: str) -> str:
     """Return the scheme that `text` names: one of `SCHEMES`, or "powersgd:RANK".
 
     Args:
-        text: what the user has given.
+        text: the user's text.
         asked: the option as the user wrote it, such as "--compress zip", for the message.
 
     Raises:
@@ -38,7 +38,7 @@ def has(backend: Backend, scheme: str) -> bool:
 
 
 def check_backend(backend: Backend, scheme: str, asked: str) -> None:
-    """Check that gradients can cross the network in `scheme`, which `check_scheme` has returned.
+    """Check that gradients can cross the network in `scheme`, a result of `check_scheme`.
 
     Args:
         backend: how the ranks communicate.

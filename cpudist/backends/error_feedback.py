@@ -1,4 +1,4 @@
-"""Save in checkpoints what compression has lost of gradients (error feedback).
+"""Save the errors of compressed gradients in checkpoints (error feedback).
 
 Schemes keep their errors by the buckets of DDP, which divides parameters differently after a restart. So a checkpoint
 holds the errors by parameter. The first step after a restart is exact in all schemes, and adds them.
@@ -40,12 +40,12 @@ def keep_all(error: torch.Tensor) -> None:
 def settle(
     errors: Mapping[int, torch.Tensor], group: Any, keep_own: Callable[[torch.Tensor], None] = keep_all
 ) -> dict[int, torch.Tensor]:
-    """Return what the averages over a group have lost; all its ranks call this, and go on with the same errors.
+    """Return the errors of the averages over a group; all its ranks call this, and go on with the same errors.
 
     Args:
-        errors: what the averages have lost on this rank, by numbers that are the same on all ranks.
+        errors: this rank's errors of the averages, by numbers that are the same on all ranks.
         group: the process group.
-        keep_own: zeroes what other ranks keep of an error.
+        keep_own: zeroes the part of an error that other ranks keep.
     """
     owners = torch.ones(1)
     keep_own(owners)
@@ -66,7 +66,7 @@ class ErrorFeedback:
         model: the model in DDP, which gets `hook`.
         hook: the communication hook of a scheme; it averages exactly in its first step.
         state: the state of the hook.
-        errors: what the scheme has lost on this rank, by the number of the bucket.
+        errors: this rank's errors, by the number of the bucket.
         keep_own: as for `settle`.
     """
 
@@ -83,7 +83,7 @@ class ErrorFeedback:
         self._errors, self._keep_own = errors, keep_own
         self._settled: dict[int, torch.Tensor] = {}
         self._buckets: dict[int, list[torch.Tensor]] = {}
-        self._owed: dict[str, torch.Tensor] = {}  # what the next step adds
+        self._owed: dict[str, torch.Tensor] = {}  # added by the next step
 
         @functools.wraps(hook)  # DDP reads the types of its arguments, and the run record its name
         def adding(state: Any, bucket: Any) -> Any:
@@ -96,11 +96,11 @@ class ErrorFeedback:
         _of[model.module] = self
 
     def settle(self) -> None:
-        """Agree on what has been lost, for `state_dict`; every rank calls it after the same step."""
+        """Agree on the errors, for `state_dict`; every rank calls it after the same step."""
         self._settled = settle(self._errors, self._group, self._keep_own)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return what has been lost of the average gradients, by the names of their parameters, after `settle`."""
+        """Return the errors of the average gradients, by the names of their parameters, after `settle`."""
         state = dict(self._owed)
         for number, error in self._settled.items():
             parameters = self._buckets[number]
@@ -110,7 +110,7 @@ class ErrorFeedback:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next step add what a checkpoint's steps have lost, instead of what this job's have."""
+        """Let the next step add a checkpoint's errors instead of this job's."""
         for error in self._errors.values():
             error.zero_()
         self._owed = {name: state[name] for name in self._names.values() if name in state}

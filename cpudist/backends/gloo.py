@@ -28,9 +28,9 @@ class GlooBackend(ProcessGroupBackend):
 
     def __init__(self) -> None:
         self._summary: dict[str, Any] = {}  # of the flight recorder, at the last look
-        self._lasting: tuple[float, Calls] | None = None  # calls that outlast a look, and when they were read
-        # Offset in seconds of the wall clock, which the recorder uses and which may be set, from the monotonic clock:
-        # at the last look, and when the calls under way were made.
+        self._lasting: tuple[float, Calls] | None = None  # calls under way at two looks, and the time of reading them
+        # Offset of the recorder's clock, the wall clock, from the monotonic clock, in seconds: at the last look, and
+        # when the calls under way were made.
         self._ahead = self._ahead_then = time.time() - time.monotonic()
 
     def start(self, world: World, store: Store, timeout: float) -> None:
@@ -50,7 +50,7 @@ class GlooBackend(ProcessGroupBackend):
         return _recorded(calls=False).get("pg_status")
 
     def calls(self) -> Calls | None:
-        """Return what torch's flight recorder has seen: collectives only, and of gloo from torch 2.9 on.
+        """Return the calls in torch's flight recorder: only collectives, and gloo's only from torch 2.9 on.
 
         A dump takes long, its summary less than a millisecond. So the dump is made once, when the summary is the same
         as at the last look: the calls under way then last.
@@ -99,7 +99,7 @@ def _call(entry: dict[str, Any], group: GroupRanks, ahead: float) -> Call:
         group: the group of the call.
         ahead: by how many seconds the entry's clock was ahead of the monotonic one.
     """
-    # "Float" and "BFloat16", which torch also knows as torch.float and torch.bfloat16.
+    # "Float" and "BFloat16", which are also torch.float and torch.bfloat16.
     dtypes = [getattr(torch, name.lower(), None) for name in entry["output_dtypes"]]
     known = [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
     sizes = entry["output_sizes"]

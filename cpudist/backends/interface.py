@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Devices:
-    """The devices that a backend's ranks compute on: here the CPU, which computes at once.
+    """The devices of a backend's ranks: here the CPU, which computes at once.
 
     A backend of other devices derives from this class, and overrides what differs. Commands ask before torch is
     imported (`findings`, `found`, `find_others`, `processes_per_node`), so the module imports torch in methods only.
 
     Attributes:
-        type: where ranks keep models and batches, as in ``torch.device(type)``. `cpudist.optimize` does on other
-            devices than "cpu" only what PyTorch does everywhere.
+        type: where ranks keep models and batches, as in ``torch.device(type)``. On other devices than "cpu",
+            `cpudist.optimize` applies only the means that PyTorch has everywhere.
         companions: packages that they need and that are each made for one release of torch.
     """
 
@@ -34,13 +34,13 @@ class Devices:
     companions: ClassVar[tuple[str, ...]] = ()
 
     def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
-        """Tell `cpudist doctor` what the backend would do on this machine.
+        """Tell `cpudist doctor` how the backend would work on this machine.
 
         Args:
             environment: the environment variables.
 
         Returns:
-            For each finding its level, one line that says what was found, and the remedy (empty where none is needed).
+            For each finding its level, the result in one line, and the remedy (empty where none is needed).
         """
         return iter(())
 
@@ -49,10 +49,10 @@ class Devices:
         return None
 
     def find_others(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the variables that torchrun would set, where the devices know of other processes and no launcher does.
+        """Return torchrun's variables where the devices, but no launcher, can name the other processes.
 
         Args:
-            options: what the user says for this backend alone.
+            options: the user's options for this backend.
 
         Returns:
             The variables; empty where this process is alone.
@@ -64,7 +64,7 @@ class Devices:
 
         Args:
             asked: the number.
-            options: what the user says for this backend alone.
+            options: the user's options for this backend.
 
         Raises:
             UserError: the devices cannot be used here.
@@ -96,17 +96,17 @@ class Backend(ABC):
     """One way for ranks to compute together, in `torch.distributed`'s default process group, which `start` makes.
 
     The order of calls is `configure`, `unavailable`, `start`, then all others as often as wanted, then `stop`. Nothing
-    here assumes tensors on the CPU, one process per device, or gradients that are reduced by hooks: `devices` has what
-    differs on other devices, and `wrap` returns the model in any form.
+    here assumes tensors on the CPU, one process per device, or gradients that are reduced by hooks: `devices` describes
+    other devices, and `wrap` returns the model in any form.
 
     Commands import the class for its declarations before torch is imported (``cpudist-train --help`` does, and a
     rank before it is pinned). So the module of a backend of another package imports torch in its methods only.
 
     Attributes:
-        name: what users call it.
-        options: what users can set for this backend alone; `configure` takes them.
+        name: its name for users.
+        options: the options of this backend; `configure` takes them.
         compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
-        devices: what its ranks compute on.
+        devices: the devices of its ranks.
         configured: the values of all `options`, once `configure` was called.
     """
 
@@ -176,11 +176,11 @@ class Backend(ABC):
         """
 
     def compressed_bytes(self) -> tuple[int, int] | None:
-        """Return how many bytes of gradients were compressed so far, and to how many; None where none were."""
+        """Return the bytes of gradients before and after compression so far; None where none were compressed."""
         return None
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the mean of `tensor`, of any shape, over all ranks, on the CPU and in float64; all ranks call it."""
+        """Return the mean of `tensor`, of any shape, over all ranks, on the CPU and in float64; every rank calls it."""
         import torch
         import torch.distributed as dist
 
@@ -189,7 +189,7 @@ class Backend(ABC):
         return mean.div_(dist.get_world_size())
 
     def set_timeout(self, seconds: float) -> None:
-        """Set the bound on every collective from now on, in the default group and in those made later.
+        """Set the bound on every later collective, in the default group and in groups made later.
 
         Args:
             seconds: the new bound.
@@ -200,7 +200,7 @@ class Backend(ABC):
         raise UserError(f"the timeout of the backend {self.name} cannot be changed; give it at the start")
 
     def transport(self) -> str | None:
-        """Return what carries the messages: "mpi", "ofi", "tcp", …; None before `start`."""
+        """Return the transport of the messages: "mpi", "ofi", "tcp", …; None before `start`."""
         return None
 
     def details(self) -> dict[str, Any]:
@@ -208,11 +208,11 @@ class Backend(ABC):
         return {}
 
     def communication_seconds(self) -> float | None:
-        """Return the seconds that this process has been blocked in communication; None where that is not measured."""
+        """Return the seconds that this process has been blocked in communication; None: not measured."""
         return None
 
     def calls(self) -> Calls | None:
-        """Return this rank's communication at this moment; None where that is not known.
+        """Return this rank's communication at this moment; None: unknown.
 
         Any thread may call this at any time, also while another one is blocked in a call. It takes milliseconds. While
         a call blocks inside a transport (while a group is created, say), it takes up to 0.2 s and returns None.
@@ -220,6 +220,6 @@ class Backend(ABC):
         return None
 
     def progress(self) -> object:
-        """Return a value that is another one after a collective has begun or ended; any thread may call this."""
+        """Return a value that changes when a collective begins or ends; any thread may call this."""
         calls = self.calls()
         return calls and [(call.group, call.sequence) for call in (*calls.finished, *calls.under_way)]

@@ -23,12 +23,12 @@ _SHARE = 0.1  # of a step; gradients are compressed if communication takes more
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
     """Measure the first steps of a model, then call `chosen` with "none" or "bf16" and the reason, on all ranks.
 
-    That is at the end of a backward pass whose gradients DDP has averaged: of those all ranks make the same number, but
+    It calls at the end of a backward pass in which DDP has averaged: all ranks make the same number of these, but maybe
     not of forward passes. The caller may communicate, and register a communication hook.
 
     Args:
-        model: the model. Where DDP does not reduce its gradients, or by a hook of its own, or none is of float32, there
-            is nothing to choose: the scheme is "none" at once, without a reason.
+        model: the model. There is no choice without DDP, with another communication hook, or without float32 gradients:
+            the scheme is then "none" at once, without a reason.
         chosen: takes the scheme and the reason.
     """
     if not isinstance(model, DistributedDataParallel) or model._comm_hooks:
@@ -66,11 +66,11 @@ def _choice(seconds: float, step: float) -> tuple[str, str]:
 
 
 def _seconds_of_sum(group: Any, count: int) -> float:
-    """Return the seconds that the sum of `count` values of float32 takes; the ranks of `group` call it together."""
+    """Measure the sum of `count` values of float32, in seconds; the ranks of `group` call it together."""
     sample = torch.zeros(min(count, _SAMPLE))
     seconds = []
     for _ in range(2):
-        dist.all_reduce(torch.zeros(1), group=group)  # ranks that wait for a late one would measure that
+        dist.all_reduce(torch.zeros(1), group=group)  # otherwise ranks would measure their wait for a late one
         began = time.perf_counter()
         dist.all_reduce(sample, group=group)
         seconds.append(time.perf_counter() - began)

@@ -38,12 +38,12 @@ class Option:
 
 
 def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all `options` of a backend: those that the user has set, and defaults.
+    """Return the values of all `options` of a backend: the user's, and defaults.
 
     Args:
         backend: the backend's name, for messages.
-        options: what it declares.
-        values: what the user has set; None stands for the default.
+        options: its declared options.
+        values: the user's values; None for the default.
 
     Raises:
         UserError: the backend has no such options, or they do not take these values.

@@ -56,7 +56,7 @@ class ProcessGroupBackend(Backend):
         )
 
     def change_libraries(self, changes: Changes) -> None:
-        # accelerate would move models to "cpu:0", which corrupts weights that Intel's extension has prepacked.
+        # accelerate would move models to "cpu:0", and so corrupt the prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)
         # Where they have been imported before the job started, they have read CPU_ONLY's variable already.
@@ -128,7 +128,7 @@ class ProcessGroupBackend(Backend):
 
 
 def bound_new_groups(seconds: float | None) -> None:
-    """Set the timeout of groups that are made without one; None restores torch's, which is half an hour."""
+    """Set the timeout of groups that are made without one; None restores torch's half an hour."""
     limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
     distributed_c10d.default_pg_timeout = limit
 

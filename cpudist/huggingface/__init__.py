@@ -2,8 +2,8 @@
 
 `PATCHES` lists every part of the two libraries that cpudist replaces or relies on while a job runs, and why; a backend
 adds what its own devices need (`Backend.change_libraries`). A module is patched once the script has imported it; this
-package never imports the libraries itself. To support another version, run tests/huggingface with it, change what no
-longer fits, and widen `KNOWN`.
+package never imports the libraries itself. To support another version, run tests/huggingface with it, mend the patches
+that no longer fit, and widen `KNOWN`.
 
 It must not import launchers, programs or command lines.
 """
@@ -43,7 +43,7 @@ KNOWN = {"accelerate": ">=1.15,<2", "transformers": ">=4.57.6,<6"}
 
 @dataclass(frozen=True)
 class Context:
-    """What the patches of one job know and share.
+    """The shared state of one job's patches.
 
     Attributes:
         job: the running job.
@@ -214,7 +214,7 @@ def install(job: Job) -> None:
     """Keep accelerate and Trainer on the process group of the running job until it ends.
 
     Raises:
-        UserError: the script has imported a version of one of them that cpudist does not know.
+        UserError: the script has imported an unsupported version of one of them.
     """
     # Where this is unset, accelerate divides the machine's cores by the ranks, pinned or not.
     job.changes.default_variable("OMP_NUM_THREADS", str(torch.get_num_threads()))
@@ -231,7 +231,7 @@ def _apply_all(module: ModuleType, context: Context) -> None:
 
 
 def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
-    """Replace the target if it is what the patch was written for, otherwise raise `UserError`."""
+    """Replace the target if the patch was written for it, otherwise raise `UserError`."""
     from packaging.specifiers import SpecifierSet  # transformers and accelerate need it too
 
     if patch.only is not None and not patch.only(context.job.world):

@@ -1,6 +1,6 @@
 """accelerate's choice of a backend, and its DDP.
 
-Each function makes what takes the place of `original`; `PATCHES` says why.
+Each function makes the replacement of `original`; `PATCHES` says why.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[
 
 
 def state_init(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `AcceleratorState.__init__`: where float16 is asked for, compute in bfloat16 if that is fast."""
+    """Replace `AcceleratorState.__init__`: compute in bfloat16 instead of float16 where it is fast."""
 
     @functools.wraps(original)
     def init(self: Any, mixed_precision: str | None = None, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The files of Trainer's checkpoints: which ones are complete, and what cpudist adds."""
+"""The files of Trainer's checkpoints: the complete ones, and cpudist's additions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cpudist.checkpoints.folders import numbered
 
-HOSTS = "hosts.pt"  # beside Trainer's files: what compression has lost of the gradients (`error_feedback`)
+HOSTS = "hosts.pt"  # next to Trainer's files: the part of the gradients that compression has lost (`error_feedback`)
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
 _SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 leaves it while it saves on SIGTERM
 

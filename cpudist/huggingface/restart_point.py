@@ -26,7 +26,7 @@ _SHARED = "put --output_dir on a disk that all hosts share, or train with --save
 
 
 def number_training(folder: str) -> int:
-    """Return the number of a training that begins, among those of this process with the same output folder."""
+    """Return the number of a training that begins, among this process's trainings with the same output folder."""
     _trainings[os.path.abspath(folder)] += 1
     return _trainings[os.path.abspath(folder)] - 1
 
@@ -37,7 +37,7 @@ def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
     Args:
         job: the running job.
         folder: the output folder.
-        training: the number of the training among those of the folder.
+        training: the number of the training in the folder.
 
     Returns:
         The checkpoint; None where no earlier attempt at this run has saved one, and with `--resume never`.
@@ -77,7 +77,7 @@ def trainer_of(checkpoint: Path) -> Mapping[str, Any]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with the files of a checkpoint, in words; None where nothing is. Every rank calls it.
+    """Return the fault in the files of a checkpoint, in words; None where there is none. Every rank calls it.
 
     Each host reads all files, shared by its ranks: with --save_on_each_node it has its own.
     """

@@ -1,8 +1,8 @@
 """Resume a training after a restart, and on another number of ranks with the same steps.
 
 Trainer counts steps. With fewer ranks a step would have fewer samples, so the same step would be another place in the
-data, and the learning-rate schedule would end too early. Here a step keeps the samples that it was begun with: in equal
-shares where that is possible, otherwise in unequal ones (uneven_shares.py).
+data, and the learning-rate schedule would end too early. Here a step keeps its original samples: in equal shares where
+possible, otherwise in unequal ones (uneven_shares.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
             if checkpoint is None:
                 say_from_the_beginning(context.job, folder)
         elif checkpoint and (problem := damage(Path(checkpoint))) is not None and self.args.process_index == 0:
-            say(f"warning: {checkpoint} is damaged: {problem}")  # what the script names is taken, whatever it is
+            say(f"warning: {checkpoint} is damaged: {problem}")  # the script's own choice is taken
         if checkpoint and is_of_run(context.job, Path(checkpoint)) and _is_finished(Path(checkpoint)):
             # Without batches: resumed at --max_steps inside an epoch, it would make one step more.
             with replaced(self, get_batch_samples=lambda *args, **kwargs: ([], None)):
@@ -204,7 +204,7 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
 
 
 def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> AbstractContextManager[None]:
-    """Replace accelerate's BatchSamplerShard by what `make_sampler` makes of a batch sampler, in the block."""
+    """Replace accelerate's BatchSamplerShard by the result of `make_sampler` while the block runs."""
     data_loader = sys.modules["accelerate.data_loader"]
     original: Any = vars(data_loader)["BatchSamplerShard"]
 

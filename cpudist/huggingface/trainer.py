@@ -1,10 +1,10 @@
 """Trainer's model, optimizer and loss.
 
 `--use_ipex` takes effect between making the optimizer and wrapping the model in DDP. With `--bf16` as well, the model
-trains with bfloat16 parameters and float32 master weights. Its state holds the master weights, and they are what is
-saved, so the configuration beside them must say float32.
+trains with bfloat16 parameters and float32 master weights. Its state holds the master weights, which are saved, so the
+saved configuration must say float32.
 
-Each function makes what takes the place of `original`; `PATCHES` says why.
+Each function makes the replacement of `original`; `PATCHES` says why.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., 
 
 
 def save_pretrained(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `PreTrainedModel.save_pretrained`: beside master weights, the configuration says float32."""
+    """Replace `PreTrainedModel.save_pretrained`: with master weights, the configuration says float32."""
 
     @functools.wraps(original)
     def save(self: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
@@ -60,8 +60,8 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
     """Replace `Trainer.compute_loss`: the loss is the same on any number of ranks and of accumulated batches.
 
     Trainer (4.57 and 5.x) relies on the model to divide by `num_items_in_batch`, the number of targets in all batches
-    of a step on all ranks. Many models, such as BertForSequenceClassification, ignore it. Their loss is then too large
-    by the number of ranks, by which Trainer multiplies, and of accumulated batches, by which it does not divide.
+    of a step on all ranks. Many models, such as BertForSequenceClassification, ignore it. Their loss is then too large:
+    Trainer multiplies it by the number of ranks, and does not divide it by the number of accumulated batches.
     """
     uses_count: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
@@ -92,7 +92,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
 
 
 def _optimize(trainer: Any, context: Context) -> None:
-    """Apply what --use_ipex asks for; without it, only note for the run record what Trainer does by itself."""
+    """Apply the optimizations of --use_ipex; without it, only note Trainer's own for the run record."""
     model, optimizer, args = trainer.model, trainer.optimizer, trainer.args
     if model in context.masters:  # an earlier Trainer has made them, with another optimizer
         context.masters[model].hand_over(optimizer)
@@ -101,7 +101,7 @@ def _optimize(trainer: Any, context: Context) -> None:
         choice.check_compiling()
     bf16 = args.bf16 and not (args.use_cpu and precision.slow_in_bf16(model))  # prepare_model says so
     if args.bf16 and not bf16:
-        trainer.use_cpu_amp = False  # of transformers 4.57, beside accelerate's
+        trainer.use_cpu_amp = False  # of transformers 4.57, in addition to accelerate's
     dtype = torch.bfloat16 if bf16 else torch.float16 if args.fp16 else torch.float32
     formats = choice.multiply(dtype) + ([choice.autocast_in(dtype)] if bf16 or args.fp16 else [])
     if not args.use_ipex:
@@ -121,7 +121,7 @@ def _optimize(trainer: Any, context: Context) -> None:
 
 
 def _divide(result: Any, number: float) -> Any:
-    """Divide the loss in what `compute_loss` returns: the loss, or a tuple that begins with it."""
+    """Divide the loss in the result of `compute_loss`: the loss, or a tuple that begins with it."""
     if number == 1:
         return result
     return (result[0] / number, *result[1:]) if isinstance(result, tuple) else result / number

@@ -1,7 +1,7 @@
 """Trainer's checkpoints: each is complete or absent, and says how its training was begun.
 
 Trainer (4.57 and 5.x) writes straight into `checkpoint-N`, and resumes from the highest N whatever it finds there. Here
-every rank writes into a folder beside it, and the checkpoint is published as any other (checkpoints/publishing.py).
+every rank writes into a folder beside it, and the checkpoint is published like any other (checkpoints/publishing.py).
 With `--async-checkpoint` Trainer saves large files in memory, and a thread does the rest while the training goes on.
 """
 
@@ -93,7 +93,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
 
 
 def load_optimizer_and_scheduler(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `Trainer._load_optimizer_and_scheduler`: what compression has lost of gradients, too."""
+    """Replace `Trainer._load_optimizer_and_scheduler`: load the lost part of compressed gradients, too."""
 
     @functools.wraps(original)
     def load(self: Any, checkpoint: Any) -> None:
@@ -117,7 +117,7 @@ def load_best_model(original: Callable[..., None], context: Context) -> Callable
 
 
 def _name_the_best(trainer: Any, run_dir: Path, written: Path) -> None:
-    """Correct the path of the best checkpoint in the state: Trainer has looked for it beside `written`."""
+    """Correct the path of the best checkpoint in the state: Trainer has put it next to `written`."""
     state = trainer.state
     if not state.best_global_step:
         return

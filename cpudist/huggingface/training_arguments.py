@@ -1,4 +1,4 @@
-"""TrainingArguments: the options of the documented command keep their meaning.
+"""TrainingArguments: keep the options of the documented command.
 
 `ddp_compress`, `use_ipex` and, for transformers 5, `no_cuda` are fields too, so that the
 command line, JSON and YAML files, dictionaries and calls all take them. `ddp_backend` takes the job's backend, and
@@ -67,7 +67,7 @@ def change_fields(cls: Any, context: Context) -> Any:
     """
     job = context.job
     add_fields(cls, (job.world.backend, "ccl"), job.changes)
-    # The script then reads the bound that holds, and whoever sets 1800, transformers' default, gets 1800.
+    # The script then reads the bound that holds; a user who sets 1800, transformers' default, gets 1800.
     seconds = job.timeout
     field = cls.__dataclass_fields__["ddp_timeout"]
     job.changes.attribute(field, "default", int(seconds) if seconds == int(seconds) else seconds)
@@ -112,7 +112,7 @@ def _without_fused(arguments: Any, backend: str, is_main_process: bool) -> None:
     if name.endswith("_fused"):
         arguments.optim = name.removesuffix("_fused")
         if is_main_process:
-            say(f"{backend} has no fused optimizers: --optim {arguments.optim} in the place of {name}")
+            say(f"{backend} has no fused optimizers: --optim {arguments.optim} instead of {name}")
 
 
 def _generated(cls: Any) -> Iterator[type]:

@@ -1,7 +1,7 @@
 """Share the samples of a step as equally as possible among ranks whose number does not divide them.
 
-A step of 32 samples on 3 ranks is 11 + 11 + 10. A mean over 11 samples must have a larger part in the step's gradient
-than a mean over 10: that is what the weights are for.
+A step of 32 samples on 3 ranks is 11 + 11 + 10. A mean over 11 samples needs a larger weight in the step's gradient
+than a mean over 10.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Shares:
         return [range(start, end) for start, end in pairwise(ends)]
 
     def weights(self, samples: int, rank: int) -> list[float]:
-        """Return the factor for the mean over each batch of `rank`, 1 where all batches have one size."""
+        """Return the factor of the mean of each batch of `rank`; 1 where all batches have one size."""
         batches = self.batches(samples)
         return [len(batch) * len(batches) / samples for batch in batches[rank :: self.ranks]]
 

@@ -1,11 +1,11 @@
-"""Pickle a notebook's function, its arguments and all that it uses for other processes, and compare those of nodes.
+"""Pickle a notebook's function, its arguments and everything it uses for other processes, and compare the nodes' calls.
 
-What a notebook defines is in no file, so cloudpickle pickles it by value. An object that cannot be pickled, or would
-silently mean something else in another process, is an error that names the object as the notebook does.
+A notebook's definitions are in no file, so cloudpickle pickles them by value. An object that cannot be pickled, or
+would silently be a different thing in another process, is an error that names the object as the notebook does.
 
 Each notebook pickles the same cell to other bytes. So a digest is made of the code of the notebook's functions and
-classes, of plain values, and of the types and shapes of tensors. Of other objects only the type counts: each node may
-have another one (a folder, a model whose weights DDP takes from rank 0).
+classes, of plain values, and of the types and shapes of tensors. Of other objects only the type is compared: each node
+may have another one (a folder, a model whose weights DDP takes from rank 0).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _OF_THIS_PROCESS = (
 
 
 class _NotHere(Exception):
-    """Raised for an object that would mean something else in another process."""
+    """Raised for an object that would be a different thing in another process."""
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Records which of the notebook's definitions it pickles.
+    """Records the notebook's definitions that it pickles.
 
     Attributes:
         definitions: functions and classes of `__main__`, by their names there.
@@ -95,8 +95,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> N
 def unpack(file: BinaryIO) -> Callable[[], Any]:
     """Read a call that `pack` has written; return it as a function without arguments.
 
-    This process gets the definitions of the notebook's `__main__` that the call uses. So what is pickled by reference
-    in the notebook (a model saved whole, an object sent to another rank) can be pickled here too.
+    This process gets the definitions of the notebook's `__main__` that the call uses. So objects that are pickled by
+    reference in the notebook (a model saved whole, an object sent to another rank) can be pickled here too.
     """
     unpickler = pickle.Unpickler(file)
     function, args = unpickler.load()
@@ -109,7 +109,7 @@ def unpack(file: BinaryIO) -> Callable[[], Any]:
 
 
 def digest(value: Any) -> str:
-    """Return the digest of a function or an argument, by which the cells of several nodes find out that they differ."""
+    """Return the digest of a function or an argument; the cells of several nodes compare it."""
     return hashlib.sha256(repr(_meaning(value, set())).encode()).hexdigest()
 
 
@@ -182,7 +182,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _meaning(value: Any, seen: set[int]) -> Any:
-    """Return plain values that stand for `value`; `seen` has the ids of the objects that are described already."""
+    """Return plain values that describe `value`; `seen` has the ids of the objects that are described already."""
     kind = type(value).__qualname__
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return value

@@ -48,10 +48,10 @@ def notebook_launcher(
 ) -> Any:
     """Run a function of this notebook, or script, on several ranks, and return its value on rank 0.
 
-    Every rank is a fresh process, with its share of this node's cores. It gets `function`, `args` and all that they use
-    of the notebook. The job runs when the function is called: `cpudist.init()` returns the `World`, and accelerate's
-    ``Accelerator()`` and Trainer find the job. Rank 0's output and all ranks' standard error appear here as they come.
-    Interrupting the cell ends all ranks.
+    Every rank is a fresh process, with its share of this node's cores. It gets `function`, `args` and everything in the
+    notebook that they use. The job runs when the function is called: `cpudist.init()` returns the `World`, and
+    accelerate's ``Accelerator()`` and Trainer find the job. Rank 0's output and all ranks' standard error appear here
+    as they come. Interrupting the cell ends all ranks.
 
     With several nodes, one notebook on each node makes the same call, except for `node_rank`, in any order.
 

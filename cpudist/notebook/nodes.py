@@ -37,7 +37,7 @@ class Nodes:
         settings: of this node's launch.
 
     Raises:
-        UserError: the store cannot be served, or the arguments differ from those in another node's cell.
+        UserError: the store cannot be served, or the arguments in another node's cell differ.
         StartupTimeout: the store cannot be reached in time.
     """
 
@@ -111,8 +111,8 @@ class Nodes:
     def _join(self, address: Address) -> Connection:
         """Connect to the store, and check that no other cell has this node's number.
 
-        A cell with this number that has left the job was this notebook's last launch; then node 0's next launch is
-        awaited.
+        A cell with this number that has left the job was this notebook's last launch; then wait for node 0's next
+        launch.
         """
         deadline = time.monotonic() + self._settings.join_timeout
         node = self._settings.node_rank
@@ -131,7 +131,7 @@ class Nodes:
             time.sleep(_RETRY_SECONDS)
 
     def _compare(self) -> None:
-        """Check that all cells have the same arguments; report to the other nodes where they differ."""
+        """Check that all cells have the same arguments; report a difference to the other nodes."""
         settings = self._settings
         names = ("num_nodes", "num_processes", "mixed_precision", "max_restarts")
         values = {name: repr(getattr(settings, name)) for name in names}

@@ -1,4 +1,4 @@
-"""This node's ranks in one attempt: start them, show what they print, and wait for their end.
+"""This node's ranks in one attempt: start them, show their output, and wait for their end.
 
 The processes are not forked, so threads, an MPI or a process group of the notebook do not exist in them.
 """
@@ -30,15 +30,15 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 _OTHERS_SECONDS = 10.0  # for the other ranks to end by themselves when one has failed
 _STOP_SECONDS = 2.0  # for ranks to clean up after an interrupt
 _REST_SECONDS = 1.0  # for the rest of their output
-_CAUSE_SECONDS = 5.0  # for another node to report why ranks have ended here without an exception
+_CAUSE_SECONDS = 5.0  # for another node to report the cause when ranks have ended here without an exception
 
 
 class Output:
-    """Writes what a rank prints to `sys.stdout` or `sys.stderr`, which a cell may replace at any time.
+    """Writes a rank's output to `sys.stdout` or `sys.stderr`; a cell may replace these at any time.
 
     Args:
         name: "stdout" or "stderr".
-        prefix: what each line begins with; None for none.
+        prefix: the beginning of each line; None for none.
         whole: whether to wait for the end of a line, so that lines of several ranks do not mix.
     """
 
@@ -115,12 +115,12 @@ class _Rank:
 
 
 class LocalRanks:
-    """The ranks of this node in one attempt. `run` waits for their end, and `close` kills what is left of them.
+    """The ranks of this node in one attempt. `run` waits for their end, and `close` kills their remaining processes.
 
     Args:
         settings: of this launch.
         nodes: the store in which the ranks find each other.
-        payload: a descriptor of the file that `worker.py` reads.
+        payload: a descriptor of the file for `worker.py`.
         attempt: number of this attempt.
         run_id: the name of the launch, which all attempts have.
     """
@@ -131,7 +131,7 @@ class LocalRanks:
         self._interval = settings.monitor_interval
         self._ranks: list[_Rank] = []
         mark = uuid.uuid4().hex
-        # Kills every process with the mark, also those that a rank has started, and also when this process is killed.
+        # Kills every marked process, also the children of ranks, and also when this process is killed.
         self._agents = NodeAgents([Host("localhost")], mark, "RANK")
         try:
             self._start(settings, payload, {"CPUDIST_JOB_ID": mark, "CPUDIST_RUN_ID": run_id})
@@ -158,7 +158,7 @@ class LocalRanks:
         return self._ranks[0].result
 
     def close(self) -> None:
-        """Kill what is left of the ranks."""
+        """Kill the remaining processes of the ranks."""
         self._agents.end()
         for rank in self._ranks:
             rank.close()

@@ -1,4 +1,4 @@
-"""What a rank returns to its notebook: the result of its function, or how it failed."""
+"""A rank's answer to its notebook: the result of its function, or its failure."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def traceback_of(error: BaseException, first: Any) -> str:
 
 
 class Mailbox:
-    """A memory file that a rank shares with its notebook, in which the rank leaves figures, as PNG, and one result.
+    """A memory file between a rank and its notebook: the rank leaves figures, as PNG, and one result in it.
 
     Attributes:
         of_rank_0: in rank 0's process, its own.
@@ -154,7 +154,7 @@ class Mailbox:
             file.write(len(data).to_bytes(_LENGTH, "little") + data)
 
     def arrived(self) -> Iterator[Any]:
-        """Yield what was left since the last call; what is being written comes with a later one."""
+        """Yield the complete contents since the last call; a later call yields the unfinished one."""
         with open(f"/proc/self/fd/{self.descriptor}", "rb") as file:
             while True:
                 file.seek(self._read)

@@ -1,4 +1,4 @@
-"""What each rank of a notebook's job runs: `python -c … PAYLOAD MAILBOX`, two descriptors of memory files."""
+"""The program of each rank of a notebook's job: `python -c … PAYLOAD MAILBOX`, two descriptors of memory files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Binds this rank to its part of the node's plan, before torch starts threads or later.
 
-- `plan_options.py`: what the user has set about threads and data loading.
-- `rank_cpus.py`: the part of the node that belongs to this rank: what its launcher has pinned, or its part of the plan.
+- `plan_options.py`: the user's settings of threads and data loading.
+- `rank_cpus.py`: the part of the node that belongs to this rank: the launcher's pinning, or its part of the plan.
 - `preload.py`: a faster allocator, for which the process starts once more.
 - this file: decides, and changes this process. `threads.py`: the masks of its threads, and where its pages are placed.
 
@@ -65,12 +65,11 @@ def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
     """Pin this process, which has not imported torch or used MPI yet. The process may start once more.
 
     Args:
-        launcher: what started it.
-        arguments: the words of the command line, which may say how many processes load data.
+        launcher: the launcher of this process.
+        arguments: the words of the command line, which may set the number of data workers.
 
     Returns:
-        What was assigned to it; None if it was not pinned, because its launcher does not say how many ranks share the
-        node.
+        Its assignment; None if it was not pinned, because its launcher does not give the number of ranks on the node.
     """
     preload_allocator()
     pinning = decide(launcher, arguments)
@@ -87,7 +86,7 @@ def decide(
 
     Args:
         launcher, arguments: as for `pin`.
-        chosen_threads: torch's number of threads, and what has set it; None where that is to be decided here.
+        chosen_threads: torch's number of threads, and its origin; None where it is decided here.
     """
     try:
         placement = launcher.placement()

@@ -1,4 +1,4 @@
-"""What the user has set about this rank's threads and data loading: in variables, on the command line, in a file."""
+"""The user's settings of this rank's threads and data loading: in variables, on the command line, in a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IN_A_FILE = re.compile(rf'(?:^|[{{,]\s*)"?{_TRAINERS}"?\s*:\s*(\d+)\b', re.MULT
 
 
 def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: Starter) -> tuple[int, str] | None:
-    """Return the number of threads that the user has set, and in which variable; None if the user has set none.
+    """Return the number of threads that the user has set, and its variable; None if the user has set none.
 
     torchrun sets OMP_NUM_THREADS to 1 on any machine, unless it is set. That is not the user's number.
     """
@@ -27,7 +27,7 @@ def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: S
 
 
 def data_workers(arguments: Sequence[str]) -> int:
-    """Return how many processes load data: cpudist-train's --data-workers, or Trainer's dataloader_num_workers.
+    """Return the number of data workers: cpudist-train's --data-workers, or Trainer's dataloader_num_workers.
 
     The latter is read from the command line or from a file of arguments; a number in a script's code is not seen.
 
@@ -56,6 +56,6 @@ def _from_file(path: Path) -> int:
         return 0
     try:
         found = _IN_A_FILE.search(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the script reports what is wrong with it
+    except (OSError, ValueError):  # the script reports the fault
         return 0
     return int(found[1]) if found else 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _TCMALLOC = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
-# Holds the process id, which stays the same: processes that a rank starts inherit the variable and ignore it.
+# Holds the process id, which stays the same: child processes inherit the variable and ignore it.
 _DONE = "CPUDIST_PRELOADED"
 # A user who sets one of these has decided about the allocator.
 _DECIDED = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF")

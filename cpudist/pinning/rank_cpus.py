@@ -1,4 +1,4 @@
-"""The part of the node that belongs to this rank: what its launcher has pinned, or its part of the node's plan."""
+"""The part of the node that belongs to this rank: its launcher's pinning, or its part of the node's plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Starter:
 def starter_of(rank_variable: str | None) -> Starter:
     """Return the nearest ancestor that does not have this rank's `rank_variable`, such as PMI_RANK.
 
-    The parent alone does not tell, since there may be shells and wrappers of the rank in between. Without
+    The parent alone is not enough, since there may be shells and wrappers of the rank in between. Without
     `rank_variable` the parent is returned.
     """
     own = os.environ.get(rank_variable) if rank_variable else None
@@ -39,7 +39,7 @@ def starter_of(rank_variable: str | None) -> Starter:
             break
     try:
         return Starter(frozenset(os.sched_getaffinity(pid)), variables)
-    except OSError:  # it has ended, or is hidden: this process's own mask is all that is known
+    except OSError:  # it has ended, or is hidden: only this process's own mask can be read
         return Starter(frozenset(os.sched_getaffinity(0)), variables)
 
 
@@ -63,10 +63,10 @@ def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: 
 
     Args:
         machine: this machine, limited to what this process may use.
-        starter_cpus: the CPUs that the process which started the ranks may use.
+        starter_cpus: the CPUs of the process that started the ranks.
         rank: the local rank.
-        ranks: how many ranks are on this node.
-        options: what the user asks for; its `ranks` is ignored.
+        ranks: the number of ranks on this node.
+        options: the user's options; their `ranks` is ignored.
 
     Raises:
         UserError: no CPU may be used.
@@ -86,7 +86,8 @@ def _over_subscribed(plan: Plan) -> str:
 def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, options: PlanOptions) -> Share:
     """Plan inside the mask that the launcher has set for this rank."""
     own = len(machine.usable.cores)
-    # Masks that are too large to be disjoint are shared. Which ranks share one cannot be seen, only how many.
+    # Masks that are too large to be disjoint are shared. Their number can be seen, but not the ranks that share one
+    # mask.
     sharers = ranks * own // node_cores
     plan = make_plan(Machine(machine.topology, _part_of(machine.limits, ranks)), replace(options, ranks=1))
     share = replace(plan.ranks[0], rank=rank)
@@ -105,7 +106,7 @@ def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, o
 
 
 def _part_of(limits: Limits, ranks: int) -> Limits:
-    """Return the limits of one rank. A quota, and what Slurm has counted, are for the whole node."""
+    """Return the limits of one rank. A quota, and Slurm's number of CPUs, are for the whole node."""
     quota = None if limits.quota is None else limits.quota / ranks
     counted = None if limits.counted is None else limits.counted // ranks
     return replace(limits, quota=quota, counted=counted)

@@ -1,6 +1,6 @@
-"""The threads of this process, the CPUs on which they and those to come may run, and where their pages are placed.
+"""The CPUs on which this process's present and future threads may run, and the place of their pages.
 
-Containers often refuse set_mempolicy(2), by which pages are placed (Docker's seccomp profile without CAP_SYS_NICE).
+Containers often refuse set_mempolicy(2), which places pages (Docker's seccomp profile without CAP_SYS_NICE).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _read(task: Path) -> Thread | None:
 
 
 def data_cores() -> int:
-    """Return how many cores of this process's share are kept for processes that load data."""
+    """Return the number of this process's cores that are kept for data workers."""
     return _data_cores
 
 
@@ -83,8 +83,8 @@ def bind(plan: RankPlan, changes: Changes) -> None:
     """Narrow this process's masks to the plan, and place its memory on the plan's NUMA node.
 
     Existing threads, such as OpenMP's, move to the computing cores. The calling thread may use all of the plan's CPUs
-    until `settle`, and so may the threads that it starts until then, which are the job's own. A thread whose mask
-    differs from the calling thread's was pinned by other code, and is not moved.
+    until `settle`, like the job's own threads, which it starts before. A thread whose mask differs from the calling
+    thread's was pinned by other code, and is not moved.
 
     Raises:
         OSError: the kernel refuses the plan's CPUs.
@@ -92,7 +92,7 @@ def bind(plan: RankPlan, changes: Changes) -> None:
     before, own = frozenset(os.sched_getaffinity(0)), threading.get_native_id()
     changes.then(lambda: _release(plan, before))
     os.sched_setaffinity(0, plan.mask)
-    for _ in range(2):  # a thread that another one has started meanwhile has that one's mask
+    for _ in range(2):  # a thread inherits the mask of the thread that has started it meanwhile
         for thread in threads():
             if thread.number != own and thread.mask == before:
                 _move(thread.number, plan.cpus)
@@ -116,8 +116,8 @@ def memory_policy() -> str | None:
 def allocate_locally() -> bool:
     """Place pages on the node of the CPU that touches them first.
 
-    The default does so too, but unmaps pages now and then to see which node uses them (NUMA balancing). That costs
-    pinned threads time and gains nothing.
+    The default does so too, but unmaps pages now and then to see which node uses them (NUMA balancing). This unmapping
+    costs pinned threads time and gains nothing.
 
     Returns:
         False if the kernel refuses, or another policy has been set, which is kept.
@@ -155,7 +155,7 @@ def settle(plan: RankPlan, changes: Changes) -> None:
 
 
 def _release(plan: RankPlan, before: frozenset[int]) -> None:
-    """Give the threads that the plan has placed the mask that the process had before."""
+    """Restore the process's mask on the threads that the plan placed."""
     ours = {frozenset(cpus) for cpus in (plan.mask, plan.cpus, plan.communication_cpus) if cpus}
     for thread in threads():
         if thread.mask in ours and thread.mask != before:

@@ -3,7 +3,7 @@
 - `identity.py`: which machine this is, and at which addresses others reach it.
 - this file: sockets, NUMA nodes, L3 groups and cores, by the operating system's numbers. `sysfs.py`, `lscpu.py` and
   `hwloc.py` read them; `kernel_files.py` opens them or a copy, `cpulist.py` parses lists and masks.
-- `limits.py`: what of the machine this process may use. `machine.py`: the topology and the limits together.
+- `limits.py`: the part of the machine that this process may use. `machine.py`: the topology and the limits together.
 - `pinning_plan.py`: a `Plan` from a machine and options. It reads no file: any machine can plan for any other.
 - `picture.py`: the plan as text. `thread_variables.py`: the variables by which OpenMP and oneCCL follow it.
 
@@ -23,8 +23,8 @@ class Core:
     Attributes:
         cpus: its hardware threads, ascending; more than one with SMT.
         socket, numa_node: the numbers of its socket and of its NUMA node.
-        l3: the number of the group of cores that share its last-level cache, counted from 0 over the machine. A group
-            lies in one NUMA node, even if the cache spans several.
+        l3: the number of the group of cores that share its last-level cache, from 0 on over the machine. A group lies
+            in one NUMA node, even if the cache spans several.
         efficiency: whether it is one of the slower cores of a hybrid processor.
     """
 

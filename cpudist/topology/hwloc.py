@@ -21,7 +21,7 @@ def parse_machine(text: str) -> tuple[Topology, frozenset[int]]:
     """Read hwloc's XML.
 
     Returns:
-        The machine, and the CPUs that the process which wrote the file was allowed to use.
+        The machine, and the CPUs that the writer of the file was allowed to use.
 
     Raises:
         UserError: the text is not hwloc's XML, or has no CPU.
@@ -92,7 +92,7 @@ def _memory(node: _Element) -> int | None:
 
 
 def _efficiency_cpus(root: _Element) -> frozenset[int]:
-    """Return the CPUs of all kinds but the strongest. hwloc 2.4 and later rank kinds, and name those of Intel."""
+    """Return the CPUs of all kinds but the strongest. hwloc 2.4 and later rank the kinds, and name Intel's."""
     kinds = [
         (
             {info.get("name"): info.get("value") for info in kind.iter("info")},
@@ -104,7 +104,8 @@ def _efficiency_cpus(root: _Element) -> frozenset[int]:
     if any(names.get("CoreType") == "IntelAtom" for names, _, _ in kinds):
         slow = [cpus for names, _, cpus in kinds if names.get("CoreType") == "IntelAtom"]
     else:
-        # A few percent of clock speed make another kind, too; a forced efficiency certainly means another core.
+        # A difference of a few percent in clock speed also makes two kinds; a forced efficiency certainly marks a
+        # different core.
         strongest = max((rank for _, rank, _ in kinds), default=-1)
         slow = [cpus for _, rank, cpus in kinds if 0 <= rank < strongest]
     return frozenset().union(*slow)

@@ -60,7 +60,7 @@ def interface_of(address: str) -> str | None:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface on which nobody listens now."""
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -30,7 +30,7 @@ class Files:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of what lies in a folder; none if there is no such folder."""
+        """Return the names of a folder's entries; none if there is no such folder."""
         try:
             return sorted(entry.name for entry in self._path(folder).iterdir())
         except OSError:

@@ -1,11 +1,11 @@
-"""What of the machine this process may use: CPUs, CPU time and memory.
+"""The part of the machine that this process may use: CPUs, CPU time and memory.
 
 CPUs are limited by the affinity mask and by cgroup cpusets (a container, a Slurm job, a pod with whole CPUs), CPU time
-by cgroup quotas (`docker run --cpus`, a pod's `limits.cpu`), memory by cgroups. Slurm may count CPUs and memory without
-enforcing it; its variables tell.
+by cgroup quotas (`docker run --cpus`, a pod's `limits.cpu`), memory by cgroups. Slurm may assign CPUs and memory
+without enforcing the limits; its variables have the numbers.
 
 Control groups of version 1, version 2 or both at once are read (docs.kernel.org/admin-guide). A limit holds for a group
-and all groups below it, so the smallest one on the way up to the root counts. In a container the way ends at the
+and all groups below it, so the smallest one on the way up to the root applies. In a container the way ends at the
 container's own root. Limits above it cannot be seen, except for cpusets, which the kernel applies to the affinity mask.
 """
 
@@ -37,13 +37,13 @@ class Throttling:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a process may use; None is no limit.
+    """The resources that a process may use; None is no limit.
 
     Attributes:
         cpus: the CPUs on which it may run.
         quota: CPU time, in seconds per second: 1.5 is one and a half CPUs' worth, on whichever CPUs.
-        counted: how many CPUs Slurm has given to this job step on this node: hardware threads, or cores where it was
-            told to use one thread of each.
+        counted: the number of CPUs that Slurm has given to this job step on this node: hardware threads, or cores with
+            `--hint=nomultithread`.
         memory: in bytes, for all ranks of the node together.
         throttling: how often the CPU quota has throttled the group; None without a quota.
     """
@@ -56,7 +56,7 @@ class Limits:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """What limits the number of computing threads, in words, such as "a CPU quota of 1.5"."""
+        """The limit on the number of computing threads, in words, such as "a CPU quota of 1.5"."""
         quota = () if self.quota is None else (f"a CPU quota of {self.quota:g}",)
         counted = () if self.counted is None else (f"Slurm's count of {number_of(self.counted, 'CPU')}",)
         return quota + counted
@@ -120,7 +120,7 @@ def _groups(files: Files, controller: str) -> Iterator[str]:
         path = paths.get(controller if controllers is not None else "")
         if path is None or (controllers is not None and controller not in controllers):
             continue
-        # Where only a part of the hierarchy is mounted (a container without a namespace), paths count from there.
+        # Where only a part of the hierarchy is mounted (a container without a namespace), paths are relative to it.
         inner = path.removeprefix(root) if root != "/" and path.startswith(root) else path
         parts = [part for part in inner.split("/") if part]
         if ".." in parts or not files.names("/".join([mount, *parts])):

@@ -78,7 +78,7 @@ def cores_to_spare(
     Args:
         own: the CPUs that this process may use.
         everyone: those of every process of the job on this machine, this one included.
-        threads: how many threads of this process compute.
+        threads: the number of computing threads of this process.
         quota: how many CPUs' worth of time all of them may use together.
     """
     users = Counter(cpu for cpus in everyone for cpu in cpus)
@@ -91,7 +91,7 @@ def cores_to_spare(
 def machine_from(path: Path) -> Machine:
     """Read another machine from a file: a copy of sysfs (folder or tar archive), ``lscpu -p``, or hwloc's XML.
 
-    The limits are those that the copy shows: of the process that made it, or none.
+    The limits are those of the process that made the copy, if the copy has them.
 
     Raises:
         UserError: the file is missing or is none of these.

@@ -1,4 +1,4 @@
-"""From a machine and options to a plan: which rank computes on which cores. Nothing is read or changed.
+"""Make a plan from a machine and options: the cores on which each rank computes. Nothing is read or changed.
 
 The rules, in the order in which they win:
 
@@ -7,8 +7,8 @@ The rules, in the order in which they win:
 3. A rank stays inside one NUMA node. It spans several only if fewer ranks than nodes, or one rank for each socket, were
    asked for.
 4. All cores are used. The numbers of cores of the ranks of a node differ by one at most.
-5. OpenMP's threads wait for the slowest one. So efficiency cores do not compute beside faster ones, nor does a second
-   hardware thread of a core beside the first. Efficiency cores communicate and load data instead.
+5. OpenMP's threads wait for the slowest one. So efficiency cores and second hardware threads do not compute where
+   faster cores do. Efficiency cores communicate and load data instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cpudist.topology.machine import Machine
 Part = Literal["socket", "numa", "l3"]
 
 # A rank of so many cores keeps one for communication, at most an eighth of its computing. Intel's own advice is one of
-# 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); of two, it costs more than it brings.
+# 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); one of two costs more than it gains.
 _CORES_FOR_A_COMMUNICATION_CORE = 8
 # Of so many cores of a rank, one may load data.
 _CORES_FOR_A_DATA_CORE = 4
@@ -35,7 +35,7 @@ _CORES_FOR_A_DATA_CORE = 4
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the user asks of a plan.
+    """The user's options for a plan.
 
     Attributes:
         ranks: how many ranks, or one for each part of the machine.
@@ -85,8 +85,8 @@ class Plan:
     Attributes:
         ranks: the share of each rank.
         idle_cpus: CPUs that may be used and are not: second hardware threads, cores beyond a quota.
-        pinned: whether ranks are bound to their CPUs. They are not under a CPU quota that does not pay for all CPUs:
-            the quota limits time, not CPUs, and other containers may have chosen the same ones.
+        pinned: whether ranks are bound to their CPUs. Ranks are not bound under a CPU quota smaller than all CPUs: the
+            quota limits time, not CPUs, and other containers may have chosen the same ones.
         warnings: one line each.
     """
 
@@ -126,7 +126,7 @@ def make_plan(machine: Machine, options: PlanOptions) -> Plan:
 
 
 def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
-    """Return the cores that a quota, or Slurm's count, pays for: at least one for each of the `least` ranks.
+    """Return the cores that a quota, or Slurm's number of CPUs, allows: at least one for each of the `least` ranks.
 
     A quota of 1.5 is one thread that never waits; two threads would be stopped for a quarter of the time. But two ranks
     on two cores are stopped less than two ranks on one.
@@ -230,7 +230,7 @@ def _rank_plan(rank: int, share: list[Core], spare: list[Core], options: PlanOpt
 def _core_warnings(
     machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[Core], computing: Sequence[Core]
 ) -> Iterator[str]:
-    """Yield what is wrong with the number of cores, one line each, with the remedy."""
+    """Yield the faults in the number of cores, one line each, with the remedy."""
     allowed, quota = machine.usable, machine.limits.quota
     if len(ranks) > len(computing):
         yield (
@@ -255,7 +255,7 @@ def _core_warnings(
 
 
 def _rank_warnings(ranks: Sequence[RankPlan], options: PlanOptions) -> Iterator[str]:
-    """Yield what is wrong with the shares of ranks, one line each, with the remedy."""
+    """Yield the faults in the shares of ranks, one line each, with the remedy."""
     if isinstance(options.ranks, int) and (wide := next((rank for rank in ranks if len(rank.numa_nodes) > 1), None)):
         yield (
             f"rank {wide.rank} spans the NUMA nodes {format_list(wide.numa_nodes)}, where memory is far from some"

@@ -18,7 +18,7 @@ _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
 
 # A part of the strongest core's capacity, which the kernel gives on a scale to 1024. Cores of one kind differ by a few
-# percent if some may clock higher; efficiency cores have 70 % and less.
+# percent where their top clock speeds differ; efficiency cores have 70 % and less.
 _EFFICIENCY_CAPACITY = 0.8
 
 
@@ -59,7 +59,7 @@ def _cpu(files: Files, number: int, node: int, efficiency: bool) -> Cpu:
     return Cpu(
         number,
         core=min(siblings, default=number),
-        socket=max(int(package), 0) if package else 0,  # -1 is "not known"
+        socket=max(int(package), 0) if package else 0,  # -1: unknown
         numa_node=node,
         l3=_l3(files, number),
         efficiency=efficiency,

@@ -1,11 +1,11 @@
 """Environment variables that set the threads of OpenMP, and through it of torch, and of oneCCL.
 
-GNU's and Intel's OpenMP stay inside the process's affinity mask, and a mask of as many CPUs as threads is all the
-binding they need. OMP_PROC_BIND and KMP_AFFINITY are left alone: they bind the main thread to one core, and every
-process that it starts, such as a data worker, inherits that core.
+GNU's and Intel's OpenMP stay inside the process's affinity mask; a mask of as many CPUs as threads binds them well
+enough. OMP_PROC_BIND and KMP_AFFINITY are left alone: they bind the main thread to one core, and every process that it
+starts, such as a data worker, inherits that core.
 
-oneCCL's worker threads ("Execution of Communication Operations" in its developer guide) matter only to jobs that do not
-use cpudist's own backend, whose communication thread needs no variable.
+oneCCL's worker threads ("Execution of Communication Operations" in its developer guide) matter only to jobs without
+cpudist's backend: its communication thread needs no variable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from cpudist.topology.pinning_plan import Plan
 
 THREADS = "OMP_NUM_THREADS"
-# torch asks MKL, where it is built with it, how many threads to use, and MKL reads its own variable first.
+# A torch that is built with MKL takes the number of threads from MKL, and MKL reads its own variable first.
 _VARIABLES = ("MKL_NUM_THREADS", THREADS)
 # Each of these decides on which CPU each thread runs.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -40,7 +40,7 @@ def _oneccl(plan: Plan) -> dict[str, str]:
 
 
 def threads_set(variables: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return the number of threads that the variables ask for, and the name of the variable that does.
+    """Return the number of threads that the user has set, and the name of its variable.
 
     A value that is not a positive number is ignored.
     """

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class StepTimer(TrainerCallback):  # type: ignore[misc]
     """Write the time of every optimizer step and the losses that Trainer logs into the run record.
 
-    A step lasts from the end of what precedes it (a step, an evaluation, a checkpoint) to its own end, so loading data
-    counts and evaluations do not. The first step warms up, and is left out if there are others. Devices that compute
-    lazily are waited for after the first and the last step alone, so that they compute while the next step is traced.
+    A step begins where the last step, evaluation or checkpoint has ended, so its time includes loading data and
+    excludes evaluations. The first step warms up, and is left out if there are others. Lazy devices are waited for only
+    after the first and the last step; otherwise they compute while the next step is traced.
     """
 
     def __init__(self, record: RunRecord, backend: Backend, world_size: int) -> None:
@@ -125,7 +125,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
             say(f"{signal.Signals(number).name}: saved {checkpoint}; ending the job")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Prevent what Trainer does after each epoch, since the checkpoint exists."""
+        """Skip Trainer's work after each epoch, since the checkpoint exists."""
         if self._stops:
             control.should_save = control.should_evaluate = False
 

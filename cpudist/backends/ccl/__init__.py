@@ -1,10 +1,10 @@
 """The ccl backend: `torch.distributed` collectives on oneCCL.
 
-- `csrc/`: the process group in C++ (engine.hpp describes its progress) and, behind transport.hpp, what carries its
-  messages: oneCCL, shared memory, or a hierarchy of both.
+- `csrc/`: the process group in C++ (engine.hpp describes its progress) and, behind transport.hpp, its transports:
+  oneCCL, shared memory, or a hierarchy of both.
 - `toolchain.py`, `compilation.py`: find oneCCL and a compiler; compile into a cache.
 - `extension.py`: loads the result once in a process, with the settings that oneCCL needs.
-- `ccl_group.py`: creates one process group. `register.py`: makes its name known to torch; `intel.py`: stands for
-  Intel's binding.
+- `ccl_group.py`: creates one process group. `register.py`: registers its name with torch; `intel.py`: replaces Intel's
+  binding.
 - `ccl_backend.py`: the backend.
 """

@@ -54,8 +54,8 @@ class CclBackend(ProcessGroupBackend):
             return {**options, "bucket_cap_mb": 5}
         if extension.load().polls():
             return options
-        # Inside a machine, without a thread that polls, no bucket overlaps with computing, so few large ones are
-        # fastest (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
+        # Inside a machine, without a polling thread, no bucket overlaps with computing, so few large ones are fastest
+        # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
         return {**options, "bucket_cap_mb": 100}
 
     def _register_hook(self, model: DistributedDataParallel, group: Any, scheme: str) -> None:
@@ -85,7 +85,7 @@ class CclBackend(ProcessGroupBackend):
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
-        # What each transport has carried for this rank so far. Between hosts an allreduce uses both.
+        # This rank's traffic on each transport so far. Between hosts an allreduce uses both.
         carried = {
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
             for transport, (calls, size) in module.traffic().items()

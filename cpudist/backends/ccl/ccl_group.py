@@ -77,7 +77,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     shared_memory = _may_share_memory({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
     spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
-    # Only the default group, which is the whole job, sees all ranks that use the node's cores.
+    # Only the default group, the whole job, has all ranks that use the node's cores.
     whole_job = not options.global_ranks_in_group
     module.start_thread(polls=spare >= 1 and whole_job)
     if whole_job:
@@ -96,7 +96,7 @@ def _may_share_memory(chosen: set[str]) -> bool:
         chosen: the values of CPUDIST_TRANSPORT on all ranks.
 
     Raises:
-        UserError: a value is not known, or ranks differ.
+        UserError: a value is wrong, or ranks differ.
     """
     if unknown := chosen - {"", "oneccl"}:
         raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")

@@ -4,7 +4,7 @@ The conversion is the process group's (csrc/oneccl/exchange.hpp). The hook has a
 other calls stay as they are.
 """
 
-# No annotations as text here: DDP compares those of its hook with types.
+# No annotations as text here: DDP compares its hook's annotations with types.
 
 from typing import Any
 
@@ -19,14 +19,14 @@ _EXACT_STEPS = 2
 
 
 class CompressedGradients:
-    """State of the hook `average`: the group, and what int8 has lost of each bucket (error feedback).
+    """State of the hook `average`: the group, and int8's error in each bucket (error feedback).
 
     Args:
         group: the process group of DDP, whose ranks make this together.
         wire: "bf16" or "int8".
 
     Attributes:
-        residuals: what int8 has lost on this rank, by the number of the bucket.
+        residuals: int8's errors on this rank, by the number of the bucket.
     """
 
     def __init__(self, group: dist.ProcessGroup, wire: str) -> None:
@@ -71,7 +71,7 @@ def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.future
     work, tensor = state.start(bucket)
 
     def done(future: torch.futures.Future[Any]) -> torch.Tensor:
-        future.value()  # raises what the call has raised
+        future.value()  # raises the call's error
         buffer = bucket.buffer()
         return buffer if tensor is buffer else buffer.copy_(tensor)
 

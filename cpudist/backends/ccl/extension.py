@@ -1,6 +1,6 @@
 """Loads the compiled extension module and starts oneCCL, once in a process, with the settings that it needs.
 
-oneCCL takes its settings from the environment when it starts. What the user has set is never overridden.
+oneCCL takes its settings from the environment when it starts. The user's own settings are never overridden.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load() -> Any:
 
 
 def transport() -> Transport:
-    """Return what oneCCL carries messages with in this process."""
+    """Return oneCCL's transport in this process."""
     chosen: Transport = load().transport
     return chosen
 
@@ -74,7 +74,7 @@ def apply_settings() -> Transport:
 
 
 def choose_transport() -> Transport:
-    """Return what oneCCL is to carry messages with: MPI where a launcher has made an MPI world that it can join.
+    """Choose oneCCL's transport: MPI where a launcher has made an MPI world that oneCCL can join.
 
     oneCCL speaks the MPICH ABI (Intel MPI, MPICH), not Open MPI's; everywhere else it uses libfabric (OFI) by itself.
     The environment is detected here and not handed down by a job: `init_process_group("ccl")` comes here without one.
@@ -102,8 +102,8 @@ def settings(transport: Transport) -> dict[str, str]:
     """Return the environment variables of oneCCL's settings."""
     return {
         "CCL_ATL_TRANSPORT": transport,
-        # No polling thread of oneCCL's own: it slows down a core that computes, and over OFI a small allreduce takes
-        # 8 ms instead of 24 us. csrc/engine.hpp makes progress instead.
+        # No polling thread of oneCCL's own: it slows down a computing core, and over OFI a small allreduce takes 8 ms
+        # instead of 24 us. csrc/engine.hpp makes progress instead.
         "CCL_WORKER_OFFLOAD": "0",
         # By default oneCCL chooses an algorithm by this rank's bytes. Ranks with different shares then choose
         # differently and wait for each other for ever (a scatter of 9.6 MB at 2 ranks).

@@ -1,11 +1,11 @@
-"""Stand-ins for Intel's binding, which scripts and set-up lines import by two names.
+"""Stand-ins for Intel's binding under its two names, for scripts and set-up lines that import it.
 
-Intel's binding, `oneccl_bindings_for_pytorch`, ended with torch 2.8. Scripts import it only to make ``ccl`` known to
-torch; guides import it to find the folder of its ``env/setvars.sh`` and source that.
+Intel's binding, `oneccl_bindings_for_pytorch`, ended with torch 2.8. Scripts import it only to register ``ccl`` with
+torch; guides import it to find its ``env/setvars.sh`` and source it.
 
 cpudist installs two modules with these names. Each is one file: Python prefers a package of the same name in the same
-folder, so Intel's is imported where it is installed, and neither installation touches the other's files. During a job
-on ccl ours are imported in any case: Intel's would replace cpudist's ``ccl`` in torch.
+folder, so Intel's is imported where it is installed. Neither installation touches the other's files. During a job on
+ccl ours are imported in any case: Intel's would replace cpudist's ``ccl`` in torch.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")
 
 
 def fill(module: ModuleType) -> None:
-    """Give a stand-in what scripts read of Intel's module: `cwd`, and the folder of `__file__`."""
+    """Give a stand-in the attributes of Intel's module that scripts read: `cwd`, and the folder of `__file__`."""
     from cpudist.backends.ccl.register import register
 
     module.__doc__ = "Stands for Intel's package: the backend ccl is cpudist's."
-    module.__file__ = str(Path(__file__).absolute())  # beside it is env/setvars.sh
+    module.__file__ = str(Path(__file__).absolute())  # env/setvars.sh is in the same folder
     vars(module)["cwd"] = str(Path(__file__).absolute().parent)
     if "torch" in sys.modules:  # a torch that is imported later calls it itself
         register()

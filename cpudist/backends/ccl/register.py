@@ -1,4 +1,4 @@
-"""Makes the name ``ccl`` known to torch.
+"""Registers the name ``ccl`` with torch.
 
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``), and `import cpudist` calls
 it too, so a script needs no other import. It is cheap and does not fail: nothing is compiled or loaded before the first

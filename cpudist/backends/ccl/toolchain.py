@@ -1,4 +1,4 @@
-"""Finds what the ccl backend is compiled with: oneCCL's headers and libraries, a C++ compiler, torch's flags."""
+"""Finds the means to compile the ccl backend: oneCCL's headers and libraries, a C++ compiler, torch's flags."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def compile_command(
 
     Args:
         compiler: the compiler.
-        oneccl: what to link.
+        oneccl: the oneCCL to link.
         source: the one C++ file that includes all others.
         output: the module.
         libraries: where it will look for shared libraries; None: in this oneCCL's folder.
 
     oneCCL is linked statically. The libraries that it loads at run time (libmpi, libfabric) are found by DT_RPATH,
-    which, unlike DT_RUNPATH, also applies to libraries that a library opens: no LD_LIBRARY_PATH, no setvars.sh.
+    without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH it also applies to the libraries that a library opens.
 
     Raises:
         UserError: Python's headers are missing.

@@ -1,4 +1,4 @@
-"""`torch_xla.compile` and `torch.compile` where gradients go through the host, so that a step is two graphs."""
+"""`torch_xla.compile` and `torch.compile` where gradients go through the host, and a step is two graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts the graphs that the runtime compiles, and finds the change of a shape that caused one.
+"""Counts the graphs that the runtime compiles, and finds the changed shape behind one.
 
 Every new shape makes a new graph, and compiling one takes longer than many steps. The runtime counts
 (`torch_xla.debug.metrics`); this warns the user.
@@ -18,11 +18,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 _NANOSECONDS = 1e-9
 _LONGEST_WARM_UP = 10  # steps; longer than that, every batch has a new shape
-_UNEXPLAINED = 3  # compiles without a change of shape before a warning: logging, a learning rate that becomes zero
+_UNEXPLAINED = 3  # tolerated compiles without a new shape: logging, a learning rate that becomes zero
 
 
 class Graphs:
-    """Counter of what one job compiles. `note_batch` is called for every batch, `end_step` for every optimizer step.
+    """Counter of one job's compiled graphs. `note_batch` is called for every batch, `end_step` for every optimizer
+    step.
 
     Args:
         warns: whether this rank warns the user.
@@ -45,7 +46,7 @@ class Graphs:
         self.waits = 0
 
     def watch(self, model: torch.nn.Module) -> Any:
-        """Note the shapes of all tensors that `model` is called with; return the handle of the hook that does it."""
+        """Note the shapes of all inputs of `model`, by a hook; return the hook's handle."""
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}

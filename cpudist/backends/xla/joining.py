@@ -72,7 +72,7 @@ def join_runtime(world: World) -> None:
 def pod_worker() -> dict[str, str]:
     """Return this TPU pod worker's place as torchrun would set it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    The workers are started alike; the runtime knows how many there are and which one this is. Blocks until all have
+    The workers are started alike; the runtime gives their number and this worker's index. Blocks until all have
     started. Empty where this worker is alone.
 
     Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md ("TPU pods") and torch_xla/runtime.py.
@@ -99,7 +99,7 @@ def pod_worker() -> dict[str, str]:
 
 
 def _torchrun_variables(world: World) -> dict[str, str]:
-    """Return torchrun's variables of this rank: torchrun is the only launcher that the runtime knows."""
+    """Return torchrun's variables of this rank: the runtime supports no other launcher."""
     return {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.size),

@@ -1,12 +1,12 @@
 """Layouts: how a mesh of devices divides parameters, by default those of any known architecture.
 
-A layout maps patterns of parameters' names to partition specs; the first pattern that matches a name counts. A spec has
-an entry for each axis of the parameter: the mesh's axis by which it is divided, several of them, or None (not divided).
-Axes that are not named at the end are not divided.
+A layout maps patterns of parameters' names to partition specs; the first pattern that matches a name is used. A spec
+has an entry for each axis of the parameter: the mesh's axis by which it is divided, several of them, or None (not
+divided). Axes that are not named at the end are not divided.
 
 These divide as Megatron-LM does (Shoeybi et al., 2019, section 3): the first of two layers by its outputs, the second
-by its inputs, so that nothing is sent between the two. A backend leaves out axes that a mesh does not have or that do
-not divide a parameter evenly, so one layout serves every mesh and every size of a model.
+by its inputs, without communication between the two. A backend leaves out axes that a mesh does not have or that do not
+divide a parameter evenly, so one layout serves every mesh and every size of a model.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Axis:
 
 
 def parse(text: str) -> tuple[Axis, ...]:
-    """Return the axes in `text`. One of them may have -1 devices, which stands for all others.
+    """Return the axes in `text`. One of them may have -1 devices: all the others.
 
     Raises:
         UserError: the text is no list of axes.

@@ -1,9 +1,9 @@
-"""Partition specs, and the table that says which parameter has which one.
+"""Partition specs, and the table that maps parameters to them.
 
 An entry of a spec is the name of a mesh's axis, several names (divided by all of them), or None (not divided); axes
 that are not named at the end are not divided. The runtime accepts specs that do not divide a tensor evenly and pads it
-without a warning; `check` does not. A table's first pattern that matches a parameter's name counts. A file holds JSON,
-and what none of its patterns matches is not divided:
+without a warning; `check` does not. The first pattern that matches a parameter's name is used. A file holds JSON, and
+parameters without a matching pattern are not divided:
 
     {"*.up.weight": ["model", "fsdp"], "*.down.weight": ["fsdp", "model"], "*.embedding.weight": [null, ["fsdp"]]}
 """
@@ -29,8 +29,8 @@ class Table:
     Attributes:
         rows: patterns of names, each with the spec of the parameters that it matches.
         source: where the table comes from, for the user to read.
-        exact: whether a spec that does not fit its parameter is an error, as in a user's table. Of a layout, which is
-            for every mesh and model, entries that do not fit are left out.
+        exact: whether a spec that does not fit its parameter is an error, as in a user's table. Entries of a layout
+            that do not fit are left out, since it is for every mesh and model.
     """
 
     rows: Layout
@@ -63,8 +63,8 @@ def check(what: str, shape: Sequence[int], spec: Spec, sizes: Mapping[str, int])
         sizes: the sizes of the mesh's axes, by name.
 
     Raises:
-        UserError: the spec has more entries than the tensor has axes, names an axis that the mesh does not have, names
-            one twice, or does not divide evenly; the line names the tensor and the spec.
+        UserError: the spec has more entries than the tensor has axes, an axis that is not the mesh's, an axis twice, or
+            does not divide evenly; the line names the tensor and the spec.
     """
     tensor, wanted = f"{what} ({' x '.join(map(str, shape)) or 'a number'})", text_of(spec)
     mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())
@@ -133,7 +133,7 @@ def spec_for(name: str, shape: Sequence[int], sizes: Mapping[str, int], table: T
 
 
 def _fitting(entry: Entry, size: int, sizes: Mapping[str, int]) -> Entry:
-    """Return the axes of an entry that the mesh has and that, together, divide `size`."""
+    """Return the axes of an entry that are in the mesh and whose product divides `size`."""
     kept: tuple[str, ...] = ()
     for name in names_in(entry):
         if name in sizes and size % parts((*kept, name), sizes) == 0:

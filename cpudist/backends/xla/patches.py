@@ -1,10 +1,10 @@
-"""What a job changes in torch_xla, and in accelerate's part for it.
+"""A job's changes of torch_xla, and of accelerate's part for it.
 
 torch_xla (2.8) regards each CPU process as alone: its world size is 1 and its collectives do nothing, so programs
 written for it, and accelerate and Trainer, would train every rank alone and end in success. Over several devices of one
-process its collectives abort. While a job runs, its questions are answered with the job's world, and `all_reduce`,
-`all_gather` and `xla_rendezvous` go through the host; the rest of xm and of `core.functions` stands on these. All other
-roads to the runtime's own collectives raise an error. docs/xla.md lists every function.
+process its collectives abort. While a job runs, torch_xla gets the job's rank and world size, and `all_reduce`,
+`all_gather` and `xla_rendezvous` go through the host; the rest of xm and of `core.functions` calls these. All other
+calls of the runtime's own collectives raise an error. docs/xla.md lists every function.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _OPERATIONS = {
     xla_model.REDUCE_MIN: dist.ReduceOp.MIN,
     xla_model.REDUCE_MAX: dist.ReduceOp.MAX,
 }
-# What every collective of torch_xla ends in (2.8): functions of its C++ part, and torch's functional operators.
+# The functions under every collective of torch_xla (2.8): those of its C++ part, and torch's functional operators.
 _COMMUNICATING = ("reduce", "gather", "all_to_all", "permute", "send", "recv")
 _FUNCTIONAL = "_c10d_functional"
 
 
 def make_one_world(world: World, changes: Changes) -> None:
-    """Let torch_xla answer for `world`, until `changes` are undone, and refuse what would train ranks apart.
+    """Let torch_xla report `world`, until `changes` are undone, and refuse calls that would train ranks apart.
 
     Its collectives use the default process group, which must be a `TwoSidedGroup`.
     """
@@ -89,7 +89,7 @@ def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
 
     Args:
         world: this rank's place.
-        changes: what the job takes back.
+        changes: undone at the job's end.
         mesh: whether --mesh has made one program of the job; both functions then raise `UserError`, as the runtime
             does.
     """
@@ -116,7 +116,9 @@ def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
 
 
 def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
-    """Let `xr.use_spmd` do nothing under --mesh, which has called it, and raise `UserError` beside other ranks."""
+    """Let `xr.use_spmd` do nothing under --mesh, which has called it, and raise `UserError` where there are other
+    ranks.
+    """
     original = runtime.use_spmd
 
     def use_spmd(auto: bool = False) -> None:
@@ -158,7 +160,9 @@ def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> 
 
 
 def hide_advice(changes: Changes, training_args: ModuleType) -> None:
-    """Hide transformers' advice to start with torch.distributed.launch, given beside every process group on XLA."""
+    """Hide transformers' advice to start with torch.distributed.launch, which it gives with every process group on
+    XLA.
+    """
 
     def applies(record: logging.LogRecord) -> bool:
         return "parallel_mode != ParallelMode.DISTRIBUTED" not in record.getMessage()
@@ -171,8 +175,8 @@ def hide_advice(changes: Changes, training_args: ModuleType) -> None:
 def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:
     """Change `accelerate.data_loader` (1.15), for several ranks: move a batch to the device when it is asked for.
 
-    accelerate's loader reads a batch ahead, in a thread. When the last batch is evaluated, it is no longer known to be
-    the last one, and `gather_for_metrics` keeps the samples that were repeated to give every rank equally many.
+    accelerate's loader reads a batch ahead, in a thread. When the last batch is evaluated, it is no longer marked as
+    the last one, and `gather_for_metrics` keeps the samples that were repeated to make ranks equal.
 
     Raises:
         UserError: the installed accelerate has no such loader.
@@ -196,7 +200,7 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
     Args:
         reduce_type: one of torch_xla's names of reductions.
         inputs: a tensor, which is left as it is, or several, which are reduced in place.
-        scale: what the result is multiplied by.
+        scale: factor of the result.
         groups: must be empty.
         pin_layout: ignored.
 
@@ -204,7 +208,7 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
         A new tensor, or `inputs`.
 
     Raises:
-        UserError: groups are given, or the host does not know the reduction.
+        UserError: groups are given, or the host does not have the reduction.
     """
     if groups or reduce_type not in _OPERATIONS:
         what = f"the reduction {reduce_type!r}" if reduce_type not in _OPERATIONS else "groups"
@@ -229,8 +233,8 @@ def all_gather(
         value: a tensor; without dimensions it becomes one entry of a vector. Or a list of tensors.
         dim: the axis that grows.
         groups: must be empty.
-        output: where the result is written too; as many tensors as `value` has.
-        pin_layout, ids, more: ignored; they are about the runtime's own numbers and layouts.
+        output: a second place for the result; as many tensors as `value` has. pin_layout,
+        ids, more: ignored; they are about the runtime's own numbers and layouts.
 
     Raises:
         UserError: groups are given.
@@ -262,12 +266,12 @@ def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, 
 
 
 def _check_devices_are_used(world: World, mesh: bool, processes: int | None) -> None:
-    """Raise `UserError` where a function that each rank calls once would not run as often as the script asks for.
+    """Raise `UserError` where the job does not have as many ranks as the script wants calls of a function.
 
     Args:
         world: this rank's place.
         mesh: whether --mesh has made one program of the job.
-        processes: how many processes the script asks for; None for one on each device.
+        processes: the number that the script asks for; None for one on each device.
     """
     if mesh:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What is installed, and which devices PJRT takes: decided before torch_xla is imported, which reads it then.
+"""Choose PJRT's devices before torch_xla is imported, since it reads the choice then.
 
 Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md and torch_xla/runtime.py.
 """
@@ -19,12 +19,12 @@ from cpudist.errors import UserError
 
 KINDS = ("cpu", "cuda", "tpu")
 
-# torch's release, and what pip is to install beside it. PyTorch/XLA ended with 2.9.
+# torch's release, and the packages that pip must install with it. PyTorch/XLA ended with 2.9.
 _FITTING = {"2.8": "torch_xla==2.8.1", "2.9": "torch_xla==2.9.0"}
 _INSTALL_BOTH = "pip install torch==2.9.0 torch_xla==2.9.0"
 _CUDA_PLUGIN = "torch_xla_cuda_plugin"
 
-# The runtime's variables that say which devices there are, with their meaning for the run record.
+# The runtime's variables about its devices, with their meaning for the run record.
 MEANINGS = {
     "PJRT_DEVICE": "the kind of device",
     "CPU_NUM_DEVICES": "devices that each process makes of its CPU (one, if unset)",
@@ -37,7 +37,7 @@ MEANINGS = {
     "XLA_AUTO_SPMD": "with 1, the compiler chooses how tensors lie on the devices",
 }
 
-_ON = ("1", "ON", "YES", "TRUE", "Y")  # what the runtime takes for yes
+_ON = ("1", "ON", "YES", "TRUE", "Y")  # values that the runtime reads as yes
 
 
 _started_with: tuple[str, str, bool] | None = None  # the kind, how many, and whether they are one program
@@ -52,7 +52,7 @@ class Choice:
 
 
 def missing() -> str | None:
-    """Return why torch_xla cannot be used beside this torch, with the command that helps; None where it can.
+    """Return why torch_xla does not fit this torch, with the command that helps; None where it fits.
 
     Neither package is imported.
     """
@@ -80,7 +80,7 @@ def unusable(asked: str | None, variables: Mapping[str, str]) -> str | None:
 
 
 def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
-    """Return the kind of device that ``--device`` names, else PJRT_DEVICE, else the fastest that is there.
+    """Return the kind of device of ``--device``, else of PJRT_DEVICE, else the fastest of this host.
 
     Args:
         asked: the value of ``--device``, one of `KINDS`; None where it is not given.
@@ -106,7 +106,7 @@ def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
 
 
 def check_one_program(variables: Mapping[str, str], ranks: int, *, meshed: bool) -> None:
-    """Check that the runtime's variables do not make another program of the job than it is.
+    """Check that the runtime's variables fit the job's form: ranks, or one program over a mesh.
 
     Args:
         variables: the environment.
@@ -132,7 +132,7 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
     Args:
         choice: the kind of device.
         mesh_text: the value of ``--mesh``; None without one.
-        changes: what the job takes back.
+        changes: undone at the job's end.
 
     Raises:
         UserError: the mesh is wrong, or an earlier job of this process has started the runtime with other devices. It
@@ -153,7 +153,7 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
 
 
 def lacks(kind: str) -> str | None:
-    """Return which package the runtime lacks for this kind of device, with the remedy; None where it has all."""
+    """Return the missing package of the runtime for this kind of device, with the remedy; None where it has all."""
     if kind == "tpu" and "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
         return "there is no libtpu, which drives TPUs: pip install 'torch_xla[tpu]'"
     if kind == "cuda":
@@ -181,7 +181,7 @@ def explained(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
-    """Yield what would be chosen with these variables, and what prevents faster devices; see `Devices.findings`."""
+    """Yield the choice with these variables, and the obstacles to faster devices; see `Devices.findings`."""
     try:
         choice = choose(None, variables)
         lacking = lacks(choice.kind)

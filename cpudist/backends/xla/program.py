@@ -1,4 +1,4 @@
-"""The runtime as one job uses it: its devices, its mesh if it has one, and what carries messages between its ranks."""
+"""The runtime during one job: its devices, its mesh if any, and the transport between its ranks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Program:
     before the import of this module.
 
     Attributes:
-        host: the backend for tensors of the CPU; None under a mesh, which works beside no other process group.
+        host: the backend for tensors of the CPU; None under a mesh, which allows no other process group.
         sharding: how tensors lie on the mesh; None without one.
-        graphs: what is compiled.
+        graphs: the compiled graphs.
 
     Args:
         choice: the kind of device.
         options: the backend's options, as `Backend.configured` has them.
         world, store, timeout: as for `Backend.start`.
-        changes: what the job takes back.
+    changes: undone at the job's end.
 
     Raises:
         UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
@@ -89,7 +89,7 @@ class Program:
         return name_with(self.host.name, through_host=self.through_host)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Place the model on the mesh, if there is one, and see what is compiled for it, until the job ends."""
+        """Place the model on the mesh, if there is one, and watch its compiled graphs until the job ends."""
         for part in (self.graphs, self.sharding):
             if part is not None:
                 self._changes.then(part.watch(model).remove)

@@ -34,7 +34,7 @@ class Sharding:
     Args:
         axes: of the mesh, without -1.
         table: the partition specs of parameters.
-        show: prints a line about how tensors are divided; None where the user has not asked for that.
+        show: prints a line about the division of tensors; None where the user has not asked for it.
         warns: whether this process warns the user.
     """
 
@@ -61,7 +61,7 @@ class Sharding:
             table_file: the value of ``--sharding``; None for the default table.
             show: whether rank 0 prints how tensors are divided.
             world: this rank's place.
-            changes: what the job takes back.
+            changes: undone at the job's end.
 
         Raises:
             UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
@@ -86,7 +86,7 @@ class Sharding:
         return sharding
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
-        """Check that options of `DistributedDataParallel` have no effect here, where nothing is wrapped in it.
+        """Check that options of `DistributedDataParallel` have no effect here: no model is wrapped in it.
 
         Raises:
             UserError: one of them changes what DDP computes.
@@ -178,7 +178,7 @@ _is_one_program = False  # the runtime keeps this for the lifetime of the proces
 def become_one_program() -> None:
     """Let the runtime make one program of all devices. It decides this once, before the first tensor."""
     global _is_one_program
-    if _is_one_program:  # set by an earlier job, at whose end this variable was taken back
+    if _is_one_program:  # set by an earlier job, which has removed this variable at its end
         os.environ["XLA_USE_SPMD"] = "1"
     else:
         runtime.use_spmd()
@@ -207,7 +207,7 @@ def _mesh_text(text: str, mesh: Any) -> str:
 
 
 def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
-    """Return one line: a tensor's shape, its spec, and which devices hold which piece, as the runtime reports it.
+    """Return one line: a tensor's shape, its spec, and the devices of each piece, as the runtime reports them.
 
     Pieces that are neighbours along the last divided axis are separated by ` | `, along others by ` / `.
     """

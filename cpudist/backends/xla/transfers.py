@@ -1,4 +1,4 @@
-"""Transfers between XLA devices and the host, by which several CPU processes exchange what a job communicates.
+"""Transfers between XLA devices and the host; several CPU processes communicate through them.
 
 PJRT's CPU runtime makes one world of each process (torch_xla 2.8: `ProcessGroupXla` then trains each alone, without an
 error), so its own collectives cannot be used. Tensors are fetched to the host, sent over ccl or gloo, and put back.
@@ -75,7 +75,7 @@ def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, sca
         group: a c10d backend for CPU tensors.
         tensors: of any shapes and types; they are sent in buckets of one type each.
         operation: a `ReduceOp`.
-        scale: what the result is multiplied by.
+        scale: factor of the result.
     """
     buckets: list[list[torch.Tensor]] = []
     room: dict[torch.dtype, int] = {}

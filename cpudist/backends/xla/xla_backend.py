@@ -138,7 +138,7 @@ class XlaBackend(Backend):
 
     def set_timeout(self, seconds: float) -> None:
         if self._host is None:
-            if self._world_size > 1:  # a process that is alone on a mesh waits for nobody
+            if self._world_size > 1:  # a single process on a mesh does not wait
                 super().set_timeout(seconds)
             return
         import torch.distributed as dist

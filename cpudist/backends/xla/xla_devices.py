@@ -40,7 +40,9 @@ class XlaDevices(Devices):
         return pjrt.findings(environment) if pjrt.missing() is None else iter(())
 
     def found(self) -> str | None:
-        """Return the devices that a package can drive: of GPUs, only where one is installed, for none is released."""
+        """Return the devices that a package can drive: GPUs only where such a package is installed; none is
+        released.
+        """
         kinds = [kind for kind in pjrt.KINDS if kind != "cuda" or pjrt.lacks(kind) is None]
         counts = {kind.upper(): pjrt.count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in counts.items() if count) or None
@@ -63,7 +65,7 @@ class XlaDevices(Devices):
         found = pjrt.count(kind)
         if found is None or found == asked:
             return asked
-        say(f"xla: starting {found} processes in the place of {asked}, one for each {kind.upper()} device of this node")
+        say(f"xla: starting {found} processes instead of {asked}, one for each {kind.upper()} device of this node")
         return found
 
     def prepare(self, model: torch.nn.Module) -> None:

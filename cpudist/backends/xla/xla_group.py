@@ -1,7 +1,7 @@
 """A c10d process group with two sides: one for tensors of the CPU, one for tensors of XLA devices.
 
-With it, `torch.distributed`, DDP and what builds on them take either kind. CPU tensors, objects and barriers go over
-ccl or gloo in every job. Tensors of a device go through the host to the same backend, or to the runtime's own group.
+With it, `torch.distributed`, DDP and their users take either kind. CPU tensors, objects and barriers go over ccl or
+gloo in every job. Tensors of a device go through the host to the same backend, or to the runtime's own group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from cpudist.backends.ccl.ccl_group import create_group
 from cpudist.backends.xla.transfers import done, fetch, put
 
-# c10d's calls, with the positions of the arguments whose tensors they write, and of those whose tensors they read.
+# c10d's calls, with the positions of arguments with tensors to write, and with tensors to read.
 _CALLS = {
     **dict.fromkeys(("allreduce", "allreduce_coalesced", "broadcast", "reduce"), ((0,), (0,))),
     **dict.fromkeys(("allgather", "gather", "scatter", "reduce_scatter", "alltoall"), ((0,), (1,))),
@@ -32,8 +32,8 @@ class TwoSidedGroup(dist.ProcessGroup):
 
     Args:
         host: a c10d backend for CPU tensors, which also has barriers.
-        device: what has the same calls for tensors of a device.
-        rank, size: this rank in the group, and how many it has.
+        device: a backend with the same calls for tensors of a device. rank, size: this rank in the group, and the
+        group's size.
     """
 
     def __init__(self, host: Any, device: Any, rank: int, size: int) -> None:
@@ -125,7 +125,7 @@ def name_with(host: str, *, through_host: bool) -> str:
 
     Args:
         host: the backend for tensors of the CPU, "ccl" or "gloo".
-        through_host: whether those of a device go over it too; otherwise to the runtime's own group.
+        through_host: whether tensors of a device go over it too; otherwise they go to the runtime's own group.
     """
 
     def create(options: Any, _group_options: Any) -> TwoSidedGroup:
