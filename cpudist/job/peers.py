@@ -68,8 +68,10 @@ class Peers:
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
         changes.then(self.rendezvous.close)
         self.world, self.members = gather_rank_info(launcher, is_interactive(), self.all_gather)
-        if self.world.rank == 0 and (where := elsewhere(self.members, self.world, launcher.requested_nodes)):
-            say(f"warning: {where}")
+        if self.world.rank == 0:
+            misplaced = elsewhere(self.members, self.world, launcher.requested_nodes)
+            for doubt in filter(None, (launcher.warning, misplaced)):
+                say(f"warning: {doubt}")
         if not any(member.interactive for member in self.members):
             self._watch_the_others()
         self._serve_stacks()

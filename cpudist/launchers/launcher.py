@@ -169,6 +169,11 @@ class Launcher(ABC):
         return None
 
     @property
+    def warning(self) -> str:
+        """What looks wrong in the way this process was started, as a sentence; empty if nothing does."""
+        return ""
+
+    @property
     def rank(self) -> int | None:
         """This process's rank; None where the variables are wrong."""
         try:

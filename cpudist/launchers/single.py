@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cpudist.launchers.launcher import Alone, Launcher, Placement
+from cpudist.launchers.slurm import tasks_without_step
 
 
 class Single(Launcher):
@@ -21,3 +22,10 @@ class Single(Launcher):
 
     def rendezvous(self) -> Alone:
         return Alone()
+
+    @property
+    def warning(self) -> str:
+        tasks = tasks_without_step(self._variables)
+        if tasks <= 1:
+            return ""
+        return f"Slurm was asked for {tasks} tasks, and this is one process, which runs alone; srun starts all of them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from cpudist.errors import UserError
 from cpudist.launchers.launcher import AtAddress, Launcher, OverMpi, Placement
@@ -86,6 +87,13 @@ class Slurm(Launcher):
     def _first_host(self) -> str:
         if len(self._tasks_per_node()) == 1:
             return "127.0.0.1"  # also where this node's Slurm name cannot be resolved
+        if (hostfile := self._variables.get("SLURM_HOSTFILE")) is not None:
+            return _first_in(hostfile)
+        if self._variables.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+            raise UserError(
+                "srun -m arbitrary does not tell the ranks where rank 0 is: set SLURM_HOSTFILE to the file of nodes, or"
+                " MASTER_ADDR to rank 0's node"
+            )
         return _first_of(self._variables.get("SLURM_STEP_NODELIST") or self._variables.get("SLURM_JOB_NODELIST", ""))
 
     def _tasks_per_node(self) -> list[int]:
@@ -94,6 +102,12 @@ class Slurm(Launcher):
         if text is None:
             raise UserError("slurm started this process, but SLURM_STEP_TASKS_PER_NODE is not set: start it with srun")
         return _expand_counts(text)
+
+
+def tasks_without_step(variables: Mapping[str, str]) -> int:
+    """Return how many tasks a batch script, or a shell of salloc, has asked for; 0 elsewhere, or if it has not said."""
+    tasks = variables.get("SLURM_NTASKS", "")
+    return int(tasks) if "SLURM_JOB_ID" in variables and tasks.isdigit() and not Slurm.detect(variables) else 0
 
 
 def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
@@ -111,6 +125,22 @@ def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
 def _token(step: str) -> str:
     """Return the token of a step, which every user of the cluster knows, made with the user's secret."""
     return hmac.digest(secret().encode(), step.encode(), "sha256").hex()
+
+
+def _first_in(hostfile: str) -> str:
+    """Return the first name in the file of SLURM_HOSTFILE, whose order is that of the ranks: rank 0's node.
+
+    srun's own list of nodes, and SLURM_NODEID, keep the allocation's order.
+    """
+    try:
+        lines = [line.partition("#")[0].split() for line in Path(hostfile).read_text().splitlines()]
+        first = next(words[0] for words in lines if words)
+    except (OSError, UnicodeDecodeError, StopIteration):
+        raise UserError(
+            f"SLURM_HOSTFILE={hostfile} cannot be read here or names no node, so rank 0's is not known: put it on a"
+            " disk that all nodes share, or set MASTER_ADDR to rank 0's node"
+        ) from None
+    return _first_of(first.partition("*")[0])  # n1*2: two ranks
 
 
 def _first_of(hosts: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,3 +35,13 @@ def test_two_ranks(cluster: dict[str, str], mpi: str, tmp_path: Path) -> None:
     fields = json.loads(record.read_text())
     assert (fields["launcher"], fields["world_size"], fields["exit"]) == ("slurm", 2, "completed")
     assert sorted(file.name for file in tmp_path.glob("0-*")) == ["0-0", "0-1"]
+
+
+def test_one_process_of_several_tasks_is_told(cluster: dict[str, str], tmp_path: Path) -> None:
+    """In a batch script without srun."""
+    batch, output = tmp_path / "one.sbatch", tmp_path / "one.out"
+    train = shlex.join(jobs.train("--backend", "gloo", str(SCRIPT), str(tmp_path)))
+    batch.write_text(f"#!/bin/sh\n#SBATCH --ntasks=2 --output={output}\n{train}\n")
+    result = jobs.run(["sbatch", "--wait", str(batch)], timeout=120, env=cluster)
+    assert result.returncode == 0, result.output + output.read_text()
+    assert output.read_text().count("Slurm was asked for 2 tasks, and this is one process") == 1

@@ -235,3 +235,48 @@ def test_half_set_and_contradicting_variables_are_one_clear_line(env: dict[str, 
 )
 def test_on_how_many_nodes_hydra_was_asked_to_start_ranks(line: str, nodes: int | None) -> None:
     assert requested_nodes(line.split()) == nodes
+
+
+@pytest.mark.parametrize(
+    ("env", "tasks"),
+    [
+        ({}, None),
+        (BATCH_SCRIPT, 4),
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290"}, 4),  # a shell that salloc starts on a node
+        (BATCH_SCRIPT | {"SLURM_NTASKS": "1"}, None),
+        ({"SLURM_JOB_ID": "7"}, None),  # only a number of nodes was asked for
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, 8),  # a shell of salloc on the login node
+        (STEP, None),
+        (BATCH_SCRIPT | INTEL, None),
+        (BATCH_SCRIPT | TORCHRUN, None),
+    ],
+)
+def test_one_process_in_an_allocation_of_several_tasks_is_told(env: dict[str, str], tasks: int | None) -> None:
+    said = detect(env).warning
+    assert f"asked for {tasks} tasks" in said and "srun" in said if tasks else not said
+
+
+ARBITRARY = STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary", "CPUDIST_TOKEN": "known"}
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("n2\nn1\nn2\nn1\n", "n2"),
+        ("# mine\n\n  n2*2  # two\nn1*2\n", "n2"),
+        ("n2,n1,n2,n1", "n2"),
+        ("n[2,1],n[2,1]\n", "n2"),
+    ],
+)
+def test_rank_0_is_on_the_first_node_of_slurms_hostfile(text: str, first: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(text)
+    found = detect(ARBITRARY | {"SLURM_HOSTFILE": str(tmp_path / "hosts")}).rendezvous()
+    assert isinstance(found, AtAddress)
+    assert found.host == first
+
+
+@pytest.mark.parametrize("given", [{}, {"SLURM_HOSTFILE": "/nowhere"}, {"SLURM_HOSTFILE": "/dev/null"}])
+def test_an_arbitrary_distribution_without_a_hostfile_names_what_to_set(given: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        detect(ARBITRARY | given).rendezvous()
+    assert detect(ARBITRARY | given | {"MASTER_ADDR": "n2"}).rendezvous() == AtAddress("n2", 15217, token="known")
