@@ -12,6 +12,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
+from transformers import BertConfig, BertForMaskedLM
 
 import cpudist
 from cpudist import job
@@ -102,6 +103,14 @@ def test_a_pass_without_the_output_layer(hosts: None, unused: bool) -> None:
     for _ in range(3):
         model.zero_grad()
         same_gradients(model, lambda model: model(TOKENS, head=False).square().sum().backward())
+
+
+@pytest.mark.versions
+def test_a_tied_model_of_transformers_is_found(hosts: None) -> None:
+    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    model = cpudist.wrap(BertForMaskedLM(config).eval())
+    assert used(model) == ["bert.embeddings.word_embeddings"]
+    same_gradients(model, lambda model: model(TOKENS).logits.square().mean().backward())
 
 
 def test_a_checkpointed_embedding_and_low_precision(hosts: None) -> None:

@@ -14,9 +14,8 @@ pytestmark = pytest.mark.job
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_digits.py"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_learns_digits_in_bf16(ranks: int, tmp_path: Path) -> None:
-    result = run(mpirun(ranks, sys.executable, str(EXAMPLE), str(tmp_path)), timeout=120)
+def test_learns_digits_in_bf16(tmp_path: Path) -> None:
+    result = run(mpirun(2, sys.executable, str(EXAMPLE), str(tmp_path)), timeout=120)
     assert result.returncode == 0, result.output
     found = re.search(r"backend='ccl'.*: ([\d.]+)% of 297 digits right", result.stdout)
     assert found, result.output

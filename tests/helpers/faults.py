@@ -47,13 +47,13 @@ class Job:
     folder: Path
     timeout: float
 
-    def rank(self, number: int) -> psutil.Process:
-        """The process of a rank, as this machine sees it."""
+    def rank(self, number: int, words: str = "working.py") -> psutil.Process:
+        """The process of a rank, as this machine sees it; its command line holds `words`."""
         host = f"h{number // 2}"
         for pid in self.bed.processes(host):
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
-                if "working.py" in " ".join(process.cmdline()) and _rank_of(process) == number:
+                if words in " ".join(process.cmdline()) and _rank_of(process) == number:
                     return process
         raise LookupError(f"rank {number} is not on {host}: {self.bed.processes(host)}")
 

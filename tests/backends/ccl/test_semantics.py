@@ -12,15 +12,8 @@ from cpudist.topology.identity import free_port
 
 pytestmark = pytest.mark.job
 
-# CI leaves out what repeats: each transport is there with two ranks or with three, `--long` has all.
 over_each = pytest.mark.parametrize(
-    ("name", "transport"),
-    [
-        ("intel-mpi, 2 ranks", "shared_memory"),
-        pytest.param("intel-mpi, 3 ranks", "shared_memory", marks=pytest.mark.long),
-        ("intel-mpi, 3 ranks", "oneccl"),
-        pytest.param("torchrun, 2 ranks", "oneccl", marks=pytest.mark.long),
-    ],
+    ("name", "transport"), [("intel-mpi, 2 ranks", "shared_memory"), ("intel-mpi, 3 ranks", "oneccl")]
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from drawn import (
     ANY,
     EVERYONE,
-    REVERSED,
     begin,
     calls,
     cases,
@@ -115,15 +113,6 @@ def check_all_gather(shape, dtype, layout, seed, group, way):
         same(flat, torch.cat([tensor.reshape(-1) for tensor in expected]))
 
 
-@cases(st.lists(st.integers(0, 5), min_size=world.size, max_size=world.size), st.sampled_from(ANY), seeds)
-def check_uneven_all_gather(rows, dtype, seed):
-    expected = [values((rows[rank], 3), dtype, seed, rank) for rank in range(world.size)]
-    outputs = [torch.zeros_like(tensor) for tensor in expected]
-    dist.all_gather(outputs, expected[world.rank])
-    for actual, wanted in zip(outputs, expected, strict=True):
-        same(actual, wanted)
-
-
 @cases(st.lists(calls, min_size=1, max_size=6))
 def check_unequal_shares_in_calls_under_way_together(drawn):
     """Waited for in another order on each rank."""
@@ -215,7 +204,8 @@ def check_wrong_size_of_message() -> None:
         dist.send(torch.zeros(4), 1)
         dist.send(torch.ones(2), 1)
     elif world.rank == 1:
-        refuses(lambda: dist.recv(torch.zeros(2), 0), "16 bytes")
+        with pytest.raises((RuntimeError, ValueError), match="16 bytes"):
+            dist.recv(torch.zeros(2), 0)
         after = torch.zeros(2)
         dist.recv(after, 0)
         assert after.tolist() == [1, 1], "the message behind it must still arrive"
@@ -235,51 +225,6 @@ def check_coalesced() -> None:
         same(tensor, torch.full((n,), float(total + n * world.size)))
     same(strided, torch.full((4,), float(total)))
     same(integers, torch.full((3,), total))
-
-
-def check_many_at_once() -> None:
-    """Works on several groups in flight, waited for in another order on every rank."""
-    handles = [None, REVERSED, dist.new_group(list(range(world.size)))]
-    tensors = [[torch.full((1_500_000,), float(world.rank + i)) for i in range(3)] for _ in handles]
-    works = [
-        dist.all_reduce(tensor, group=handle, async_op=True)
-        for handle, row in zip(handles, tensors, strict=True)
-        for tensor in row
-    ]
-    for work in works if world.rank % 2 else reversed(works):
-        work.wait()
-    for row in tensors:
-        for i, tensor in enumerate(row):
-            same(tensor[[0, -1]], torch.full((2,), float(sum(range(world.size)) + i * world.size)))
-
-
-def check_objects() -> None:
-    everyone: list[object] = [None] * world.size
-    dist.all_gather_object(everyone, {"rank": world.rank, "text": "é" * world.rank})
-    assert everyone == [{"rank": rank, "text": "é" * rank} for rank in range(world.size)]
-    box = [{"from": 0}] if world.rank == 0 else [None]
-    dist.broadcast_object_list(box)
-    assert box == [{"from": 0}]
-
-
-def refuses(call: Callable[[], object], words: str) -> None:
-    with pytest.raises((RuntimeError, TypeError, ValueError)) as caught:
-        call()
-    assert words in str(caught.value), str(caught.value)
-    assert "\n" not in str(caught.value).strip(), str(caught.value)
-
-
-def check_refusals() -> None:
-    refuses(lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR), "bitwise")
-    refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.bool), dist.ReduceOp.AVG), "no average")
-    refuses(lambda: dist.all_reduce(torch.zeros(2).to_sparse(), dist.ReduceOp.MAX), "only be summed")
-    refuses(lambda: dist.all_reduce(torch.zeros(1).expand(3)), "share memory")
-    refuses(lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)), "cannot reduce")
-    refuses(
-        lambda: dist.all_to_all_single(torch.zeros(2 * world.size + 1), torch.zeros(2 * world.size + 1)),
-        "divide",
-    )
-    dist.barrier()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+import plain
 import torch
 import torch.distributed as dist
 
@@ -51,8 +52,7 @@ def fork() -> None:
 
 def any_source() -> None:
     """A script that knows torch alone. A receive from any source listens to peers that never send."""
-    os.environ.update(RANK=os.environ["PMI_RANK"], WORLD_SIZE=os.environ["PMI_SIZE"], MASTER_ADDR="127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(20000 + os.getppid() % 10000))
+    plain.set_variables()
     dist.init_process_group("ccl")
     tensor = torch.zeros(3)
     if dist.get_rank() == 0:

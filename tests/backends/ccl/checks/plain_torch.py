@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+import plain
 import torch
 import torch.distributed as dist
 
-os.environ.update(RANK=os.environ["PMI_RANK"], WORLD_SIZE=os.environ["PMI_SIZE"], MASTER_ADDR="127.0.0.1")
-if "MASTER_PORT" not in os.environ:
-    os.environ["MASTER_PORT"] = str(20000 + os.getppid() % 10000)  # the ranks' common parent
-
+plain.set_variables()
 dist.init_process_group("ccl")
 tensor = torch.tensor(float(dist.get_rank()))
 dist.all_reduce(tensor)

@@ -69,8 +69,6 @@ def check_sparse_sums() -> None:
     )
     dist.all_reduce(tensor, async_op=True).wait()
     assert tensor.to_dense()[0] == sum(range(size))
-    with pytest.raises(ValueError, match="only be summed"):
-        dist.all_reduce(contribution(rank), dist.ReduceOp.MAX)
 
 
 def check_sparse_gradients_in_ddp() -> None:
@@ -103,8 +101,6 @@ def check_refusals() -> None:
     for call in (dist.send, dist.recv, dist.isend, dist.irecv):
         with pytest.raises(ValueError, match="a tag cannot be negative, got -1"):
             call(torch.zeros(1), other, tag=-1)
-    with pytest.raises(ValueError, match="bitwise reductions take integers"):
-        dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR)
     with pytest.raises(UserError, match="the ccl backend takes no pg_options of type Foreign"):
         dist.new_group(pg_options=Foreign("ccl"))
     dist.barrier()
