@@ -57,11 +57,3 @@ def test_two_ranks_come_to_the_same_as_one_process(tmp_path: Path) -> None:
     assert perplexity == pytest.approx(_logged(tmp_path / "1", "eval_perplexity"), rel=1e-3)
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "2" / name).exists(), name
-
-
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    words = ["--train_files", "missing.txt", "--output_dir", str(tmp_path)]
-    result = run(mpirun(2, *train("--backend", "gloo", EXAMPLE, *words)), BOUND)
-    assert result.returncode == 1, result.output
-    assert "failed: there is no file missing.txt; ending the job\n" in result.stderr, result.output
-    assert "Traceback" not in result.stderr, result.output

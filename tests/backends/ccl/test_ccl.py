@@ -1,8 +1,7 @@
-"""The ccl backend in real jobs: every collective, what stands on them, and ranks that misbehave."""
+"""The ccl backend in real jobs: every collective, and what stands on them. Ranks that fail: tests/job."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -95,29 +94,3 @@ def plain_torch(leave: str, **env: str) -> None:
     result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100, **env)
     assert result.returncode == 0, result.output
     assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output
-
-
-@pytest.mark.job
-def test_a_late_rank_is_an_error_that_names_the_operation() -> None:
-    result = run(JOBS["intel-mpi, 2 ranks"], "faults.py", "late", timeout=100)
-    assert result.returncode != 0
-    for words in ("all_reduce #", "rank 0 of 2", "timed out after 3."):
-        assert words in result.stderr, result.output
-    assert result.stderr.count("Traceback") == 1, result.output
-
-
-@pytest.mark.job
-def test_a_killed_rank_ends_the_job() -> None:
-    """As the ranks report a lost one to the user, at a line's start, and not in a launcher's words."""
-    result = run(JOBS["torchrun, 2 ranks"], "faults.py", "killed", timeout=100)
-    assert result.returncode not in (0, 2), result.output
-    assert re.search(r"^cpudist: rank 1 on \S+ ended without an error message", result.stderr, re.MULTILINE)
-
-
-@pytest.mark.job
-def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once() -> None:
-    result = run(JOBS["intel-mpi, 3 ranks"], "faults.py", "raises", timeout=100)
-    assert result.returncode != 0
-    assert result.stderr.count("ValueError: rank 1 has had enough") == 2, result.output  # traceback, closing line
-    assert result.stderr.count("Traceback") == 1, result.output
-    assert "rank 1 on" in result.stderr, result.output

@@ -97,14 +97,6 @@ def test_the_runtimes_variables_do_not_make_another_program() -> None:
         pjrt.check_one_program({"XLA_AUTO_SPMD": "1"}, 1, meshed=True)
 
 
-def test_variables_are_shown_with_what_they_mean() -> None:
-    shown = pjrt.explained({"CPU_NUM_DEVICES": "4", "TPU_PROCESS_BOUNDS": "1,2,1", "HOME": "/"})
-    assert shown == {
-        "CPU_NUM_DEVICES": "4: devices that each process makes of its CPU (one, if unset)",
-        "TPU_PROCESS_BOUNDS": "1,2,1: how the processes lie in the TPU's grid, as x,y,z",
-    }
-
-
 @pytest.mark.parametrize(
     ("variables", "level", "says"),
     [

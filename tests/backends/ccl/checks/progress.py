@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 from program import leave, run_checks
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import job
@@ -98,21 +96,6 @@ def check_futures_like_those_of_ddp() -> None:
         for bucket, result in zip(buckets, torch.futures.wait_all(means), strict=True):
             assert result.data_ptr() == bucket.data_ptr()
             torch.testing.assert_close(result, torch.full_like(bucket, TOTAL / world.size + len(bucket)))
-
-
-def check_power_sgd() -> None:
-    """Its hook waits for one all_reduce in the callback of another."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    for _ in range(5):
-        model(torch.randn(8, 64)).square().mean().backward()
-    gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    everyone = [torch.empty_like(gradients) for _ in range(world.size)]
-    dist.all_gather(everyone, gradients)
-    for theirs in everyone:
-        torch.testing.assert_close(theirs, gradients)
 
 
 def check_other_threads_run_while_one_asks() -> None:

@@ -1,7 +1,4 @@
-"""One rank of a job goes wrong, WAY BACKEND.
-
-WAY is raises, dies (killed), hangs (never comes to the reduction) or stalls (the same, and the job looks for that).
-"""
+"""One rank of a job goes wrong, WAY: raises, dies (killed) or hangs (never comes to the reduction)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import cpudist
 
 # The timeout also bounds the start: on a busy machine one rank imports torch_xla many seconds longer than the other.
 timeout = 20 if sys.argv[1] == "hangs" else 100
-world = cpudist.init(sys.argv[2], timeout=timeout, stall=3 if sys.argv[1] == "stalls" else None)
+world = cpudist.init("xla", timeout=timeout)
 model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number in range(100_000):
