@@ -20,7 +20,7 @@ from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import psutil
 
-from cpudist.backends.calls import Call
+from cpudist.backends.interface import Call
 from cpudist.job.rank_status import RankStatus
 from cpudist.launchers import Placement
 from cpudist.lost_ranks import LostRank

@@ -1,8 +1,16 @@
-"""Errors that users can correct.
+"""Errors that users can correct, and the frames of their code in a traceback.
 
 An error that a user can cause (a wrong option, a missing package, contradicting variables) is a `UserError`: one line
 with cause and remedy. The command line prints this line without a traceback and exits with status 2.
 """
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+from functools import cache
+from types import FrameType, TracebackType
 
 USER_ERROR = 2  # the exit status of the command line
 FAILED = 1  # of a job
@@ -33,3 +41,35 @@ class StartupTimeout(UserError):
         ... except cpudist.StartupTimeout:
         ...     sys.exit("a rank did not come within a minute")
     """
+
+
+def is_user_code(frame: FrameType) -> bool:
+    """Return whether a frame is of the user's script or modules, not of an installed package."""
+    if frame.f_globals.get("__name__") == "__main__":  # also `python -c`, and cells of notebooks
+        return True
+    name = frame.f_code.co_filename
+    if name.startswith("<"):  # generated code
+        return False
+    return not name.startswith(_installed())  # a relative path is the user's
+
+
+def from_user_code(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame of user code on; all of it where there is no such frame."""
+    where = traceback
+    while where is not None and not is_user_code(where.tb_frame):
+        where = where.tb_next
+    return where or traceback
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """Return the folders of installed code."""
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        os.path.dirname(os.__file__),
+        os.path.dirname(__file__),
+    }
+    return tuple(os.path.join(os.path.abspath(path), "") for path in folders)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from cpudist.backends.calls import Call, Calls
+from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import Any
 from cpudist import backends, launchers
 from cpudist.cli.parser import Parser, count_from_zero, shown_once
 from cpudist.console import say, show_lines_at_once
-from cpudist.errors import USER_ERROR, UserError
-from cpudist.frames import from_user_code
+from cpudist.errors import USER_ERROR, UserError, from_user_code
 from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from cpudist.doctor import libraries, memory, processor, quota, usable_backends, versions
+from cpudist.doctor import libraries, memory, processor, usable_backends, versions
 from cpudist.errors import UserError
 from cpudist.finding import LEVELS, Finding
 from cpudist.topology.kernel_files import Files
@@ -15,7 +15,7 @@ from cpudist.topology.kernel_files import Files
 __all__ = ["Finding", "examine"]
 
 # The most important ones first, within one level.
-_GROUPS = (versions, usable_backends, memory, quota, libraries, processor)
+_GROUPS = (versions, usable_backends, memory, processor, libraries)
 
 
 def examine() -> list[Finding]:

@@ -1,25 +1,72 @@
-"""Number formats of the CPU, its clock speed, and the kernel's clock."""
+"""CPUs and memory left to this process, and its CPU quota; the CPU's number formats and speed; the kernel's clock."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 
+from cpudist.console import number_of, size
 from cpudist.finding import Finding
 from cpudist.topology import sysfs
+from cpudist.topology.cpulist import format_list
 from cpudist.topology.kernel_files import Files
-from cpudist.topology.number_formats import BFLOAT16, FLOAT16, features, units
+from cpudist.topology.limits import Throttling, read_limits
+from cpudist.topology.machine import BFLOAT16, FLOAT16, features, units
 
 _CPUS = "sys/devices/system/cpu"
+_RARELY = 0.01  # of all periods of a CPU quota
 _SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 # Read without a system call. The others (hpet, acpi_pm) take microseconds, thousands of times in a step.
 _FAST_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase", "riscv_clocksource")
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the number formats of the CPU, its frequency governor and the clock source."""
+    """Check this process's share of the machine, the number formats of the CPU, its governor and the clock source."""
+    yield from _share(files, env)
     yield from _number_formats(files)
     yield _governor(files)
     yield from _clock_source(files)
+
+
+def _share(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the CPUs, the CPU quota and the memory limit of this process."""
+    limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
+    throttling = limits.throttling
+    if throttling and throttling.throttled:
+        yield _stopped(throttling)
+    if limits.quota is not None:
+        yield _quota(limits.quota)
+        if throttling and not throttling.throttled:
+            yield Finding("ok", "throttling", f"in none of {throttling.periods} periods (nr_throttled)")
+    else:
+        yield Finding("ok", "CPU quota", "none")
+    online, own = sysfs.online_cpus(files), limits.cpus or frozenset()
+    some = "all" if own == online else f"{format_list(own)} of"
+    counted = f", of which Slurm has given {limits.counted} to this job" if limits.counted else ""
+    yield Finding("ok", "CPUs", f"this process may use {some} {len(online)} CPUs{counted}")
+    if limits.memory is not None:
+        yield Finding("ok", "memory limit", f"{size(limits.memory)} for all ranks of this node together")
+
+
+def _quota(quota: float) -> Finding:
+    threads = max(int(quota), 1)
+    what = f"a quota of {quota:g} CPUs: the ranks together get {number_of(threads, 'computing thread')}"
+    if quota == threads:
+        return Finding("ok", "CPU quota", what)
+    return Finding("warning", "CPU quota", what, "ask for a whole number of CPUs: a fraction is not used")
+
+
+def _stopped(throttling: Throttling) -> Finding:
+    share = throttling.throttled / max(throttling.periods, 1)
+    said = f"the CPU quota has stopped this container in {share:.1%} of {throttling.periods} periods (nr_throttled)"
+    if share < _RARELY:
+        return Finding("ok", "throttling", said)
+    return Finding(
+        "warning",
+        "throttling",
+        said,
+        "start fewer threads (cpudist plan counts them by the quota), or raise the quota (limits.cpu, docker --cpus)",
+    )
 
 
 def _number_formats(files: Files) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
-"""Find the checkpoint of Trainer's that a restarted run goes on from, the same on every rank."""
+"""Trainer's checkpoints: their files, and the one that a restarted run goes on from, the same on every rank."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -9,20 +10,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpudist.checkpoints import manifest, runs
-from cpudist.checkpoints.folders import restore
+from cpudist.checkpoints.folders import numbered, restore
 from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.rank_group import Ranks
 from cpudist.console import say
-from cpudist.huggingface.checkpoint_files import checkpoints
 from cpudist.job import current
 
 if TYPE_CHECKING:
     from cpudist.job import Job
 
+HOSTS = "hosts.pt"  # next to Trainer's files: the part of the gradients that compression has lost (`error_feedback`)
+STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
+_SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 leaves it while it saves on SIGTERM
+
 # Of each output folder, in this process. A script may train several times, and a restart does so in the same order.
 _trainings: Counter[str] = Counter()
 
 _SHARED = "put --output_dir on a disk that all hosts share, or train with --save_on_each_node"
+
+
+def checkpoints(folder: str | Path) -> dict[int, Path]:
+    """Return the complete checkpoints in `folder` by their steps, the newest last."""
+    found = numbered(folder).items()
+    return {step: path for step, path in found if (path / STATE).is_file() and not (path / _SENTINEL).exists()}
+
+
+def adopt(folder: Path, written: Path) -> None:
+    """Move files into `written` that a class derived from Trainer has saved straight into `folder`.
+
+    If `folder` has a state, it is a checkpoint of an earlier run, and stays as it is.
+    """
+    if folder.is_dir() and not (folder / STATE).exists():
+        for path in folder.iterdir():
+            if not (written / path.name).exists():
+                with contextlib.suppress(FileNotFoundError):  # another rank has moved it
+                    path.rename(written / path.name)
 
 
 def number_training(folder: str) -> int:

@@ -19,8 +19,7 @@ from cpudist.changes import replaced
 from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.huggingface import checkpoint_files
-from cpudist.huggingface.restart_point import damage, is_of_run, newest_of_run, number_training, trainer_of
+from cpudist.huggingface.restart_point import STATE, damage, is_of_run, newest_of_run, number_training, trainer_of
 from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
 
 
 def _is_finished(checkpoint: Path) -> bool:
-    state = json.loads((checkpoint / checkpoint_files.STATE).read_text(encoding="utf-8"))
+    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     return bool(0 < state.get("max_steps", 0) <= state["global_step"])
 
 

@@ -27,7 +27,7 @@ from cpudist.checkpoints import folders, manifest
 from cpudist.checkpoints.background import unpaced
 from cpudist.checkpoints.publishing import publisher_of
 from cpudist.checkpoints.rank_group import Ranks
-from cpudist.huggingface import checkpoint_files
+from cpudist.huggingface.restart_point import HOSTS, adopt
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -66,14 +66,14 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
                 original(self, model, trial)
             _name_the_best(self, run_dir, written)
             if publishes and feedback is not None:
-                torch.save(feedback.state_dict(), written / checkpoint_files.HOSTS)
+                torch.save(feedback.state_dict(), written / HOSTS)
         trainer = {**asdict(context.geometries[self]), "training": context.trainings[self]}
         step = self.state.global_step
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
         def complete(ranks: Ranks, pause: Callable[[], None]) -> None:
             def seal(_: object) -> None:
-                checkpoint_files.adopt(run_dir / name, written)
+                adopt(run_dir / name, written)
                 manifest.seal(written, step, ranks.size, job.run_ids, trainer, pause=pause)
 
             publisher.complete(written, ranks, publishes, lambda: files.write(pause), seal)
@@ -99,7 +99,7 @@ def load_optimizer_and_scheduler(original: Callable[..., None], context: Context
     def load(self: Any, checkpoint: Any) -> None:
         original(self, checkpoint)
         feedback = error_feedback.of(self.model)
-        if feedback is not None and checkpoint and (path := Path(checkpoint) / checkpoint_files.HOSTS).is_file():
+        if feedback is not None and checkpoint and (path := Path(checkpoint) / HOSTS).is_file():
             feedback.load_state_dict(torch.load(path, weights_only=True))
 
     return load

@@ -3,14 +3,13 @@
 - `job_options.py`: what a user asks of a job.
 - `job.py`: `Job`, the owner of a job's state; `start_job`, and `current`, the one that runs.
 - `peers.py`: this process among the ranks, with or without a backend.
-- `communication.py`: how gradients cross the network between hosts.
+- `communication.py`: how gradients cross the network between hosts; ranks that never communicated.
 - `watch.py`, `failure.py`, `abort.py`: one rank fails or is lost, and the job and its launcher end everywhere.
 - `stall.py`: the end of a job in which nothing goes on.
 - `rank_status.py`, `reports.py`: what a rank is doing, and which ranks keep the others waiting or were lost.
 - `stack_server.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
 - `record.py`: the run record.
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.
-- `trained_alone.py`: ranks that never communicated.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 
 It must not import optimization, transformers, programs or command lines.

@@ -17,12 +17,11 @@ from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import failure
-from cpudist.job.communication import Communication
+from cpudist.job.communication import Communication, TrainedAlone
 from cpudist.job.job_options import JobOptions
 from cpudist.job.peers import Peers
 from cpudist.job.rank_pinning import follow
 from cpudist.job.record import Exit, RunRecord
-from cpudist.job.trained_alone import TrainedAlone
 from cpudist.launchers import detect
 from cpudist.launchers.single import Single
 from cpudist.topology.identity import interface_of

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from cpudist.backends.calls import Call
-from cpudist.frames import is_user_code
+from cpudist.backends.interface import Call
+from cpudist.errors import is_user_code
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cpudist.backends.calls import Call
+from cpudist.backends.interface import Call
 from cpudist.console import size
 from cpudist.job.rank_status import RankStatus
 from cpudist.lost_ranks import LostRank

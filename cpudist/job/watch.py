@@ -22,7 +22,7 @@ from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 
 if TYPE_CHECKING:
-    from cpudist.backends.calls import Call
+    from cpudist.backends.interface import Call
     from cpudist.world import World
 
 CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure

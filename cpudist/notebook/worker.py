@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from cpudist import launchers
-from cpudist.frames import from_user_code
+from cpudist.errors import from_user_code
 from cpudist.notebook.carry import unpack
 from cpudist.notebook.result import Failure, Mailbox, Result, traceback_of
 from cpudist.pinning import pin

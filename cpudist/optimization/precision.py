@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from cpudist.errors import UserError
 from cpudist.optimization import products
 from cpudist.topology.kernel_files import Files
-from cpudist.topology.number_formats import BFLOAT16, features, units
+from cpudist.topology.machine import BFLOAT16, features, units
 
 IN_FLOAT32 = "bfloat16 convolutions would be many times slower on this CPU: computing in float32"
 

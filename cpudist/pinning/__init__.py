@@ -1,34 +1,40 @@
 """Binds this rank to its part of the node's plan, before torch starts threads or later.
 
-- `plan_options.py`: the user's settings of threads and data loading.
 - `rank_cpus.py`: the part of the node that belongs to this rank: the launcher's pinning, or its part of the plan.
 - `preload.py`: a faster allocator, for which the process starts once more.
-- this file: decides, and changes this process. `threads.py`: the masks of its threads, and where its pages are placed.
+- this file: reads the user's settings of threads and data loading, decides, and changes this process.
+- `threads.py`: the masks of its threads, and where its pages are placed.
 
 It must not import torch, MPI or jobs.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.pinning import threads
-from cpudist.pinning.plan_options import data_workers, threads_of_user
 from cpudist.pinning.preload import preload_allocator
-from cpudist.pinning.rank_cpus import own_share, starter_of
+from cpudist.pinning.rank_cpus import Starter, own_share, starter_of
 from cpudist.pinning.threads import data_cores
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import PlanOptions, RankPlan
-from cpudist.topology.thread_variables import THREADS
+from cpudist.topology.thread_variables import THREADS, threads_set
 
 __all__ = ["Pinning", "data_cores", "decide", "pin", "preload_allocator"]
+
+_OWN_OPTION, _TRAINERS = "data_workers", "dataloader_num_workers"
+# In JSON, or at the top of YAML. No parser of YAML comes with cpudist.
+_IN_A_FILE = re.compile(rf'(?:^|[{{,]\s*)"?{_TRAINERS}"?\s*:\s*(\d+)\b', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,51 @@ def decide(
     if share.hint:
         _warn(launcher, share.hint)
     return Pinning(share.plan, share.bind)
+
+
+def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: Starter) -> tuple[int, str] | None:
+    """Return the number of threads that the user has set, and its variable; None if the user has set none.
+
+    torchrun sets OMP_NUM_THREADS to 1 on any machine, unless it is set. That is not the user's number.
+    """
+    found = threads_set(variables)
+    by_torchrun = launcher.name == "torchrun" and THREADS not in (starter.variables or {})
+    return None if found == (1, THREADS) and by_torchrun else found
+
+
+def data_workers(arguments: Sequence[str]) -> int:
+    """Return the number of data workers: cpudist-train's --data-workers, or Trainer's dataloader_num_workers.
+
+    The latter is read from the command line or from a file of arguments; a number in a script's code is not seen.
+
+    Args:
+        arguments: all words of the command, the script's name among them.
+    """
+    for name in (_OWN_OPTION, _TRAINERS):
+        if (value := _option(arguments, name)).isdecimal():
+            return int(value)
+    # TRL's parser reads the file of --config, HfArgumentParser one that is the script's only argument.
+    alone = arguments[-1] if len(arguments) > 1 and not arguments[-2].startswith("-") else ""
+    return _from_file(Path(_option(arguments, "config") or alone))
+
+
+def _option(arguments: Sequence[str], wanted: str) -> str:
+    """Return the value of `--wanted VALUE` or `--wanted=VALUE`; empty if there is none."""
+    for word, following in itertools.pairwise([*arguments, ""]):
+        name, equals, value = word.partition("=")
+        if name.replace("-", "_") == f"__{wanted}":
+            return value if equals else following
+    return ""
+
+
+def _from_file(path: Path) -> int:
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        return 0
+    try:
+        found = _IN_A_FILE.search(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the script reports the fault
+        return 0
+    return int(found[1]) if found else 0
 
 
 def _warn(launcher: Launcher, line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import os
 import platform
+import re
 import tarfile
 import zlib
 from collections import Counter
@@ -18,6 +19,10 @@ from cpudist.topology import Topology, hwloc, lscpu, sysfs
 from cpudist.topology.cpulist import LAST_CPU
 from cpudist.topology.kernel_files import Files, open_copy
 from cpudist.topology.limits import Limits, read_limits
+
+# Number formats that a processor has arithmetic for, by the kernel's names of its features: x86's, and Arm's.
+BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "Arm's BF16", "svebf16": "SVE BF16"}
+FLOAT16 = {"amx_fp16": "AMX", "avx512_fp16": "AVX512_FP16", "fphp": "Arm's FP16"}
 
 _ROOT = Files()
 _LARGEST = 64 << 20  # bytes; real descriptions have some kilobytes
@@ -61,6 +66,17 @@ def cpu_model() -> str:
     lines = (_ROOT.read("proc/cpuinfo") or "").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def features(files: Files) -> frozenset[str] | None:
+    """Return the features of this machine's processors; None where the kernel does not list them."""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", files.read("proc/cpuinfo") or "", re.MULTILINE)
+    return None if found is None else frozenset(found[1].split())
+
+
+def units(features: frozenset[str], number_format: dict[str, str]) -> list[str]:
+    """Return the names of the units among `features` that compute in a format: `BFLOAT16` or `FLOAT16`."""
+    return [name for feature, name in number_format.items() if feature in features]
 
 
 def cpu_quota() -> float | None:

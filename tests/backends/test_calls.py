@@ -11,7 +11,7 @@ import torch
 from jobs import mpirun, run
 
 from cpudist.backends import gloo
-from cpudist.backends.calls import Calls
+from cpudist.backends.interface import Calls
 from cpudist.backends.process_group import GroupRanks
 
 CHECK = Path(__file__).parent / "checks" / "calls.py"

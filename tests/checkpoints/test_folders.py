@@ -14,7 +14,7 @@ import pytest
 
 from cpudist.checkpoints import folders
 from cpudist.checkpoints.folders import INCOMPLETE, clear, delete, numbered, publish, restore, rotate, sync, why_full
-from cpudist.huggingface.checkpoint_files import adopt, checkpoints
+from cpudist.huggingface.restart_point import adopt, checkpoints
 
 
 def _write(folder: Path, text: str = "{}") -> Path:

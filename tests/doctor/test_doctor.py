@@ -14,7 +14,7 @@ from layouts import unpack
 
 from cpudist.cli import doctor as command
 from cpudist.cli.main import main
-from cpudist.doctor import libraries, memory, processor, quota, usable_backends, versions
+from cpudist.doctor import libraries, memory, processor, usable_backends, versions
 from cpudist.finding import Finding
 from cpudist.topology.kernel_files import Files
 
@@ -70,11 +70,8 @@ def test_clocks(tmp_path: Path) -> None:
             "sys__devices__system__clocksource__clocksource0__current_clocksource": "hpet",
         },
     )
-    assert levels(list(processor.check(files, {}))) == {
-        "CPU": "warning",
-        "governor": "warning",
-        "clock source": "warning",
-    }
+    found = levels(list(processor.check(files, {})))
+    assert found["CPU"] == found["governor"] == found["clock source"] == "warning"
     for number in (0, 1):
         tree(tmp_path, **{f"{cpu}__cpu{number}__cpufreq__scaling_driver": "intel_pstate"})
     assert levels(list(processor.check(files, {})))["governor"] == "ok"  # the processor chooses by itself
@@ -91,7 +88,7 @@ def test_a_quota_and_what_it_has_stopped(tmp_path: Path) -> None:
     group.mkdir(parents=True)
     (group / "cpu.max").write_text("150000 100000\n")
     (group / "cpu.stat").write_text("nr_periods 200\nnr_throttled 50\n")
-    found = list(quota.check(files, {}))
+    found = list(processor.check(files, {}))
     assert levels(found)["throttling"] == levels(found)["CPU quota"] == "warning"
     assert "25.0%" in found[0].message
     assert "together get 1 computing thread" in found[1].message
@@ -102,7 +99,7 @@ def test_processors(tmp_path: Path) -> None:
     new = tree(tmp_path / "new", proc__cpuinfo="flags\t\t: fpu amx_bf16 avx512_bf16 avx512_fp16")
     arm = tree(tmp_path / "arm", proc__cpuinfo="Features\t: fp asimd bf16 i8mm")
     assert levels(list(processor.check(old, {})))["CPU"] == "warning"
-    assert "AMX and AVX512_BF16" in next(iter(processor.check(new, {}))).message
+    assert any("AMX and AVX512_BF16" in finding.message for finding in processor.check(new, {}))
     assert levels(list(processor.check(arm, {})))["CPU"] == "ok"
 
 

@@ -12,7 +12,7 @@ from bed import Bed
 from jobs import BIN
 
 from cpudist.backends.ccl.compilation import cache_folder
-from cpudist.huggingface.checkpoint_files import checkpoints
+from cpudist.huggingface.restart_point import checkpoints
 from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job

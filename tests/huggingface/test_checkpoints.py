@@ -17,7 +17,7 @@ from jobs import BIN, Result, mpirun, run, train
 from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint
 
-from cpudist.huggingface.checkpoint_files import checkpoints
+from cpudist.huggingface.restart_point import checkpoints
 from cpudist.topology.identity import free_port
 
 pytestmark = pytest.mark.job

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpudist.backends.calls import Call, Calls
+from cpudist.backends.interface import Call, Calls
 from cpudist.job.rank_status import RankStatus, status_of
 
 WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpudist.backends.calls import Call
+from cpudist.backends.interface import Call
 from cpudist.job.rank_status import RankStatus
 from cpudist.job.reports import explain
 

@@ -22,7 +22,7 @@ from control_group import ControlGroup, control_group
 from manifests import kustomized, pods
 
 from cpudist.backends.ccl.compilation import cache_folder
-from cpudist.huggingface.checkpoint_files import checkpoints
+from cpudist.huggingface.restart_point import checkpoints
 from cpudist.waiting import poll
 
 pytestmark = [pytest.mark.job, pytest.mark.long]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cpudist.huggingface.checkpoint_files import checkpoints
+from cpudist.huggingface.restart_point import checkpoints
 
 pytestmark = pytest.mark.job
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpudist import launchers
-from cpudist.pinning import decide
-from cpudist.pinning.plan_options import data_workers, threads_of_user
+from cpudist.pinning import data_workers, decide, threads_of_user
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.pinning.rank_cpus import Starter, own_share
 from cpudist.topology import Cpu, assemble

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cpudist.backends.calls import Call, Calls
 from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
 from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.backends.error_feedback import ErrorFeedback
+from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
 from cpudist.console import say
 from cpudist.errors import UserError

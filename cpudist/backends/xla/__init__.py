@@ -3,10 +3,9 @@
 - `xla_backend.py`: the backend, its options and its hooks. `xla_devices.py`: its devices. `pjrt.py`: their choice.
 - `program.py`: the runtime during one job. `joining.py`: how ranks find each other.
 - `xla_group.py`, `transfers.py`: the process group, and tensors through the host.
-- `patches.py`, `compiling.py`: changes of torch_xla, torch and accelerate. `left_alone.py`: a warning without a job.
-- `graphs.py`: the graphs that the runtime compiles, and why. `tied.py`: parameters that modules share.
-- `mesh.py`, `layouts.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD).
-- `checkpoint.py`: its checkpoints.
+- `patches.py`: changes of torch_xla, torch and accelerate. `left_alone.py`: a warning without a job.
+- `graphs.py`: the graphs that the runtime compiles, and why.
+- `mesh.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD). `checkpoint.py`: its checkpoints.
 
 It is registered through the entry point ``cpudist.backends`` like a backend of another package. Only this folder
 imports torch_xla, and only when a job starts on it. torch_xla ends with release 2.9; see docs/xla.md.

@@ -1,4 +1,4 @@
-"""Counts the graphs that the runtime compiles, and finds the changed shape behind one.
+"""Counts the graphs that the runtime compiles, and finds the changed shape behind one; replaces `compile`.
 
 Every new shape makes a new graph, and compiling one takes longer than many steps. The runtime counts
 (`torch_xla.debug.metrics`); this warns the user.
@@ -6,13 +6,16 @@ Every new shape makes a new graph, and compiling one takes longer than many step
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch_xla.debug import metrics
 
 from cpudist.backends.xla import transfers
 from cpudist.console import say
+from cpudist.errors import UserError
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -102,6 +105,31 @@ class Graphs:
         if self._warns:
             cause = self._change or "no input changed its shape, so look for a Python number that changes every step"
             say(f"warning: xla compiles again after warm-up, which is slow: {cause} (the run record counts how often)")
+
+
+def compile_in_parts(original: Callable[..., Any], is_main_process: bool) -> Callable[..., Any]:
+    """Replace `torch_xla.compile`: ``full_graph=True`` has no effect where gradients leave the device within a step."""
+
+    def compile(f: Any = None, full_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if full_graph and is_main_process and dist.get_world_size() > 1:
+            say("xla: full_graph=True is left out: gradients go through the host, so a step is two graphs")
+        return original(f, full_graph and dist.get_world_size() == 1, *args, **kwargs)
+
+    return compile
+
+
+def compile_without_openxla(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace `torch.compile`: openxla (2.8) fails in the middle of a step when gradients leave the device."""
+
+    def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
+        if backend == "openxla" and dist.get_world_size() > 1:
+            raise UserError(
+                "torch.compile(backend='openxla') is not for several CPU processes, whose gradients go through the "
+                "host; leave it out, or start one process with --mesh"
+            )
+        return original(*args, backend=backend, **kwargs)
+
+    return compile
 
 
 def _difference(before: Shapes, now: Shapes) -> str:

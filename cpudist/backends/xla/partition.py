@@ -16,10 +16,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from cpudist.backends.xla.layouts import ANY, Entry, Layout, Spec
 from cpudist.errors import UserError
+
+Entry: TypeAlias = "str | tuple[str, ...] | None"
+Spec: TypeAlias = "tuple[Entry, ...]"
+Layout: TypeAlias = "Mapping[str, Spec]"
+
+# The table for any model divides as Megatron-LM does (Shoeybi et al., 2019, section 3): the first of two layers by its
+# outputs, the second by its inputs, so that nothing is sent between the two.
+_BY_OUTPUTS: Spec = ("model", "fsdp")  # of a weight of shape (outputs, inputs)
+_BY_INPUTS: Spec = ("fsdp", "model")
+_EMBEDDING: Spec = (None, ("fsdp", "model"))  # by the width: the size of a vocabulary is seldom divisible
+
+# GPT-2's linear layers hold weights of shape (inputs, outputs).
+_GPT2 = {
+    "*.attn.c_attn.weight": _BY_INPUTS,
+    "*.attn.c_proj.weight": _BY_OUTPUTS,
+    "*.mlp.c_fc.weight": _BY_INPUTS,
+    "*.mlp.c_proj.weight": _BY_OUTPUTS,
+}
+# The second layers of Llama and models like it; of OPT and torch's own transformer; of GPT-NeoX.
+_SECOND_OF_DECODERS = dict.fromkeys(
+    (
+        *("*.o_proj.weight", "*.down_proj.weight"),
+        *("*.out_proj.weight", "*.fc2.weight", "*.linear2.weight"),
+        *("*.attention.dense.weight", "*.dense_4h_to_h.weight"),
+    ),
+    _BY_INPUTS,
+)
+# The second layers of BERT, RoBERTa and ViT; of DistilBERT; of ALBERT.
+_SECOND_OF_ENCODERS = dict.fromkeys(
+    (
+        *("*.attention.output.dense.weight", "*.output.dense.weight"),
+        *("*.out_lin.weight", "*.ffn.lin2.weight"),
+        *("*.attention.dense.weight", "*.ffn_output.weight"),
+    ),
+    _BY_INPUTS,
+)
+_EMBEDDINGS = dict.fromkeys(
+    ("*embed*.weight", "*wte.weight", "*wpe.weight", "lm_head.weight"),
+    _EMBEDDING,
+)
+# The convolution by which ViT embeds the patches of an image.
+_PATCHES = {"*.projection.weight": _BY_OUTPUTS}
+_SECOND = {**_SECOND_OF_DECODERS, **_SECOND_OF_ENCODERS}
+_ANY: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _BY_OUTPUTS}
 
 
 @dataclass(frozen=True)
@@ -38,7 +81,7 @@ class Table:
     exact: bool = False
 
 
-DEFAULT = Table(ANY, "cpudist, for any model")
+DEFAULT = Table(_ANY, "cpudist, for any model")
 
 
 def names_in(entry: Entry) -> tuple[str, ...]:

@@ -6,16 +6,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch_xla import runtime
 
 from cpudist.backends.xla import joining, patches, pjrt
 from cpudist.backends.xla.graphs import Graphs
 from cpudist.backends.xla.sharding import Sharding
-from cpudist.backends.xla.tied import keep_tied
 from cpudist.console import say
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import Store
 
     from cpudist.backends.ccl.ccl_backend import CclBackend
@@ -72,7 +71,7 @@ class Program:
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
         patches.replace_autocast(changes)
-        keep_tied(changes)
+        _keep_tied(changes)
         self.graphs = Graphs(warns=world.rank == 0)
 
     @property
@@ -119,3 +118,25 @@ class Program:
             details["mesh"] = self.sharding.mesh_text
             details["sharding"] = f"parameters by the table of {self.sharding.table.source}"
         return {**details, **self.graphs.summary()}
+
+
+def _keep_tied(changes: Changes) -> None:
+    """Let modules that share a parameter share it after ``model.to(device)``, until `changes` are undone.
+
+    The embedding and the output layer of a language model do. torch (2.9) cannot change the device of a parameter to
+    XLA's in place. It makes a new one for each module.
+    """
+    original = torch.nn.Module.to
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        places: dict[Any, list[tuple[dict[str, Any], str]]] = {}
+        for module in self.modules():
+            for name, parameter in module._parameters.items():
+                places.setdefault(parameter, []).append((module._parameters, name))
+        moved = original(self, *args, **kwargs)
+        for (first, own), *others in places.values():
+            for parameters, name in others:
+                parameters[name] = first[own]
+        return moved
+
+    changes.attribute(torch.nn.Module, "to", to)

@@ -19,7 +19,7 @@ from torch_xla import runtime
 from torch_xla.distributed import spmd
 
 from cpudist.backends.xla import mesh, partition, patches
-from cpudist.backends.xla.layouts import Entry, Spec
+from cpudist.backends.xla.partition import Entry, Spec
 from cpudist.console import say
 from cpudist.errors import UserError
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from cpudist.backends.calls import Calls
     from cpudist.backends.ccl.ccl_backend import CclBackend
     from cpudist.backends.gloo import GlooBackend
+    from cpudist.backends.interface import Calls
     from cpudist.backends.xla.program import Program
     from cpudist.backends.xla.sharding import Sharding
     from cpudist.world import World

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import cpudist
 from cpudist import job
-from cpudist.backends.calls import Call, Calls
+from cpudist.backends.interface import Call, Calls
 from cpudist.waiting import poll
 
 world = cpudist.init(sys.argv[1], timeout=60)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cpudist import backends
 from cpudist.backends.xla import mesh, partition, pjrt
-from cpudist.backends.xla.layouts import Spec
+from cpudist.backends.xla.partition import Spec
 from cpudist.errors import UserError
 
 
