@@ -81,7 +81,9 @@ def script_in(words: Sequence[str]) -> str:
 
 
 def _arrange_output(launcher: Launcher) -> None:
-    """Show lines at once; follow CPUDIST_OUTPUT of `cpudist launch`: those of rank 0 alone, or of all ranks, whole."""
+    """Show lines at once. By CPUDIST_OUTPUT of `cpudist launch`, show rank 0's lines alone, or whole lines of all
+    ranks.
+    """
     show_lines_at_once()
     wanted = os.environ.get("CPUDIST_OUTPUT")
     if wanted == "rank0" and launcher.rank:

@@ -1,9 +1,9 @@
-"""End a rank whose job has failed at once, by `MPI_Abort` where MPI runs, and the processes that its launcher leaves.
+"""End a rank of a failed job at once, by `MPI_Abort` where MPI runs, and the launcher's remaining processes.
 
 After the link to another host is lost, Hydra's mpiexec and Open MPI's mpirun wait without a bound for a daemon that
-they cannot reach, and that daemon waits for them. The ranks have ended by then. So each rank starts, as its last act, a
-small process that gives the launcher some time and then ends it. That process is a shell, since Python may be installed
-on a file system that was lost with the link.
+they cannot reach, and the daemon waits for them. The ranks have ended by then. So each rank starts, as its last act, a
+small process that gives the launcher some time and then ends it. The process is a shell, since Python's file system may
+be lost with the link.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def abort(status: int) -> NoReturn:
 
 
 def _kill_workers() -> None:
-    """Kill processes that load data: they end by themselves after their parent, but not where a read hangs."""
+    """Kill data workers: they end by themselves after their parent, but not where a read hangs."""
     multiprocessing = sys.modules.get("multiprocessing")
     for child in multiprocessing.active_children() if multiprocessing is not None else ():
         if child.daemon:
@@ -89,7 +89,7 @@ def _abort_mpi(mpi: object, status: int) -> None:
 
 
 def end_launcher_after(seconds: int, agent: int | None = None) -> None:
-    """End the launcher's processes on this host, and those that they have started, if any is left after `seconds`.
+    """End the launcher's processes on this host, and their descendants, if any is left after `seconds`.
 
     Return at once: a detached process does it, and ends as soon as none is left. It does not hold the job's output
     open, which the launcher would wait for. Without an MPI's launcher above this process, do nothing.
@@ -131,7 +131,9 @@ def _left_by_launcher(processes: dict[int, Process], pid: int, agent: int | None
 
 
 def _launchers_above(processes: dict[int, Process], pid: int) -> list[Process]:
-    """Return the nearest launcher's processes above `pid`, the nearest first. Wrappers may stand below them."""
+    """Return the nearest launcher's processes above `pid`, the nearest first. Wrappers may lie between them and
+    `pid`.
+    """
     above: list[Process] = []
     process = processes.get(pid)
     while process is not None and (process := processes.get(process.parent)) is not None:

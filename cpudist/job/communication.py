@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Communication:
-    """What the user has asked for, for all models of a job; a model may have its own.
+    """The user's choice for all models of a job; a model may have its own.
 
     Attributes:
         world: this rank's place among the others.
@@ -49,7 +49,7 @@ class Communication:
             asked: the option as the user wrote it, for messages.
 
         Raises:
-            UserError: the scheme is not known, or the backend does not have it.
+            UserError: the scheme does not exist, or the backend does not have it.
         """
         check_backend(self._backend, check_scheme(scheme, asked), asked)
         self.compression = scheme
@@ -58,7 +58,7 @@ class Communication:
         """Return a model's own scheme, or "none" where the backend does not have it; rank 0 says so in one line.
 
         Raises:
-            UserError: the scheme is not known on any backend.
+            UserError: no backend has the scheme.
         """
         if scheme is None or has(self._backend, check_scheme(scheme, f"compress={scheme!r}")):
             return scheme
@@ -74,13 +74,13 @@ class Communication:
         return self.world.node_count > 1 and self.world.device_type == "cpu"
 
     def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
-        """Let the gradients of a wrapped model cross the network in fewer bits. All ranks call it.
+        """Send the gradients of a wrapped model in fewer bits. All ranks call it.
 
         Across hosts it also lets the rows of tied embeddings follow the other gradients.
 
         Args:
             model: the model, as `Backend.wrap` or accelerate returns it.
-            scheme: how, as `applicable` has returned it; None: the job's.
+            scheme: a result of `applicable`; None: the job's.
 
         Raises:
             UserError: the model's gradients cannot be compressed, or ranks differ.

@@ -35,14 +35,14 @@ def fail(
 ) -> NoReturn:
     """End the job because of `error`.
 
-    Without a `watch` the ranks cannot agree on which of them reports. Most likely all have the same error then, so
-    rank 0 reports at once, and another rank only if it is still there a few seconds later.
+    Without a `watch` the ranks cannot choose one that reports. Most likely all have the same error then, so rank 0
+    reports at once, and another rank only if it is still there a few seconds later.
 
     Args:
         error: the error of this rank.
         watch: the way to the other ranks; None before the rendezvous, and in a process without others.
         show: prints the error's traceback.
-        rank: this process's rank; None where it is not known.
+        rank: this process's rank; None: unknown.
         before_the_end: called after the report where there is no `watch`.
     """
     status = exit_status(error)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # By these, libraries choose a network interface when they open their first connection.
 _INTERFACE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",  # gloo
-    # libfabric, which carries Intel MPI, MPICH and oneCCL, has one for each provider that takes an interface's name.
+    # libfabric, below Intel MPI, MPICH and oneCCL, has one for each provider that takes an interface's name.
     *("FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_UDP_IFACE", "FI_VERBS_IFACE"),
     "OMPI_MCA_btl_tcp_if_include",  # Open MPI
     "UCX_NET_DEVICES",  # UCX, which carries Debian's MPICH and Open MPI
@@ -49,12 +49,12 @@ class Job:
 
     Attributes:
         world: this rank's place among the others.
-        launcher: what started the job.
-        backend: how the ranks communicate.
-        options: what the user asks of the job.
+        launcher: the launcher of the job.
+        backend: the ranks' communication.
+        options: the user's options.
         timeout: the bound on every collective, in seconds; `set_timeout` changes it.
         record: the run record, which rank 0 writes.
-        changes: what the job has changed in the environment and in other packages; `close` undoes it.
+        changes: the job's changes of the environment and of other packages; `close` undoes them.
         pinning: this rank's CPUs and threads; None where it is not pinned.
         restarts: how often the job has been restarted: the highest of the ranks' counts, which may differ.
         run_ids: the names of this run, which its restarts keep; empty where the launcher has none.
@@ -135,7 +135,7 @@ class Job:
             self._peers.set_timeout(seconds)
 
     def take(self, options: JobOptions) -> None:
-        """Take the options of a script that calls `cpudist.init` in this job, where the job's user has given none.
+        """Take a script's options from its `cpudist.init` in this job, where the user has given none.
 
         Raises:
             UserError: the backend has no such compression.
@@ -153,7 +153,7 @@ class Job:
             name: the backend's name; None: any.
 
         Raises:
-            UserError: the script asks for another backend than the one that "auto" has chosen.
+            UserError: the script asks for a backend, and "auto" has chosen another one.
         """
         ours = self.world.backend
         if name in (None, ours):
@@ -182,7 +182,7 @@ class Job:
         self._peers.fail(error, show)
 
 
-# The job that runs or starts, and what its start has changed so far.
+# The job that runs or starts, and the changes of its start so far.
 _changes: Changes | None = None
 _peers: Peers | None = None
 _job: Job | None = None
@@ -217,7 +217,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     for name in _INTERFACE_VARIABLES if options.interface else ():
         changes.default_variable(name, options.interface or "")
     # Where Triton is installed, importing torch's compiler starts a process for each core, in every rank. Extensions of
-    # torch import it. Whoever compiles by Triton starts them then.
+    # torch import it. A compilation by Triton starts them when it needs them.
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # a store may outlive a job

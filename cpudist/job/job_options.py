@@ -1,4 +1,4 @@
-"""What a user asks of a job: by flags of `cpudist-train`, or by arguments of `cpudist.init` and `notebook_launcher`."""
+"""The user's options of a job: flags of `cpudist-train`, or arguments of `cpudist.init` and `notebook_launcher`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpudist.waiting import check_timeout
 
 RESUME = ("auto", "never")
 
-# What a running job can still take from a script's own `cpudist.init`.
+# Options that a running job still takes from a script's own `cpudist.init`.
 _LATE = ("compress", "resume", "async_checkpoint", "stall")
 
 
@@ -72,7 +72,7 @@ class JobOptions:
         return f"{self._name(name)} {value}" if self.from_flags else f"{name}={value!r}"
 
     def filled_from(self, later: JobOptions) -> JobOptions:
-        """Return these options of a running job, with those that a script asks for `later` where these have none."""
+        """Return these options of a running job, completed by the options `later` of a script."""
         default = JobOptions()
         unset = [name for name in _LATE if getattr(self, name) == getattr(default, name)]
         return replace(self, **{name: getattr(later, name) for name in unset})

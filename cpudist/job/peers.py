@@ -29,7 +29,7 @@ class Peers:
     """This process among the ranks of a job.
 
     Attributes:
-        launcher: what started the job.
+        launcher: the launcher of the job.
         rendezvous: the store that all ranks share, and where it is.
         world: this rank's place among the others, without a backend.
         members: what each rank publishes about itself, in rank order.
@@ -154,7 +154,7 @@ class Peers:
         self.changes.then(lambda: atexit.unregister(self._end_with_process))
 
     def _end_with_process(self) -> None:
-        """End the job at exit. Exceptions that bypass excepthook count as failures."""
+        """End the job at exit. An exception that bypasses excepthook is a failure, too."""
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             self.fail(error, lambda _error: None)

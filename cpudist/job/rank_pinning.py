@@ -15,7 +15,7 @@ _BY_SCRIPT = "torch.set_num_threads"
 
 
 def decide_in_place(launcher: Launcher) -> Pinning | None:
-    """Return the pinning of a script that calls `cpudist.init` itself; None where the script must not be pinned.
+    """Return the pinning for a script that calls `cpudist.init` itself; None where it must not be pinned.
 
     A number of threads that the script has chosen is kept. If a variable made OpenMP bind its threads, it did so when
     torch was imported, and this process no longer shows the CPUs that it may use.
@@ -29,7 +29,7 @@ def follow(pinning: Pinning, changes: Changes) -> Pinning:
     """Move this rank's threads to its cores and set torch's number of threads, until `changes` are undone.
 
     Returns:
-        The pinning with what `Pinning.bind` has found.
+        The pinning, as `Pinning.bind` returns it.
     """
     import torch
 
@@ -53,6 +53,6 @@ def _chosen_threads() -> tuple[int, str] | None:
     number, variable = given
     if found == number:
         return None
-    # MKL, which torch asks where it is built with it, lowers a variable's number to that of the machine's cores.
+    # Where torch is built with MKL, MKL lowers a variable's number to that of the machine's cores.
     lowered = found == len(this_machine().topology.cores) < number
     return found, variable if lowered else _BY_SCRIPT

@@ -1,4 +1,4 @@
-"""What a rank is doing: the call that it waits in, the collective that it completed last, and the user's line.
+"""The status of a rank: the call that it waits in, its last completed collective, and the user's line.
 
 Every rank publishes it in the job's store.
 """

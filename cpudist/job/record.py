@@ -1,7 +1,7 @@
-"""The run record: what ran where, how fast, and how it ended, as JSON that rank 0 writes.
+"""The run record: a JSON file by rank 0 about the job's hosts, speed and end.
 
-Its fields are public (docs/reference.md). Each part of cpudist adds what it knows: the job its world, `optimize`
-what it chose, the step timer the steps. What is not known, as in a script without Trainer, is null.
+Its fields are public (docs/reference.md). Each part of cpudist adds its fields: the job its world, `optimize` its
+choice, the step timer the steps. Unknown fields are null, as in a script without Trainer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Exit = Literal["running", "completed", "interrupted", "failed"]
 
 @dataclass
 class Training:
-    """What a training loop measured on this rank. Seconds are of whole optimizer steps, including data loading."""
+    """A training loop's measurements on this rank. Seconds are of whole optimizer steps, including data loading."""
 
     steps: int = 0
     step_seconds: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class RunRecord:
         path: the file to write; None: no file.
         dtype: the type that the job computes in, such as "bfloat16".
         optimizations: the optimisations of the model; the first is "ipex" or "native".
-        training: what a training loop has measured.
+        training: a training loop's measurements.
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
         embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
@@ -88,8 +88,8 @@ class RunRecord:
     def leave_in(self, folder: Path) -> None:
         """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.
 
-        The record is never alone there. Hugging Face's scripts refuse an output folder that is not empty, so a job
-        whose first attempt saved nothing could not start again.
+        The record is never alone there. Hugging Face's scripts refuse an output folder that is not empty, so with a
+        record alone in it the job could not start again.
         """
         self._results = folder
 

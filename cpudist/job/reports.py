@@ -1,4 +1,4 @@
-"""Sentences about ranks that keep the others waiting, and about ranks that were lost.
+"""Sentences about ranks that keep the others waiting, and about lost ranks.
 
 They are made of the statuses that all ranks publish.
 """
@@ -70,7 +70,7 @@ class _Wait:
     members: Sequence[int]
     waiting: Mapping[int, Call]
     missing: Sequence[int]  # ranks that answer and have not called it
-    unclear: Sequence[int]  # ranks that answer, but do not know which calls they have made
+    unclear: Sequence[int]  # ranks that answer, but cannot report their calls
 
     def not_answering(self, statuses: Statuses) -> list[int]:
         return [rank for rank in self.members if statuses[rank] is None]
@@ -146,7 +146,7 @@ class _Report:
         return sentences
 
     def _missing(self) -> list[str]:
-        """Name the missing ranks, those first that wait for nothing themselves."""
+        """Name the missing ranks; first those that do not wait themselves."""
         alone: list[str] = []
         waiting: list[str] = []
         for wait in self.waits:
@@ -160,7 +160,7 @@ class _Report:
         return alone + waiting
 
     def _unclear(self) -> list[str]:
-        """Name the ranks that are blocked inside a transport, which hides their other calls."""
+        """Name the ranks that are blocked inside a transport; their other calls are invisible."""
         sentences = []
         for wait in self.waits:
             by_place = defaultdict(list)
@@ -175,7 +175,7 @@ class _Report:
         return sentences
 
     def _messages(self) -> list[str]:
-        """Name the ranks that wait to send or to receive, those first whose peer does not wait."""
+        """Name the ranks that wait to send or to receive; first those whose peer does not wait."""
         waiting = {
             rank: place.under_way[0]
             for rank, place in self.known.items()
@@ -191,7 +191,7 @@ class _Report:
         return sentences
 
     def _nobody_missing(self) -> list[str]:
-        """Name the collectives that all ranks have called and that have not completed."""
+        """Name the collectives that all ranks have called but not completed."""
         return [
             f"{self._name(wait.members)} all reached {self._what(wait)}, which does not end: "
             "look at the network between them, or for a rank that is very slow"
@@ -219,7 +219,7 @@ class _Report:
 
 
 def unfinished(statuses: Mapping[int, RankStatus], seconds: float) -> list[str]:
-    """Return sentences that name ranks whose script has not ended, after `seconds` of waiting for them."""
+    """Return sentences about ranks whose script has not ended after `seconds` of waiting."""
     late = [place for place in statuses.values() if not place.at_end]
     return [
         f"after {seconds:g} s at the end still waiting for rank {place.rank} ({place.host}), {last_seen(place)}"

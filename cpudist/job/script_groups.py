@@ -1,4 +1,4 @@
-"""Let a script that calls `init_process_group` itself join the job, whose process group exists already."""
+"""Let a script that calls `init_process_group` itself join the job, which has a process group already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Makes a model and its optimizer faster on this CPU: Intel's extension where it fits, PyTorch's own means otherwise.
+"""Makes a model and its optimizer faster on this CPU: by Intel's extension where it fits, otherwise by PyTorch's own
+means.
 
 `optimize` takes the fastest that was measured. One module per means: ipex.py, master_weights.py and precision.py
 (bfloat16), products.py (bfloat16 on CPUs without it), native.py (fused optimizers, memory format, compilation, freed
@@ -34,19 +35,20 @@ def optimize(
     """Make training of `model` with `optimizer` fast on this CPU. Call it before `cpudist.wrap`.
 
     Both are changed in place. Inputs and outputs of the model stay float32, as do checkpoints. The defaults are the
-    fastest of what has been measured (docs/performance.md). Rank 0 prints in one line what was chosen.
+    fastest measured choices (docs/performance.md). Rank 0 prints the choice in one line.
 
     Args:
         model: the model, on the CPU.
         optimizer: its optimizer; None for a model that is not trained.
-        dtype: what to compute in: ``torch.float32``; ``torch.bfloat16``, with bfloat16 parameters and float32 master
-            weights, or float32 for convolutions on CPUs where they would be many times slower; ``torch.float16``, with
-            autocast, on CPUs that have it (scale the loss, and give the scaler to `cpudist.step`).
+        dtype: the type to compute in: ``torch.float32``; ``torch.bfloat16``, with bfloat16 parameters and float32
+            master weights, or float32 for convolutions on CPUs where they would be many times slower;
+            ``torch.float16``, with autocast, on CPUs that have it (scale the loss, and give the scaler to
+            `cpudist.step`).
         ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch. It has no
             effect on other backends than ccl and gloo.
         autocast: for bfloat16, keep float32 parameters and use autocast: slower, but it works for every model and
             optimizer, also for those that mix number formats or call a closure.
-        compile: compile with ``torch.compile``, which takes a minute. Not beside Intel's extension (2.8): once it is
+        compile: compile with ``torch.compile``, which takes a minute. Not with Intel's extension (2.8): once it is
             loaded, compiled models get wrong gradients, so this process then runs them eagerly to its end. It has no
             effect on a backend that compiles by itself.
         keep_memory: keep freed memory in the process, for the next step. The peak of memory grows by up to half; use

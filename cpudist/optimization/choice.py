@@ -1,4 +1,4 @@
-"""The means of being faster: which ones fit the running job, how they are applied, and how the user is told."""
+"""Choose the optimizations that fit the running job, apply them, and tell the user."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_compiling() -> None:
 def apply_kernels(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, no_ipex: str | None, keep_memory: bool = True
 ) -> list[str]:
-    """Apply all means but the number format to a model and its optimizer, in place. Call it before DDP.
+    """Apply every optimization except the number format to a model and its optimizer, in place. Call it before DDP.
 
     Args:
         model: as for `optimize`.
@@ -48,7 +48,7 @@ def apply_kernels(
         keep_memory: whether freed memory is kept in the process.
 
     Returns:
-        What was done, as the run record lists it; the first entry is "ipex" or "native".
+        The applied optimizations, as the run record lists them; the first entry is "ipex" or "native".
     """
     chosen = ["native" if no_ipex else "ipex"]
     if not on_cpu():
@@ -92,11 +92,11 @@ def note(chosen: list[str]) -> None:
 def announce(
     chosen: list[str], dtype: torch.dtype, no_ipex: str | None, *, warning: str = "", because: str = ""
 ) -> None:
-    """Print one line on rank 0: what was chosen, and what the user should know about it.
+    """Print one line on rank 0: the choice, and remarks for the user.
 
     Args:
         chosen: the record's entries.
-        dtype: what the model computes in.
+        dtype: the type that the model computes in.
         no_ipex: why Intel's extension is not used; None where it is.
         warning: text before the entries.
         because: text after them.
@@ -115,7 +115,7 @@ def device_type() -> str:
 
 
 def on_cpu() -> bool:
-    """Return whether models are trained on the CPU, for which all means but autocast are."""
+    """Return whether models are trained on the CPU; all optimizations but autocast are for it alone."""
     return device_type() == "cpu"
 
 

@@ -29,7 +29,7 @@ PACKAGE = "intel_extension_for_pytorch"
 
 _NOT_COMPILED = "beside Intel's extension compiled models get no gradients below a layer norm"
 
-# Notes that it prints: that it replaces kernels of torch, with the details of one, and what it found on the machine.
+# Notes that it prints: about replaced kernels of torch, and about the machine.
 _NOTES = ("Warning only once for all operators", "No CUDA runtime is found", "My guessed rank = ")
 _DETAILS = ("Overriding a previously", "operator:", "registered at", "dispatch key:", "previous kernel:", "new kernel:")
 
@@ -107,7 +107,7 @@ def _in_training(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_its_notes() -> Iterator[None]:
-    """Hide its notes, on which users cannot act. What else is written goes to standard error."""
+    """Hide its notes, on which users cannot act. Other output goes to standard error."""
     loggers = [logging.getLogger(name) for name in ("IPEX", PACKAGE)]
     levels = [logger.level for logger in loggers]
     with tempfile.TemporaryFile() as notes, warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """bfloat16 parameters with float32 master weights.
 
 The model computes with bfloat16 parameters throughout, so nothing is converted on the way, and gradients are half as
-large to send. The optimizer works on float32 copies, the master weights, since most updates are smaller than what
-bfloat16 can resolve (Micikevicius et al., "Mixed Precision Training", 2018, section 3.1). `state_dict` gives and
+large to send. The optimizer works on float32 copies, the master weights, since most updates are below bfloat16's
+resolution (Micikevicius et al., "Mixed Precision Training", 2018, section 3.1). `state_dict` gives and
 `load_state_dict` takes the master weights, so checkpoints are in full precision.
 """
 
@@ -125,7 +125,7 @@ class MasterWeights:
 
 
 def _convertible(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the float32 parameters, without those of layers with running statistics, which must have one format."""
+    """Return the float32 parameters, except in layers with running statistics, which need a single format."""
     with_statistics = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)]
     kept = {id(p) for module in with_statistics for p in module.parameters(recurse=False)}
     return [p for p in model.parameters() if p.dtype is torch.float32 and id(p) not in kept]

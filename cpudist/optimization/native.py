@@ -1,4 +1,4 @@
-"""Means without Intel's extension: fused optimizers, channels-last convolutions, compilation, freed memory."""
+"""Optimizations without Intel's extension: fused optimizers, channels-last convolutions, compilation, freed memory."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def channels_last(model: torch.nn.Module) -> bool:
 
 
 def own_compile_cache(rank: int) -> str:
-    """Return a folder for what torch.compile makes on this rank alone, for TORCHINDUCTOR_CACHE_DIR.
+    """Return a folder of this rank alone for torch.compile's files, for TORCHINDUCTOR_CACHE_DIR.
 
-    In a folder that ranks share, a rank that is killed while it writes leaves a truncated library for all.
+    In a shared folder, a rank that is killed while it writes leaves a truncated library for all ranks.
     """
     try:
         user = getpass.getuser()
@@ -67,14 +67,14 @@ def keep_freed() -> bool:
     touched (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD).
 
     Returns:
-        False if nothing was done: glibc does not allocate for this process, or a variable sets what it does.
+        False if nothing was done: glibc does not allocate for this process, or a variable sets its behaviour.
     """
     if platform.libc_ver()[0] != "glibc" or any(variable in os.environ for variable in _VARIABLES):
         return False
     loaded, glibc = ctypes.CDLL(None), ctypes.CDLL("libc.so.6")
     # tcmalloc and others, preloaded, replace all functions of malloc(3). tcmalloc's mallopt ignores everything and
-    # returns 1. This function is one that Python does not call: `malloc` has an address of its own in a Python that is
-    # not position-independent, such as Debian's.
+    # returns 1. Python does not call this function; `malloc` has an address of its own in a Python that is not
+    # position-independent, such as Debian's.
     allocators = [ctypes.cast(library.malloc_usable_size, ctypes.c_void_p).value for library in (loaded, glibc)]
     if allocators[0] != allocators[1]:
         return False

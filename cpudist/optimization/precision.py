@@ -1,4 +1,4 @@
-"""Number formats: which ones this CPU has, and models that compute in another one than their callers."""
+"""Number formats: those of this CPU, and models that compute in another format than their callers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(dtype: torch.dtype) -> None:
     """Check that `dtype` is one of `DTYPES`.
 
     Raises:
-        UserError: it is not; the message names what to use instead.
+        UserError: it is not; the message names the alternatives.
     """
     if dtype not in DTYPES:
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
@@ -55,7 +55,7 @@ def slow_in_bf16(model: torch.nn.Module) -> bool:
     """Return whether `model` has layers that this CPU computes much slower in bfloat16 than in float32.
 
     Where oneDNN has no bfloat16 kernels, for want of AVX-512 mostly, products.py multiplies matrices in float32.
-    PyTorch's own convolutions (2.8 to 2.13) take 25 to 30 times as long as those in float32.
+    PyTorch's own convolutions (2.8 to 2.13) take 25 to 30 times as long in bfloat16 as in float32.
     """
     convolves = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in model.modules())
     return convolves and products.missing()
@@ -108,7 +108,7 @@ def compute_under(model: torch.nn.Module, around: Any) -> None:
 
 
 def _cast(tree: Any, only: torch.dtype | None, dtype: torch.dtype) -> Any:
-    """Convert all floating-point tensors in `tree` to `dtype`; with `only`, those of that type alone."""
+    """Convert all floating-point tensors in `tree` to `dtype`; with `only`, just tensors of that type."""
 
     def convert(leaf: Any) -> Any:
         wanted = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and only in (None, leaf.dtype)

@@ -1,6 +1,6 @@
 """Products of bfloat16 matrices on CPUs for which oneDNN has no bfloat16 kernels: those without AVX-512, mostly.
 
-PyTorch's own kernels (2.8 to 2.13) are 5 to 50 times slower there than those of float32. Here the operands are
+PyTorch's own bfloat16 kernels (2.8 to 2.13) are 5 to 50 times slower there than float32. Here the operands are
 converted, multiplied in float32, and the result is rounded: the same numbers at nearly float32's speed.
 
 Attention's backward pass, convolutions and compiled models have kernels of their own, which stay as they are.
@@ -39,7 +39,9 @@ def in_float32() -> Any:
 
 
 def _product(multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a kernel that calls `multiply`, the variant of a product that writes into a tensor, in float32."""
+    """Return a kernel that calls `multiply` in float32; `multiply` is the variant of a product that writes into a
+    tensor.
+    """
 
     def product(*operands: torch.Tensor, **factors: Any) -> torch.Tensor:
         if any(operand.dtype is not torch.bfloat16 for operand in operands):

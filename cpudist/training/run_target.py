@@ -29,7 +29,7 @@ def run_target(target: Target, job: Job) -> int:
     """Run `target` to its end on this rank, and end the job with the other ranks.
 
     Args:
-        target: what to run; what it raises is raised here.
+        target: the target to run; its errors are raised here.
         job: the running job.
 
     Returns:

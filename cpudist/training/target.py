@@ -1,7 +1,7 @@
 """TARGET of `cpudist-train`: a script or a module.
 
-`resolve` checks before the job starts that the target exists. `run` makes sys.argv, sys.path[0] and `__main__` what
-they are under plain `python`, so that pickling, dataclasses and multiprocessing in the target work as usual.
+`resolve` checks before the job starts that the target exists. `run` sets sys.argv, sys.path[0] and `__main__` as under
+plain `python`, so pickling, dataclasses and multiprocessing work as usual in the target.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Target(Protocol):
     """Something that a rank can run to its end."""
 
     def run(self) -> None:
-        """Run it to its end in this process; what it raises is raised here."""
+        """Run it to its end in this process; its errors are raised here."""
 
 
 @dataclass(frozen=True)
