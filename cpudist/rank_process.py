@@ -22,6 +22,7 @@ def started_by_rank() -> bool:
 def keep_connection() -> None:
     """Keep children from joining MPI with this rank's connection: without it, each is a world of its own.
 
-    Called once MPI has started. A child does not inherit the socket; its MPI_Init would write to what has that number.
+    Called once MPI has started. A child does not inherit the socket; its MPI_Init would write into another file with
+    that number.
     """
     os.environ.pop("PMI_FD", None)

@@ -1,3 +1,3 @@
-"""The one place where the version number stands."""
+"""The only place of the version number."""
 
 __version__ = "0.2.0"

@@ -84,7 +84,7 @@ def ranks_per_node(text: str) -> int | Part:
 
 
 def shown_once(launcher: Launcher) -> contextlib.AbstractContextManager[object]:
-    """Show what the block prints, such as help, on one rank only."""
+    """Show the output of the block, such as help, on one rank only."""
     return contextlib.nullcontext() if launcher.is_main_process else contextlib.redirect_stdout(io.StringIO())
 
 

@@ -1,4 +1,4 @@
-"""What this host has, which must agree between the hosts of a job; `cpudist.hosts.check` runs it on each of them."""
+"""Facts about this host that must agree between the hosts of a job; `cpudist.hosts.check` runs it on each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cpudist.version import __version__
 
 
 def main() -> None:
-    """Print the facts as one line of JSON; the arguments are those of `facts`."""
+    """Print the facts as one line of JSON; arguments as for `facts`."""
     print(json.dumps(facts(*sys.argv[1:])))
 
 

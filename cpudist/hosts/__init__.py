@@ -1,7 +1,7 @@
 """`cpudist launch`: start a job on its hosts, restart it after a failure, and leave no process behind.
 
 - `hostfile.py`: read a hostfile, spread ranks over hosts, write the file that an MPI reads.
-- `check.py`: find what is wrong with the hosts, or wait until they are up. `remote.py`: run programs there, over ssh.
+- `check.py`: find faults of the hosts, or wait until they are up. `remote.py`: run programs there, over ssh.
 - `run.py`: place the ranks on hosts. `supervise.py`: run the launcher once. `restarts.py`: whether to run it again.
 - `node_agents.py`: start and hear an agent on each host. `node_agent.py`: the agent, which ends the job's processes.
 

@@ -30,7 +30,7 @@ _RANK_BYTES = 400 << 20  # a rank after it has imported torch and made its proce
 
 @dataclass(frozen=True)
 class Facts:
-    """What a host reports of itself.
+    """A host's report about itself.
 
     Attributes:
         identity: the same text for all names of one machine.
@@ -82,7 +82,7 @@ class Checked:
 
 
 def sentence(finding: Finding) -> str:
-    """Return what was found on a host, and the remedy, as one line."""
+    """Return a finding on a host, and its remedy, as one line."""
     return f"{finding.about} {finding.message}; {finding.remedy}"
 
 

@@ -62,7 +62,7 @@ class Restarts:
 
     @property
     def number(self) -> str:
-        """The number of this restart and of those that the window allows."""
+        """This restart's number, and the number that the window allows."""
         return f"{len(self._failures)} of {self._most}"
 
     def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:

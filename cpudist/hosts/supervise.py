@@ -116,7 +116,7 @@ def supervise(
 
 
 def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Host]) -> Host | None:
-    """Return the host of the ranks that were lost or stuck; None where none is known, or they lie on several.
+    """Return the host of the lost or stuck ranks; None where it is unknown, or there are several.
 
     Args:
         killed: the rank that a signal has killed, from the launcher's output.

@@ -65,7 +65,7 @@ class Job:
     Args:
         peers: this process among the ranks.
         backend: the backend, started.
-        options: what the user asks of the job.
+        options: the user's options.
         pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
@@ -193,8 +193,8 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     """Start the job that `launcher` describes; every rank calls it.
 
     Args:
-        launcher: what started this process.
-        options: what the user asks of the job.
+        launcher: the launcher of this process.
+        options: the user's options.
         pinning: this rank's CPUs and threads; None: it is not pinned.
 
     Raises:

@@ -29,7 +29,7 @@ _REQUESTS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What one rank is doing at one moment.
+    """The status of one rank at one moment.
 
     Attributes:
         rank, host: the rank and its host name.

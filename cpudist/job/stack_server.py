@@ -147,7 +147,7 @@ class StackServer:
                 client.sendall(f"{self._heading()}{_stacks()}".encode(errors="replace"))
 
     def _show(self) -> None:
-        """Write what the signal's handler has written to standard error, in one piece and with a heading."""
+        """Copy the stacks from the signal's handler to standard error, in one piece and with a heading."""
         text = _read_all(self._reader, wait=0).decode(errors="replace")
         sys.stderr.write(f"cpudist: {self._heading()}{text}")
         sys.stderr.flush()
@@ -203,7 +203,7 @@ def _ask(address: StackAddress) -> tuple[int, str]:
 
 
 def _without_its_thread(address: StackAddress, pid: int) -> str:
-    """Return what can be learnt of a rank whose thread does not answer: by the signal, or from /proc."""
+    """Return the stacks of a rank whose thread does not answer: by the signal, or from /proc."""
     name = f"rank {address.rank} (process {pid})"
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -226,7 +226,7 @@ def _without_its_thread(address: StackAddress, pid: int) -> str:
 
 
 def _read_all(pipe: int, wait: float) -> bytes:
-    """Read what a non-blocking pipe yields until it pauses.
+    """Read from a non-blocking pipe until it pauses.
 
     Args:
         pipe: a file descriptor.

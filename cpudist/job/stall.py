@@ -1,7 +1,7 @@
 """End a job in which nothing goes on (`--stall`): every rank writes its stacks first.
 
-A thread on every rank adds the rank's signs of life to a counter of all ranks, once a second. When the counter stands
-still for too long, one rank says so, all write their stacks, and the job ends.
+A thread on every rank adds the rank's signs of life to a counter of all ranks, once a second. When the counter does not
+change for too long, one rank reports it, all write their stacks, and the job ends.
 
 C code that holds Python's interpreter lock stops this thread, too. So the thread keeps putting off a timer of
 faulthandler, which runs without that lock, writes the stacks of such a rank and ends it.
@@ -75,7 +75,7 @@ class Stall:
         self._explain, self._show, self._before_end = explain, show, before_end
         self._alone = world.size == 1  # or the store is lost
         self._beat_seconds = heartbeat(world.size)
-        # The timer comes after the other ranks have noticed, which then wait for the stacks that it writes.
+        # The timer fires after the other ranks have noticed the stall; they then wait for the stacks that it writes.
         late = 2 * self._beat_seconds + 1
         self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
         self._begun = False
@@ -102,7 +102,7 @@ class Stall:
             _disarm()
 
     def beat(self) -> bool:
-        """Count this rank's signs of life since the last beat; return whether the job has stalled."""
+        """Report this rank's signs of life since the last beat; return whether the job has stalled."""
         signs = self._seen, self._progress()
         moved, self._last = self._begun and signs != self._last, signs
         before, self._total = self._total, self._count(moved)

@@ -88,7 +88,7 @@ class Watch:
         self._stop = threading.Event()
         self._at_end = False
         self._rank_0_finished = False
-        self._reported: set[str] = set()  # stalled calls that this rank knows to be reported
+        self._reported: set[str] = set()  # stalled calls that are reported already, as far as this rank has seen
         self._thread = threading.Thread(target=self._run, name="cpudist-watch", daemon=True)
         self._thread.start()
 
@@ -218,7 +218,7 @@ class Watch:
             abort(1)
 
     def _try_to_publish_status(self) -> None:
-        """Publish the status; an error while doing so does not stop the thread."""
+        """Publish the status; an error there does not stop the thread."""
         try:
             self._publish_status()
         except StoreLost:

@@ -1,4 +1,4 @@
-"""The launchers that start ranks, one file each, and `detect`, which finds the one that started this process.
+"""The launchers that start ranks, one file each, and `detect`, which finds this process's launcher.
 
 A file has everything that is particular to its launcher: the variables of its ranks and, for an MPI, how `cpudist
 launch` starts a job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the
@@ -36,7 +36,7 @@ __all__ = [
 # - A pod of a PyTorchJob may run mpirun, which then numbers the ranks of that pod only; PyTorchJobPod combines both.
 # - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step.
 # - A notebook's ranks have no variables of other launchers. A process that has both was started by one of the ranks.
-# - RANK and WORLD_SIZE that a script has set under mpirun or srun add nothing to what those know.
+# - RANK and WORLD_SIZE from a script under mpirun or srun add nothing to the launcher's own variables.
 LAUNCHERS: tuple[type[Launcher], ...] = (Torchrun, PyTorchJobPod, *MPIS, Slurm, Notebook, Env, Single)
 
 

@@ -1,6 +1,6 @@
 """Write a plan as environment variables and command lines, for jobs that run without cpudist.
 
-Variables that are set already stay; the result names those that differ from the plan.
+Variables that are set already stay; the result names the differences from the plan.
 """
 
 from __future__ import annotations

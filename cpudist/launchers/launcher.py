@@ -170,7 +170,7 @@ class Launcher(ABC):
 
     @property
     def warning(self) -> str:
-        """What looks wrong in the way this process was started, as a sentence; empty if nothing does."""
+        """A likely mistake in the start of this process, as a sentence; empty if there is none."""
         return ""
 
     @property

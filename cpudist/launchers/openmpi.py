@@ -17,7 +17,7 @@ from cpudist.topology.pinning_plan import Plan
 # Open MPI's MPI library under the name that no MPICH uses; the same from 2.x to 5.x.
 _LIBRARY = "libmpi.so.40"
 
-# Variables that ranks on other hosts need. Open MPI passes on only those that its command line names.
+# Variables that ranks on other hosts need. Open MPI passes on only the variables in its command line.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "GLIBC_TUNABLES", "TMPDIR", "LANG", "LC_ALL")
 _PASSED_ON_PREFIXES = (
     *("CPUDIST_", "PYTHON", "CCL_", "FI_", "I_MPI_", "MPI4PY_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
@@ -34,7 +34,7 @@ class OpenMpi(MpiLauncher):
 
     name = "open-mpi"
     title = "Open MPI"
-    # OMPI_COMM_WORLD_NODE_RANK is not the number of a node: it counts the processes of all jobs on this one.
+    # OMPI_COMM_WORLD_NODE_RANK is not the number of a node: it numbers the processes of all jobs on this node.
     placement_variables: ClassVar = {
         "rank": "OMPI_COMM_WORLD_RANK",
         "size": "OMPI_COMM_WORLD_SIZE",
@@ -68,7 +68,7 @@ class OpenMpi(MpiLauncher):
         words = [str(program), "--bind-to", "none"]
         if os.geteuid() == 0:
             words += ["--allow-run-as-root"]
-        # Without a file it counts this host's cores, and refuses more ranks than those.
+        # Without a file it refuses more ranks than this host has cores.
         local = ["--host", f"localhost:{options.count}"]
         words += [cls.hostfile_option, options.hostfile] if options.hostfile else local
         if options.hostfile and not is_prrte:

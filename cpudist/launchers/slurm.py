@@ -123,7 +123,7 @@ def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
 
 
 def _token(step: str) -> str:
-    """Return the token of a step, which every user of the cluster knows, made with the user's secret."""
+    """Return the token of a step, made of its public number and the user's secret."""
     return hmac.digest(secret().encode(), step.encode(), "sha256").hex()
 
 

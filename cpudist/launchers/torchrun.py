@@ -51,8 +51,8 @@ class Torchrun(Env):
         return super().run_ids | step_id(self._variables) | self._agent_id()
 
     def _agent_id(self) -> dict[str, bool]:
-        # Users repeat an --rdzv-id, whose default is "none". The agent's log folder has a name of its own, and ranks
-        # are also started again without being counted, where a node joins.
+        # Users repeat an --rdzv-id, whose default is "none". The agent's log folder has a name of its own. Where a node
+        # joins, torchrun starts ranks again and does not raise their restart number.
         folder = self._variables.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
         if folder:
             return {f"torchrun-{PurePath(folder).name}": True}

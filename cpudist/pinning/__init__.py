@@ -122,7 +122,7 @@ def decide(
 def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: Starter) -> tuple[int, str] | None:
     """Return the number of threads that the user has set, and its variable; None if the user has set none.
 
-    torchrun sets OMP_NUM_THREADS to 1 on any machine, unless it is set. That is not the user's number.
+    torchrun sets OMP_NUM_THREADS to 1 on any machine, unless it is set. That number is not the user's.
     """
     found = threads_set(variables)
     by_torchrun = launcher.name == "torchrun" and THREADS not in (starter.variables or {})

@@ -125,8 +125,8 @@ def _connect_by_agent(
 ) -> Rendezvous:
     """Connect to the store whose address is in the store of the launcher's agent.
 
-    The agent's store outlives restarts of the ranks, and two agents may count restarts differently. So all attempts use
-    one key; a rank that cannot reach the address, or is already registered there, reads the key again.
+    The agent's store outlives restarts of the ranks, and two agents may have different restart numbers. So all attempts
+    use one key; a rank that cannot reach the address, or is already registered there, reads the key again.
     """
     from torch.distributed import TCPStore
 

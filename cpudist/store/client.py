@@ -42,7 +42,7 @@ class Address:
 
 
 def keepalive_timeout(timeout: float) -> float:
-    """Return the seconds after which a rank without network counts as lost: half the timeout, 5 to 30 seconds."""
+    """Return the seconds after which a rank without network is treated as lost: half the timeout, 5 to 30 seconds."""
     return min(LONGEST_KEEPALIVE, max(5.0, timeout / 2))
 
 
@@ -109,7 +109,7 @@ class Connection:
         self._ask(Code.APPEND, self._name(key), value)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the key if it holds `expected` (a missing key: empty) and return what it holds afterwards."""
+        """Set the key if it holds `expected` (a missing key: empty) and return its value afterwards."""
         return self._ask(Code.COMPARE_SET, self._name(key), expected, desired)[1][0]
 
     def delete(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""The machine that this process runs on, and which rank computes on which of its cores.
+"""This process's machine, and the cores on which each rank computes.
 
 - `identity.py`: which machine this is, and at which addresses others reach it.
 - this file: sockets, NUMA nodes, L3 groups and cores, by the operating system's numbers. `sysfs.py`, `lscpu.py` and

@@ -90,8 +90,8 @@ def _slurm_cpus(env: Mapping[str, str]) -> int | None:
 def _slurm_cores(env: Mapping[str, str]) -> int | None:
     """Return how many cores the tasks of this step have on a node, where they use one hardware thread of each.
 
-    With --hint=nomultithread Slurm (22.05) counts both threads of each core in SLURM_CPUS_ON_NODE, and cores in
-    SLURM_CPUS_PER_TASK.
+    With --hint=nomultithread, SLURM_CPUS_ON_NODE is a number of hardware threads and SLURM_CPUS_PER_TASK a number of
+    cores (Slurm 22.05).
     """
     tasks = re.match(r"[1-9]\d*", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     per_task = env.get("SLURM_CPUS_PER_TASK", "")

@@ -1,12 +1,12 @@
 """Stop all ranks after the same step, with a checkpoint, when any rank gets a signal (`--checkpoint-on-signal`).
 
 Ranks step together, since a step ends with all ranks' gradients. So at the end of a step every rank finds in the job's
-store what rank 0 has put there before it began that step. The protocol:
+store the entries that rank 0 made before it began this step. The protocol:
 
 1. The rank that got the signal writes it into the store. A thread of every rank looks there once a second.
-2. A rank that knows of the signal counts itself in the store at the end of its step, and looks into the store at the
+2. A rank that has seen the signal adds 1 to a counter in the store at the end of its step, and reads the store at the
    end of every later step.
-3. When all ranks are counted, rank 0 announces the last step: the next one.
+3. When the counter has reached the number of ranks, rank 0 announces the last step: the next one.
 
 Steps cost nothing while there is no signal.
 
@@ -31,10 +31,10 @@ from cpudist.job.rank_status import heartbeat
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # from Kubernetes, the keyboard, Slurm with --signal=USR1@60
 
 _SIGNAL = "cpudist/interruption/signal"
-_KNOW = "cpudist/interruption/know"  # how many ranks know
+_KNOW = "cpudist/interruption/know"  # number of ranks that have seen the signal
 _LAST_STEP = "cpudist/interruption/last_step"
 _STORE_SECONDS = 5.0
-_INSISTS_SECONDS = 1.0  # a launcher forwards what the terminal has sent already; a person takes longer to repeat it
+_INSISTS_SECONDS = 1.0  # launchers forward a signal of the terminal within this time; a person repeats it later
 
 
 class Interrupted(SystemExit):
@@ -98,7 +98,7 @@ class Interruption:
         self._steps += 1
         if self.signal is None:
             return False
-        if not self._counted:  # not in the thread: a rank that is counted must look at the end of this step
+        if not self._counted:  # not in the thread: a rank that has added itself must read at the end of this step
             self._counted = True
             self._store.add(_KNOW, 1)
         if self._last_step is None and self._rank == 0 and self._store.add(_KNOW, 0) == self._size:

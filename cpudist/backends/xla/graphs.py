@@ -1,7 +1,7 @@
 """Counts the graphs that the runtime compiles, and finds the changed shape behind one; replaces `compile`.
 
-Every new shape makes a new graph, and compiling one takes longer than many steps. The runtime counts
-(`torch_xla.debug.metrics`); this warns the user.
+Every new shape makes a new graph, and compiling one takes longer than many steps. The runtime has the numbers
+(`torch_xla.debug.metrics`); this module warns the user.
 """
 
 from __future__ import annotations
