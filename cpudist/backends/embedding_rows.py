@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 Weight = torch.Tensor  # a parameter
 
-# The rows of all ranks together may have this share of the weight's rows. Otherwise the lookup stays as it is.
+# The limit of all ranks' rows together, as a share of the weight's rows. Otherwise the lookup stays as it is.
 _MOST_ROWS = 0.5
 
 
@@ -222,7 +222,7 @@ class _Lookup:
 
 
 class _Cut(torch.autograd.Function):
-    """Returns its second input; hands the gradient to `_Rows`. The first makes autograd call it."""
+    """Returns its second input; hands the gradient to `_Rows`. The first input only makes autograd call it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Any, output: Any, *lookup: Any) -> Any:

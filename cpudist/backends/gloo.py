@@ -92,7 +92,7 @@ def _calls(ahead: float) -> Calls:
 
 
 def _call(entry: dict[str, Any], group: GroupRanks, ahead: float) -> Call:
-    """Convert an entry of the flight recorder, as torch's tools/flight_recorder describes them.
+    """Convert an entry of the flight recorder; torch's tools/flight_recorder describes its format.
 
     Args:
         entry: the entry.

@@ -1,6 +1,7 @@
 """Times of a training step across hosts: with each option for slow networks, on gloo, and without communication.
 
-Each candidate trains a BERT of its own, 4 x 128 tokens per rank: in the DDP of `cpudist.wrap`, on gloo in torch's own.
+Each candidate trains a BERT of its own, 4 x 128 tokens per rank: in DDP as `cpudist.wrap` makes it, and on gloo in DDP
+with torch's defaults.
 
 The column "hidden" is the share of communication that overlaps with computing: 1 if a step takes as long as one without
 communication, 0 if the time to average all gradients comes on top of it.

@@ -44,7 +44,8 @@ class Publisher:
     def begin(self, name: str, ranks: Ranks, publishes: bool, check: Callable[[], None] = lambda: None) -> Path:
         """Return the folder into which all ranks write the checkpoint `name`.
 
-        No other job has it, nor an earlier attempt at this one: a host that was frozen then may go on writing.
+        The folder is unique to this job and this attempt: a host that was frozen in an earlier attempt may go on
+        writing.
 
         Args:
             name: the name.

@@ -188,8 +188,8 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
 def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
     """Return a value of an optimizer's state in its parameter's layout.
 
-    Fused optimizers take both for arrays of the same order, whatever their strides say. A DTensor's state is divided
-    over the ranks as it is.
+    Fused optimizers read both as arrays of the same order and ignore strides. The state of a DTensor is divided over
+    the ranks like the DTensor.
     """
     if isinstance(value, tuple):
         return value[0]

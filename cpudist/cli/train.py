@@ -46,8 +46,8 @@ Options come before TARGET; everything after it goes to TARGET untouched.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and return its exit status; ends the process when the job fails."""
     words = sys.argv[1:] if argv is None else list(argv)
-    # The process starts once more, so this comes before the command line is read: that takes 0.06 s, most of it for the
-    # entry points of all packages. A --no-pin may be the script's own; if it is, `pin` starts the process again.
+    # The process starts once more, so this comes before the command line is read, which takes 0.06 s (mostly for the
+    # entry points of all packages). A --no-pin may be the script's own; if it is, `pin` starts the process again.
     if argv is None and words and not {"--no-pin", "--help", "-h"} & {*words}:
         preload_allocator()
     launcher = launchers.detect()

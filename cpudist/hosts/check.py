@@ -36,7 +36,7 @@ class Facts:
         identity: the same text for all names of one machine.
         python, cpudist, torch: versions; torch is None where it is not installed.
         ccl: why the ccl backend cannot be used; empty where it can be.
-        skew: seconds by which its clock is ahead of ours, as far as that exceeds the time that the answer took.
+        skew: seconds by which its clock is ahead of ours, beyond the time of the answer itself.
         memory: free memory in bytes.
         folder: whether our working folder exists there.
         ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache.

@@ -158,7 +158,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether this is a host's name. The resolver takes a name that ends in a number for an address."""
+    """Return whether this is a host's name. The resolver reads a name that ends in a number as an address."""
     return bool(_NAME.fullmatch(text)) and ".." not in text and not text.rpartition(".")[2].isdigit()
 
 

@@ -23,7 +23,7 @@ _START_SECONDS = CONNECT_SECONDS + 10.0
 _FILES_OF_AGENT = 2  # its standard input and output
 _OTHER_FILES = 200
 _RECONNECT_SECONDS = 8.0  # as long as an agent waits after it has lost its connection
-_STEADY_SECONDS = 60.0  # after a new connection that lasted less, there is no third one
+_STEADY_SECONDS = 60.0  # a new connection that lasted less is the last one
 _END_SECONDS = 8.0  # an agent takes up to five to kill the job's processes
 
 

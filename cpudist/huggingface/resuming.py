@@ -53,7 +53,7 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         elif checkpoint and (problem := damage(Path(checkpoint))) is not None and self.args.process_index == 0:
             say(f"warning: {checkpoint} is damaged: {problem}")  # the script's own choice is taken
         if checkpoint and is_of_run(context.job, Path(checkpoint)) and _is_finished(Path(checkpoint)):
-            # Without batches: resumed at --max_steps inside an epoch, it would make one step more.
+            # No batches: a training that resumes at --max_steps inside an epoch would otherwise make one step too many.
             with replaced(self, get_batch_samples=lambda *args, **kwargs: ([], None)):
                 return original(self, resume_from_checkpoint, *args, **kwargs)
         saved = _saved_geometry(Path(checkpoint)) if checkpoint else None

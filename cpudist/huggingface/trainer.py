@@ -139,7 +139,7 @@ class _Count(torch.Tensor):
         def plain(leaf: Any) -> Any:
             if not isinstance(leaf, _Count):
                 return leaf
-            leaf.used = leaf.used or getattr(func, "__name__", "") != "__get__"  # reading the shape is no use of it
+            leaf.used = leaf.used or getattr(func, "__name__", "") != "__get__"  # reading the shape computes nothing
             return leaf.as_subclass(torch.Tensor)
 
         with torch._C.DisableTorchFunctionSubclass():

@@ -98,7 +98,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         no_cuda, self.no_cuda = self.no_cuda, False
         original(self)
         self.no_cuda = no_cuda
-        if job.world.size > 1:  # as on GPUs; scripts read from it whether they are alone and whether they are first
+        if job.world.size > 1:  # as on GPUs; scripts read it to see whether they are alone, or first
             self.local_rank = job.world.local_rank
         if self.ddp_timeout != seconds:
             job.set_timeout(self.ddp_timeout)

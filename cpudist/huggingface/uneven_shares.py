@@ -47,7 +47,9 @@ class Shares:
         self.batch_size = len(self.batches(samples)[0])
 
     def epoch(self, samples: int) -> tuple[int, int]:
-        """Return the whole steps in an epoch of `samples`, and the samples in a smaller step after them, or 0."""
+        """Return the number of whole steps in an epoch of `samples`, and the samples of a smaller last step (0:
+        none).
+        """
         whole, rest = divmod(samples, self.geometry.samples_per_step)
         batches, more = divmod(rest, self.geometry.samples_per_batch)
         rest = self.geometry.samples_per_batch * (batches + (more > 0 and not self._drop_last))

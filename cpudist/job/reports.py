@@ -30,7 +30,7 @@ _ONE_SIZE = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """Who keeps the others waiting.
+    """The ranks that keep the others waiting.
 
     Attributes:
         sentences: the most likely cause first; none if no rank waits.
@@ -42,7 +42,7 @@ class Explanation:
 
 
 def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
-    """Return who keeps the others waiting.
+    """Find the ranks that keep the others waiting.
 
     Args:
         statuses: the status of each rank of the job; None for a rank that does not answer.

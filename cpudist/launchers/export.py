@@ -51,7 +51,7 @@ def export(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> E
     if preload is not None:
         wanted["LD_PRELOAD"] = str(preload)
     if thread_variables.threads_set(env) is not None:
-        del wanted[thread_variables.THREADS]  # the plan has the number that is set
+        del wanted[thread_variables.THREADS]  # the plan has the user's number already
     decided = [name for name in (*PINNING_VARIABLES, *thread_variables.BINDING) if name in env and name not in wanted]
     kept = [f"{name}={env[name]} is set and stays" for name in decided]
     variables = {}

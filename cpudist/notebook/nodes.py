@@ -56,7 +56,7 @@ class Nodes:
             self._closing.callback(server.close)
             port = server.port
         self._port = port
-        # A key namespace of its own: that of the ranks is the number of an attempt.
+        # A key namespace of its own; the ranks' namespaces are the numbers of attempts.
         address = Address((settings.master_addr,), port, self._token.encode(), quiet, f"{settings.job}/nodes")
         try:
             self._store = self._join(address)

@@ -18,8 +18,8 @@ import cloudpickle
 from cpudist.console import one_line
 from cpudist.errors import UserError
 
-_LENGTH = 8  # bytes in front of each content of a mailbox, which say how long it is
-_HEAD_START = 1.0  # seconds in which other ranks may fail because of a killed rank before its end is noticed
+_LENGTH = 8  # bytes of the length in front of each content of a mailbox
+_HEAD_START = 1.0  # seconds by which failures of other ranks may come before the notice of a killed rank
 
 
 class RankFailed(RuntimeError):

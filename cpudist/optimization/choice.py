@@ -115,7 +115,7 @@ def device_type() -> str:
 
 
 def on_cpu() -> bool:
-    """Return whether models are trained on the CPU; all optimizations but autocast are for it alone."""
+    """Return whether models are trained on the CPU; on other devices only autocast is applied."""
     return device_type() == "cpu"
 
 

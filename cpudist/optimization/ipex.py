@@ -4,7 +4,8 @@ It is applied without prepacking weights, which gains nothing (docs/performance.
 which corrupts prepacked weights without an error. It does not convert weights nor fuse the optimizer either: number
 formats are chosen elsewhere, and PyTorch's fused optimizers are as fast.
 
-Loading it replaces kernels of torch until the process ends. As long, models must not be compiled (`check_not_loaded`).
+Loading it replaces kernels of torch until the process ends. Until then models must not be compiled
+(`check_not_loaded`).
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def missing(compiled: bool = False) -> str | None:
 def check_not_loaded() -> None:
     """Check that this process has not loaded Intel's extension, before a model is compiled.
 
-    Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code has another gradient for it;
-    compiled models do not, and the parameters below it get no gradient, without an error.
+    Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code has another gradient for it.
+    Compiled models do not: the parameters below it get no gradient, without an error.
 
     Raises:
         UserError: it is loaded.

@@ -54,8 +54,8 @@ def has_bf16(files: Files | None = None) -> bool:
 def slow_in_bf16(model: torch.nn.Module) -> bool:
     """Return whether `model` has layers that this CPU computes much slower in bfloat16 than in float32.
 
-    Where oneDNN has no bfloat16 kernels, for want of AVX-512 mostly, products.py multiplies matrices in float32.
-    PyTorch's own convolutions (2.8 to 2.13) take 25 to 30 times as long in bfloat16 as in float32.
+    Where oneDNN has no bfloat16 kernels, mostly without AVX-512, products.py multiplies matrices in float32. PyTorch's
+    own convolutions (2.8 to 2.13) take 25 to 30 times as long in bfloat16 as in float32.
     """
     convolves = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in model.modules())
     return convolves and products.missing()
@@ -86,7 +86,7 @@ def compute_under(model: torch.nn.Module, around: Any) -> None:
 
     Args:
         model: the model.
-        around: makes the new forward pass from the present one; autocast does, too.
+        around: a decorator of the forward pass; an autocast context is one, too.
     """
     forward = model.forward
     run = around(forward)

@@ -1,4 +1,4 @@
-"""Products of bfloat16 matrices on CPUs for which oneDNN has no bfloat16 kernels: those without AVX-512, mostly.
+"""Products of bfloat16 matrices on CPUs without bfloat16 kernels in oneDNN: mostly CPUs without AVX-512.
 
 PyTorch's own bfloat16 kernels (2.8 to 2.13) are 5 to 50 times slower there than float32. Here the operands are
 converted, multiplied in float32, and the result is rounded: the same numbers at nearly float32's speed.

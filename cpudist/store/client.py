@@ -137,7 +137,7 @@ class Connection:
         self._ask(Code.ON_DISCONNECT, self._name(key), value.encode())
 
     def report_on_disconnect(self, key: str, value: str, unless: str, text: str) -> None:
-        """Have the server print `text` after that `on_disconnect`, unless a client is left and sets `unless`."""
+        """Have the server print `text` after that `on_disconnect`, unless a remaining client sets `unless`."""
         self._ask(Code.REPORT_ON_DISCONNECT, self._name(key), value.encode(), self._name(unless), text.encode())
 
     def cancel_on_disconnect(self, key: str, value: str) -> None:

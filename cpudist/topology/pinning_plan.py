@@ -26,8 +26,8 @@ from cpudist.topology.machine import Machine
 
 Part = Literal["socket", "numa", "l3"]
 
-# A rank of so many cores keeps one for communication, at most an eighth of its computing. Intel's own advice is one of
-# 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); one of two costs more than it gains.
+# A rank with at least so many cores keeps one for communication: at most an eighth of its cores. Intel's guide keeps
+# one core of 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); on two cores it costs more than it gains.
 _CORES_FOR_A_COMMUNICATION_CORE = 8
 # Of so many cores of a rank, one may load data.
 _CORES_FOR_A_DATA_CORE = 4

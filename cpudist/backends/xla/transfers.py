@@ -1,7 +1,8 @@
 """Transfers between XLA devices and the host; several CPU processes communicate through them.
 
-PJRT's CPU runtime makes one world of each process (torch_xla 2.8: `ProcessGroupXla` then trains each alone, without an
-error), so its own collectives cannot be used. Tensors are fetched to the host, sent over ccl or gloo, and put back.
+PJRT's CPU runtime treats each process as a world of its own, so its collectives cannot be used (torch_xla 2.8:
+`ProcessGroupXla` then trains each process alone, without an error). Tensors are fetched to the host, sent over ccl or
+gloo, and put back.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, sca
 def track_ddp_models(changes: Changes) -> None:
     """Track every model that is wrapped in DDP, for `fetch`, until `changes` are undone.
 
-    Gradients are views of DDP's buckets unless the script says otherwise; with ``gradient_as_bucket_view=False`` they
-    are no views, and the views that DDP has are out of reach.
+    Gradients are views of DDP's buckets by default. With ``gradient_as_bucket_view=False`` they are not, and DDP's own
+    views cannot be reached.
     """
     original = DistributedDataParallel.__init__
 

@@ -93,7 +93,7 @@ class ThroughHost:
             if sources:
                 copies.update(zip(map(id, sources), fetch(sources), strict=True))
             work = call(*tree_map_only(torch.Tensor, lambda tensor: copies[id(tensor)], args))
-            if not targets:  # a message sent, which its receiver may ask for after having sent one itself
+            if not targets:  # a sent message: its receiver may send one itself first
                 return work
             work.wait()
             put(targets, [copies[id(tensor)] for tensor in targets])
