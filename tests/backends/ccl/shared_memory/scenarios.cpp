@@ -74,8 +74,8 @@ void disagreement(const std::string& folder, int rank) {
     complete(*request);
   } catch (const TransportError& error) {
     const std::string text = error.what();
-    require(text.find("allreduce of 10 float32") != std::string::npos &&
-                text.find("allreduce of 12 float32") != std::string::npos,
+    require(text.find("all_reduce of 10 float32") != std::string::npos &&
+                text.find("all_reduce of 12 float32") != std::string::npos,
             "the error does not say what ranks do: " + text);
     return;
   }
