@@ -13,7 +13,7 @@ namespace cpudist {
 
 struct Call;
 
-// What the calls of one process group share.
+// Shared state of the calls of one process group.
 struct GroupState {
   std::string name;
   bool across_machines = false;

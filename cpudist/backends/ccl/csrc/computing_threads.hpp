@@ -9,7 +9,7 @@ namespace cpudist {
 // Lends the calling thread's pool from now on, where each of its threads has one of this rank's `cores` for itself.
 void lend_computing_threads(int cores);
 
-// Bytes that each thread has carried, of the calls that several threads have carried.
+// Bytes of each thread in calls that several threads carried.
 std::vector<uint64_t> bytes_of_threads();
 
 }  // namespace cpudist

@@ -28,7 +28,7 @@ Progress DisconnectWork::advance() {
       if (flags_[r * call().size + call().rank]) listeners_.push_back(r);
     }
   }
-  // The last message follows those that are still to be sent to them.
+  // The last message follows the unsent ones to them.
   std::erase_if(listeners_, [&](int listener) {
     if (!matcher.senders(listener).empty()) return false;
     notices_.push_back(endpoint_->transport().send(&header_, sizeof header_, listener));

@@ -1,4 +1,4 @@
-// What all works of one group share: its transport, and its tagged messages.
+// Shared state of all works of one group: its transport, and its tagged messages.
 #pragma once
 
 #include <atomic>

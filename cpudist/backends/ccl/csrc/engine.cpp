@@ -56,7 +56,7 @@ void Engine::submit(const AsyncWorkPtr& work, bool background) {
   check_value(!work->endpoint_->aborted(), work->call().name, ": the group has been aborted; make a new one");
   work->start();
   in_flight_.push_back(work);
-  // The new one first: what the others do takes longer, and peers may wait for this one only. A thread that polls does the
+  // The new one first: the others take longer, and peers may wait for this one only. A thread that polls does the
   // others' part.
   progress_from(std::prev(in_flight_.end()), finished);
   if (poller_ == kNobody) progress(finished);

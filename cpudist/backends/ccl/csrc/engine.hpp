@@ -30,7 +30,7 @@ struct PendingCall {
   PendingCall(AsyncWork& work, Clock::time_point now);
 };
 
-// What this rank is communicating at one moment.
+// This rank's communication at one moment.
 struct Snapshot {
   std::vector<PendingCall> pending;  // oldest first; after a failure the calls that failed with it
   std::vector<GroupState> groups;    // with the collective that each completed last
@@ -45,8 +45,8 @@ class Engine {
   void start_thread(bool polls, Milliseconds nap);
   bool polls() const { return polls_.load(std::memory_order_relaxed); }
 
-  // Starts a work. `background`: the caller does not wait for it at once. Throws what the work's start() throws, and
-  // DistBackendError when communication is out of use.
+  // Starts a work. `background`: the caller does not wait for it at once. Throws the errors of the work's start(), and
+  // DistBackendError after communication has failed.
   void submit(const AsyncWorkPtr& work, bool background);
 
   // Advances all works until this one is done. kNoTimeout: the work's own timeout.
@@ -142,11 +142,11 @@ class Engine {
   std::atomic<bool> out_of_use_{false};
   std::atomic<int64_t> blocked_ns_{0};
 
-  // The threads in wait(). The one that came last polls, so that the engine's thread need not. The others sleep until
-  // their work is done or nobody polls: threads that poll by turns would take the core from each other.
+  // The threads in wait(). The last one polls, so that the engine's thread need not. The others sleep until their work
+  // is done or no thread polls: threads that poll by turns would take the core from each other.
   int waiting_ = 0;
   int sleepers_ = 0;
-  int handing_over_ = 0;  // threads that have yielded the core to those that wait for what they have completed
+  int handing_over_ = 0;  // threads that have yielded the core to waiters of the works that they have completed
   static inline const std::thread::id kNobody;
   std::thread::id poller_ = kNobody;
   std::thread::id last_poller_ = kNobody;

@@ -81,7 +81,7 @@ void Engine::poll_until_done(Lock& lock, const AsyncWork& work, Clock::time_poin
   if (sleepers_ > 0) turn_.notify_all();
 }
 
-// Returns also when nobody polls any more.
+// Returns also when no thread polls any more.
 void Engine::sleep_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline) {
   ++sleepers_;
   turn_.wait_until(lock, deadline, [&] { return work.done() || !usable() || poller_ == kNobody; });

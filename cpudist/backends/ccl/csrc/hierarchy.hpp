@@ -7,7 +7,7 @@
 
 namespace cpudist {
 
-// Where a rank is among those of its group. The ranks of a machine are numbered by their order in the group.
+// The place of a rank in its group. The ranks of a machine are numbered by their order in the group.
 struct Placement {
   Placement(const std::vector<int>& nodes,
             int rank);  // nodes[r]: the machine of rank r, by any number
@@ -19,7 +19,7 @@ struct Placement {
   bool even;       // every machine has equally many ranks
 };
 
-// Sends across machines only what has been reduced inside each: the ranks of a machine reduce_scatter, each reduces its
+// Reduces inside each machine before it sends across machines: the ranks of a machine reduce_scatter, each reduces its
 // share with the ranks of the same number on the other machines, then they allgather.
 class Hierarchy {
  public:

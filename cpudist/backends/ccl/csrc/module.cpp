@@ -64,7 +64,7 @@ void set_timeout(const c10::intrusive_ptr<Backend>& group, double seconds) {
   }
 }
 
-// Averages a tensor over a ccl group, which keeps in `residual` what its wire loses; returns the work.
+// Averages a tensor over a ccl group, which keeps the error of its wire in `residual`; returns the work.
 c10::intrusive_ptr<c10d::Work> allreduce_with_residual(const c10::intrusive_ptr<c10d::Backend>& group,
                                                        const at::Tensor& tensor, const at::Tensor& residual) {
   return our_group(group).allreduce_with_residual(tensor, residual);

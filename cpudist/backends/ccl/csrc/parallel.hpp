@@ -19,7 +19,7 @@ int available();
 // one of them has thrown.
 void run(int threads, const std::function<void(int)>& body);
 
-// Counts bytes of a call that this thread, one of several, has carried.
+// Adds to the bytes that this thread, one of several, has carried.
 void count(int thread, size_t bytes);
 
 }  // namespace cpudist::parallel

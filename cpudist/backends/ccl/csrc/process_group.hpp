@@ -25,7 +25,8 @@ class ProcessGroupCcl final : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  // Averages one tensor with error feedback: `residual`, which is like the tensor, keeps what the wire's format loses.
+  // Averages one tensor with error feedback: `residual`, which is like the tensor, keeps the errors of the wire's
+  // format.
   WorkPtr allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual);
   void keep_own(float* residual, size_t count) const { endpoint_->transport().keep_own(residual, count); }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
@@ -60,7 +61,7 @@ class ProcessGroupCcl final : public c10d::Backend {
   void abort() override;
 
  private:
-  // What identifies a collective, besides its schedule.
+  // The properties that identify a collective, besides its schedule.
   struct Kind {
     const char* name;
     c10d::OpType type;

@@ -15,7 +15,7 @@ class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // Returns nothing while nobody has set the key; does not wait.
+  // Returns nothing until the key is set; does not wait.
   virtual std::optional<std::string> get(const std::string& key) = 0;
 };
 

@@ -58,11 +58,12 @@ enum class Reduction : uint8_t { kSum, kProduct, kMin, kMax, kAverage, kBitAnd, 
 
 constexpr bool is_bitwise(Reduction reduction) { return reduction >= Reduction::kBitAnd; }
 
-// The format in which float32 sums and averages cross a network. What is lost depends only on the values, so all ranks
-// get the same bits.
+// The format in which float32 sums and averages cross a network. The errors depend only on the values, so all ranks get
+// the same bits.
 enum class Wire : uint8_t { kFloat32, kBFloat16, kInt8 };
 
-// The transport failed, here or at a peer. It cannot be used again, because ranks may disagree about what was carried.
+// The transport failed, here or at a peer. It cannot be used again, because ranks may disagree about the completed
+// calls.
 struct TransportError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -85,7 +86,7 @@ inline size_t sum(const std::vector<size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), size_t{0});
 }
 
-// The same on ranks that have been given the same counts, and most likely another one where they have not.
+// The same on ranks with the same counts, and most likely different where the counts differ.
 inline uint64_t hash_of(const std::vector<size_t>& counts) {
   uint64_t hash = 0;
   for (const size_t count : counts) hash = (hash ^ count) * 0x9e3779b97f4a7c15 + 1;
@@ -123,7 +124,7 @@ using RequestPtr = std::unique_ptr<Request>;
 // Arguments have been checked: ranks agree on types, roots and counts. A count may be 0. A group may have one rank.
 // Buffers stay valid until the request is complete. Output and input are disjoint, or exactly the same memory where a
 // call says "in place". They are aligned to the element only, and not in the same way on all ranks.
-// A call throws std::invalid_argument, before anything has been sent, for what the transport cannot do.
+// A call that the transport cannot do throws std::invalid_argument before anything has been sent.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -136,9 +137,9 @@ class Transport {
   // In place: input == output.
   virtual RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) = 0;
 
-  // An allreduce of float32 in place, a sum or an average. Where the transport sends it in a format that loses a part of
-  // each value, it adds `residual`, which holds what earlier calls have lost on this rank, and then puts there what this
-  // call has lost. Elsewhere `residual` stays as it is.
+  // An allreduce of float32 in place, a sum or an average. Where the transport sends it in a format with rounding
+  // errors, it adds `residual`, the errors of earlier calls on this rank, and then stores the errors of this call
+  // there. Elsewhere `residual` stays as it is.
   virtual RequestPtr allreduce_with_residual(float* data, float* /*residual*/, size_t count, Reduction reduction) {
     return allreduce(data, data, count, DataType::kFloat32, reduction);
   }
@@ -169,7 +170,7 @@ class Transport {
   virtual RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts,
                               std::vector<void*> outputs, std::vector<size_t> output_counts, DataType type) = 0;
 
-  // Makes `call`, an allgather or reduce_scatter whose counts every rank has been given by its own caller. Where ranks
+  // Makes `call`, an allgather or reduce_scatter in which every rank has the counts from its own caller. Where ranks
   // have different counts, all of them fail with a TransportError. This is for transports that do not notice it anyway.
   virtual RequestPtr with_agreed_counts(const char* name, const std::vector<size_t>& counts,
                                         const std::function<RequestPtr()>& call) {

@@ -18,7 +18,7 @@ class AsyncWork : public c10d::Work {
   AsyncWork(Call call, std::shared_ptr<Endpoint> endpoint, c10d::OpType type, const char* profiling_title,
             std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
 
-  // Passes the work to its transport. Called once. What it throws is the caller's error; nothing has been sent then.
+  // Passes the work to its transport. Called once. Its exceptions are errors of the caller; nothing has been sent then.
   virtual void start() = 0;
 
   // Advances the work without waiting. Not called again after kComplete. An error of this work alone goes into
@@ -29,7 +29,8 @@ class AsyncWork : public c10d::Work {
   const Call& call() const { return call_; }
   Clock::time_point started() const { return started_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Whether it is in flight for longer than its timeout. A disconnect (UNKNOWN) may take longer: nobody waits for it.
+  // Whether it is in flight for longer than its timeout. A disconnect (UNKNOWN) may take longer: no thread waits for
+  // it.
   bool overdue(Clock::time_point now) const { return now > deadline_ && retrieveOpType() != c10d::OpType::UNKNOWN; }
 
   // Releases buffers and all else that the finished work no longer needs, because the caller may keep it for long. The
@@ -56,8 +57,8 @@ class AsyncWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return call_.sequence; }
 
  protected:
-  // Copies results to the caller's tensors, in its modes (inference_mode, no_grad). What that throws is the error of this
-  // work alone: the transport has completed its calls.
+  // Copies results to the caller's tensors, in its modes (inference_mode, no_grad). An exception there is an error of
+  // this work alone: the transport has completed its calls.
   void as_caller(const std::function<void()>& copy);
 
   std::shared_ptr<Endpoint> endpoint_;  // released on completion, because the caller may keep the work

@@ -1,4 +1,4 @@
-// Reductions of what several ranks hold, element by element, on one core.
+// Reductions of several ranks' buffers, element by element, on one core.
 #pragma once
 
 #include <cstddef>

@@ -212,8 +212,8 @@ Reduce of_floats(Reduction reduction) {
   }
 }
 
-// Sums and products are computed on unsigned numbers, whose overflow is defined and which give the same bits. An
-// average of signed numbers adds unsigned and divides signed.
+// Sums and products are computed on unsigned numbers: their overflow is defined, and the bits are the same. An average
+// of signed numbers adds unsigned and divides signed.
 template <typename Integer>
 struct SignedAverage {
   using Unsigned = Own<std::make_unsigned_t<Integer>>;

@@ -12,8 +12,8 @@ namespace cpudist::kernels {
 constexpr size_t kWireBlock = 256;
 
 struct WireKernels {
-  // Converts `count` values of float32. Where `lost` is not null, it receives what the format does not hold of each
-  // value; where that is no number, 0.
+  // Converts `count` values of float32. Where `lost` is not null, it receives the rounding error of each value, or 0
+  // where that is not finite.
   void (*encode)(const float* from, void* to, float* lost, size_t count);
   void (*decode)(const void* from, float* to, size_t count);
   // Computes to[i] += the i-th value.

@@ -6,7 +6,7 @@ typedef int32_t Integers __attribute__((vector_size(WIDTH)));
 typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
 typedef int8_t Bytes __attribute__((vector_size(WIDTH / 4)));
 
-// Stores the decoded values, or adds them to what is there.
+// Stores the decoded values, or adds them to the stored ones.
 template <bool kAdds>
 TARGET inline void put(float* to, Floats value) {
   if constexpr (kAdds) value = load_vector<Floats>(to) + value;

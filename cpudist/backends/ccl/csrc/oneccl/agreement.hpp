@@ -1,4 +1,4 @@
-// A call whose counts each rank has been given by its own caller.
+// A call in which each rank has the counts from its own caller.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 namespace cpudist::oneccl {
 
 // Compares the counts before the call starts, so that all ranks fail alike where they differ. MPI would write garbage,
-// or wait for ever. Ranks gather the number of their own elements and a hash of all counts, and only where those
-// differ also the counts, for the message.
+// or wait for ever. Ranks gather the number of their own elements and a hash of all counts; where these differ, also
+// the counts, for the message.
 class Agreement final : public Request {
  public:
   // Call then() at once: the call's requests must come next in the order of calls.

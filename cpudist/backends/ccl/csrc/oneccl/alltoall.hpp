@@ -72,7 +72,7 @@ class Alltoall final : public Request {
     rounds_ = std::max<size_t>((longest + most_ - 1) / most_, 1);
   }
 
-  // What of `count` elements is exchanged in this round.
+  // The part of `count` elements that this round exchanges.
   size_t part(size_t count) const {
     const size_t done = round_ * most_;
     return count > done ? std::min(count - done, most_) : 0;
@@ -124,7 +124,7 @@ class Alltoall final : public Request {
   const std::vector<size_t> input_counts_;
   const std::vector<void*> outputs_;
   const std::vector<size_t> output_counts_;
-  std::vector<uint64_t> counts_;  // of each rank: what it sends to each, what it expects of each
+  std::vector<uint64_t> counts_;  // of each rank: its counts to send to each, and to receive from each
   size_t rounds_ = 0;             // 0: the counts are still to come
   size_t round_ = 0;
   std::optional<ccl::event> call_;

@@ -1,4 +1,4 @@
-// What oneCCL calls our types and reductions, and how an average becomes a sum.
+// oneCCL's names of our types and reductions, and the conversion of an average into a sum.
 #pragma once
 
 #include <stdexcept>

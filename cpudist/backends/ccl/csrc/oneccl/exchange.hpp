@@ -49,8 +49,8 @@ class Buffers {
 // shares are complete at different times on different ranks.
 class Exchange final : public Request {
  public:
-  // `residual` may be null. Otherwise it holds, by the value that it belongs to, what earlier calls have lost on this
-  // rank; it is added, and what this call loses takes its place.
+  // `residual` may be null. Otherwise it holds an error of earlier calls for each value, on this rank. They are added,
+  // and replaced by the errors of this call.
   Exchange(Communicator& shares, Communicator& sums, Buffers& buffers, const float* input, float* output,
            float* residual, size_t count, Wire wire, bool average)
       : shares_(shares),
@@ -199,7 +199,7 @@ class Exchange final : public Request {
     if (++gathered_ == pieces_.size()) sums_.order.pop_front();
   }
 
-  // What an average has lost is a part of `ranks_` times as much in the next sum.
+  // The error of an average is `ranks_` times as large in the next sum.
   void scale_residual(const Share& part) {
     for (size_t i = 0; i < part.count; ++i) residual_[part.first + i] *= static_cast<float>(ranks_);
   }

@@ -246,8 +246,8 @@ RequestPtr OneCcl::broadcast_each(const void* input, const std::vector<void*>& o
   return std::make_unique<Several>(std::move(requests));
 }
 
-// A reduction that oneCCL does not have: gathers what all ranks hold, and reduces it here. A null `output`: only takes
-// part.
+// A reduction that oneCCL does not have: gathers the buffers of all ranks, and reduces them here. A null `output`: only
+// takes part.
 RequestPtr OneCcl::gather_and_reduce(const void* input, void* output, size_t count, DataType type,
                                      Reduction reduction) {
   const auto ranks = static_cast<size_t>(size());

@@ -12,16 +12,16 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// What a rank writes to each other rank in the first step of an alltoall, before the data.
+// A rank's header for each other rank in the first step of an alltoall, before the data.
 struct AlltoallCounts {
   uint64_t sent;
   uint64_t expected;
 };
 
-// What a rank publishes to all others in that step.
+// A rank's header for all others in that step.
 struct AlltoallSummary {
   uint64_t longest;  // of its messages to other ranks
-  uint64_t balance;  // hashes of what it sends, less those of what it expects: of all ranks together 0 if they agree
+  uint64_t balance;  // hashes of its counts to send, less those to receive: all ranks together 0 if they agree
 };
 
 uint64_t hash_of(int from, int to, uint64_t bytes) {
@@ -43,7 +43,7 @@ void check_counts(int from, uint64_t sent, int to, uint64_t expected) {
 
 }  // namespace
 
-// A rank knows only its own counts, so the ranks tell each other in the first step. Two ranks that disagree report a
+// A rank has only its own counts, so the ranks exchange them in the first step. Two ranks that disagree report a
 // failure to all, and no other rank completes the call. All ranks go on until the longest message of all has been sent.
 Coroutine alltoall(Channel& channel, std::vector<const std::byte*> inputs, std::vector<size_t> input_bytes,
                    std::vector<std::byte*> outputs, std::vector<size_t> output_bytes) {

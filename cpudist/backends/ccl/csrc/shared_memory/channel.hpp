@@ -161,7 +161,7 @@ class Channel {
   // Publishes the step that has been entered and returns its number.
   uint64_t publish();
 
-  // Where `rank` writes what others read in this step: in the control block if it fits, in the slot otherwise.
+  // The place of `rank`'s data in this step: the control block if they fit, otherwise the slot.
   std::byte* place(int rank, uint64_t step, size_t bytes) {
     return bytes <= ControlBlock::kPayload ? control_block(rank, step).payload : slot(rank, step);
   }
@@ -185,7 +185,7 @@ class Channel {
   // Whether the process of a rank still has the group's memory: false once it has ended or destroyed the group.
   bool has(int rank) const { return segment_.locked(layout_.region(rank)); }
 
-  // Makes every rank's calls fail with this reason, or with that of a rank which was faster.
+  // Makes every rank's calls fail with this reason, or with the reason of a faster rank.
   void fail(const std::string& reason);
   // Throws TransportError if a rank has called fail().
   void check_failed() const;
@@ -218,7 +218,7 @@ class Channel {
   int rank_;
   int ranks_;
   uint64_t step_ = 1;
-  uint64_t all_published_ = 0;  // a step that all ranks are known to have published
+  uint64_t all_published_ = 0;  // a step that all ranks have published, as far as this rank has seen
   Signature signature_{Operation::kBarrier};
   const size_t* counts_ = nullptr;
 };

@@ -19,7 +19,7 @@ constexpr int kOneStepRanks = 2;
 
 }  // namespace
 
-// How a piece of an allreduce is divided: rank r reduces its elements [begin(r), begin(r) + count(r)).
+// The division of a piece of an allreduce: rank r reduces its elements [begin(r), begin(r) + count(r)).
 struct Division {
   Division(size_t elements, size_t width, int ranks) : elements(elements) {
     const size_t line = kLineBytes / width;

@@ -1,9 +1,9 @@
 // The collectives as sequences of steps on a channel. Every rank of a group goes through the same steps in the same
 // order.
 //
-// Large messages go in pieces that fit the slots, so that what one rank has written is still in a cache when the next
-// one reads it. Every result is computed once, or by every rank in the same order of ranks, so all ranks have the same
-// bits. Arguments are those of transport.hpp, with bytes in place of counts and types where data only moves.
+// Large messages go in pieces that fit the slots, so that a rank's data are still in a cache when the next rank reads
+// them. Every result is computed once, or by every rank in the same order of ranks, so all ranks have the same bits.
+// Arguments are those of transport.hpp, with bytes in place of counts and types where data only moves.
 #pragma once
 
 #include <vector>

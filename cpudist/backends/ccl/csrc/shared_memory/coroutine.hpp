@@ -7,7 +7,7 @@
 
 namespace cpudist::shared_memory {
 
-// What a coroutine waits for: the operand of co_await, which lives in the coroutine's frame.
+// The operand of co_await, for which a coroutine waits; it lives in the coroutine's frame.
 class Condition {
  public:
   virtual bool holds() = 0;

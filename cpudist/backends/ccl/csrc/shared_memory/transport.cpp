@@ -33,7 +33,7 @@ std::vector<To> all_at(const std::vector<From>& pointers, Part part, const std::
   return result;
 }
 
-// What this part has of each rank's elements, times `unit`.
+// This part's share of each rank's elements, times `unit`.
 std::vector<size_t> counts_of(std::vector<size_t> counts, Part part, size_t width, size_t unit) {
   for (size_t& count : counts) count = part.count(count, width) * unit;
   return counts;
@@ -94,7 +94,7 @@ class SharedMemory final : public Transport {
     });
   }
 
-  // In one part: each rank knows its own counts only.
+  // In one part: each rank has its own counts only.
   RequestPtr alltoall(std::vector<const void*> inputs, std::vector<size_t> input_counts, std::vector<void*> outputs,
                       std::vector<size_t> output_counts, DataType type) override {
     const size_t width = size_of(type);
