@@ -4,9 +4,9 @@
 
 JOB is the value of CPUDIST_JOB_ID in the environment of the job's processes, by which the agent finds them. `cpudist
 launch` starts an agent on every host before the job, and keeps sending it lines on standard input: `signal N` sends a
-signal to the ranks, `end` says that the job is over, any other line says that `cpudist launch` is still there. An agent
-that gets no line for a while has lost `cpudist launch`, and kills the job's processes too. An agent whose input has
-ended does so too, after GRACE seconds in which `cpudist launch` may connect again and start another agent of this job.
+signal to the ranks, `end` reports the end of the job, and any other line is a keepalive. An agent that gets no line for
+a while has lost `cpudist launch`, and kills the job's processes too. An agent whose input has ended does so too, after
+GRACE seconds in which `cpudist launch` may connect again and start another agent of this job.
 
 It writes a line for each event, and at least one per second: `ranks N`, the number of ranks on this host; `gone RANK`,
 a rank has ended; `went RANK`, a rank has ended together with others; `blamed RANK`, the failure came from that rank, as

@@ -104,7 +104,7 @@ def _efficiency_cpus(root: _Element) -> frozenset[int]:
     if any(names.get("CoreType") == "IntelAtom" for names, _, _ in kinds):
         slow = [cpus for names, _, cpus in kinds if names.get("CoreType") == "IntelAtom"]
     else:
-        # A difference of a few percent in clock speed also makes two kinds; a forced efficiency certainly marks a
+        # Cores that differ by a few percent in clock speed are two kinds, too. A forced efficiency marks a really
         # different core.
         strongest = max((rank for _, rank, _ in kinds), default=-1)
         slow = [cpus for _, rank, cpus in kinds if 0 <= rank < strongest]
