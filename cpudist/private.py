@@ -51,7 +51,7 @@ def why_not_trusted(path: Path) -> str | None:
         return None
     status = path.stat()
     if status.st_uid not in (0, os.getuid()):
-        return f"{path} belongs to another user"
+        return f"{path} belongs to another user, not to you or root"
     if status.st_mode & 0o022:
         return f"{path} can be written by other users (chmod go-w {path})"
     return None

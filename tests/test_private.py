@@ -66,4 +66,4 @@ def test_who_could_change_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         os.chown(tmp_path, 12345, -1)
     else:
         monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert private.why_not_trusted(tmp_path) == f"{tmp_path} belongs to another user"
+    assert private.why_not_trusted(tmp_path) == f"{tmp_path} belongs to another user, not to you or root"

@@ -30,6 +30,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a folder
 
 
+def existing(folder: Path) -> Path:
+    """Return `folder`, or the nearest folder above it that exists."""
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
 def numbered(folder: str | Path) -> dict[int, Path]:
     """Return the folders `checkpoint-N` in `folder`, complete or not, by their steps, the newest last."""
     found = {}

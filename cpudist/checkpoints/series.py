@@ -5,7 +5,9 @@ one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +28,7 @@ _SHARED = "save on a disk that all hosts share"
 
 
 class Checkpoints:
-    """The checkpoints of a training in one folder, each complete or absent; every rank calls every method.
+    """The checkpoints of a training in one folder, each complete or absent; all ranks make and call it alike.
 
     Attributes:
         folder: where the checkpoints lie, as ``checkpoint-STEP``.
@@ -40,7 +42,7 @@ class Checkpoints:
             next `save`, and the end of the job, wait for it.
 
     Raises:
-        UserError: `keep` is less than 1.
+        UserError: `keep` is less than 1, or the job's hosts do not share the folder.
 
     Examples:
         >>> model = torch.nn.Linear(8, 2)
@@ -59,6 +61,9 @@ class Checkpoints:
         self.keep = keep
         self.values: dict[str, Any] = {}
         self._background = Background() if asynchronous else None
+        job = current()
+        if job is not None and job.world.node_count > 1:
+            check_shared(self.folder, Ranks())
 
     def restore(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **more: Any
@@ -169,6 +174,29 @@ class Checkpoints:
         name = said.runs[0] if said is not None and said.runs else None
         how = "load one with cpudist.load" if name is None else f"start with CPUDIST_RUN_ID={name}"
         raise UserError(f"{self.folder} holds checkpoints of an earlier run: to go on, {how}; else use another folder")
+
+
+def check_shared(folder: Path, ranks: Ranks) -> None:
+    """Check that all ranks mean the same folder; every rank calls it.
+
+    Rank 0 writes a file with a new name for a moment: NFS may report a name that was looked up before as missing. The
+    file lies in the nearest folder that exists on all hosts. Where that cannot be written, nothing is checked.
+
+    Raises:
+        UserError: a rank does not see the file.
+    """
+    above = min(ranks.all_gather(str(folders.existing(folder))), key=len)
+    with ExitStack() as stack:
+
+        def write() -> str:
+            with suppress(OSError):
+                return stack.enter_context(NamedTemporaryFile(prefix=".cpudist-", dir=above)).name
+            return ""
+
+        probe = ranks.first(write)
+        blind = [rank for rank, sees in enumerate(ranks.all_gather(not probe or Path(probe).exists())) if not sees]
+    if blind:
+        raise UserError(f"the hosts do not share {folder}: rank {blind[0]} has another one than rank 0; {_SHARED}")
 
 
 def _ours(folder: Path) -> Iterator[tuple[int, Path]]:

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 def _hosts(path: Path) -> list[Finding]:
     """Return the findings of `cpudist launch` on the hosts of a file."""
-    checked = check(read(path))
+    checked = check(read(path), shared=True)
     return [finding for findings in checked.findings.values() for finding in findings] + [
         Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")
         for host, facts in checked.facts.items()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import socket
 import sys
 import time
 from pathlib import Path
@@ -28,12 +29,14 @@ def main() -> None:
     print(json.dumps(facts(*sys.argv[1:])))
 
 
-def facts(folder: str, script: str = "") -> dict[str, Any]:
+def facts(folder: str, script: str = "", starter: str = "", probe: str = "") -> dict[str, Any]:
     """Return the fields of `cpudist.hosts.check.Facts`.
 
     Args:
         folder: the folder in which the job is to run.
         script: the script's path, which may be relative to the folder; empty where the job has none.
+        starter: the name of the host that starts the job.
+        probe: a file in the folder, as that host sees it; empty: do not look.
     """
     return {
         "identity": node_identity(),
@@ -46,7 +49,16 @@ def facts(folder: str, script: str = "") -> dict[str, Any]:
         "folder": os.path.isdir(folder),
         "ranks": _ranks(),
         "script": _checksum(os.path.join(folder, script)) if script else None,
+        "shared": not probe or os.path.exists(probe),
+        "knows_us": not starter or _resolves(starter),
     }
+
+
+def _resolves(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
 
 
 def _checksum(path: str) -> str | None:

@@ -10,7 +10,9 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from cpudist.console import size
@@ -41,6 +43,8 @@ class Facts:
         folder: whether our working folder exists there.
         ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache.
         script: a checksum of the job's script; None where it has none, or there is none on the host.
+        shared: whether our working folder is the same there, as far as that was asked for.
+        knows_us: whether it can resolve our host name.
     """
 
     identity: str
@@ -53,6 +57,8 @@ class Facts:
     folder: bool
     ranks: dict[str, int]
     script: str | None = None
+    shared: bool = True
+    knows_us: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,15 +92,18 @@ def sentence(finding: Finding) -> str:
     return f"{finding.about} {finding.message}; {finding.remedy}"
 
 
-def check(hosts: Sequence[Host], script: str = "") -> Checked:
+def check(hosts: Sequence[Host], script: str = "", by_name: bool = True, shared: bool = False) -> Checked:
     """Check hosts at the same time, for a minute at most.
 
     Args:
         hosts: the hosts; `slots`, where known, is the number of ranks on one.
         script: the job's script; empty where it has none.
+        by_name: whether what mpirun starts there connects to this host by its name, as with `MpiLauncher.by_name`.
+        shared: also check that they share this process's working folder.
     """
     here = Host("localhost", where="this host")
-    reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, script))
+    with _probe() if shared else nullcontext("") as probe:
+        reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, script, probe))
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
     facts: dict[Host, Facts] = {}
@@ -103,7 +112,7 @@ def check(hosts: Sequence[Host], script: str = "") -> Checked:
         if isinstance(answer, Finding):
             findings[host] = [answer]
             continue
-        findings[host] = [*_judge(host, answer, reference, script), *_same_machine(host, answer, facts)]
+        findings[host] = [*_judge(host, answer, reference, script, by_name), *_same_machine(host, answer, facts)]
         facts[host] = answer
     return Checked(facts, findings)
 
@@ -140,10 +149,21 @@ async def _why_not_up(host: Host) -> str:
     return ""
 
 
-async def _ask(host: Host, script: str = "") -> Facts | Finding:
+@contextmanager
+def _probe() -> Iterator[str]:
+    """Yield a file in the working folder, which is there on hosts that share it; empty where none can be written."""
+    with ExitStack() as stack:
+        name = ""
+        with suppress(OSError):  # a folder that cannot be written
+            name = stack.enter_context(NamedTemporaryFile(prefix=".cpudist-", dir=os.getcwd())).name
+        yield name
+
+
+async def _ask(host: Host, script: str = "", probe: str = "") -> Facts | Finding:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
+    asked = (os.getcwd(), script, socket.gethostname(), probe)
     before = time.time()
-    answer = await run_on(host, [*python_main(_PROGRAM, path=path), os.getcwd(), script], _ANSWER_SECONDS)
+    answer = await run_on(host, [*python_main(_PROGRAM, path=path), *asked], _ANSWER_SECONDS)
     after = time.time()
     if answer.failure:
         return Finding("error", _name(host), answer.failure, answer.remedy)
@@ -161,7 +181,7 @@ def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
     return Facts(skew=min(theirs - before, 0.0) or max(theirs - after, 0.0), **fields)
 
 
-def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list[Finding]:
+def _judge(host: Host, found: Facts, reference: Facts, script: str = "", by_name: bool = True) -> list[Finding]:
     findings = []
 
     def wrong(level: Level, message: str, remedy: str) -> None:
@@ -176,6 +196,13 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "") -> list
     elif reference.script not in (None, found.script):
         what = f"no {script}" if found.script is None else f"another {script} than this host"
         wrong("error", f"has {what}", "copy this host's to it, or start from a folder that all hosts share")
+    elif not found.shared:
+        message = f"has a folder {os.getcwd()} of its own: checkpoints need one that all hosts share"
+        wrong("warning", message, "share one by NFS, or save in a folder that is shared")
+    if by_name and not found.knows_us:
+        own = socket.gethostname()
+        remedy = "add it to DNS or to /etc/hosts there, or name this host's network interface with --interface"
+        wrong("error", f"cannot resolve this host's name {own}, by which mpirun's processes connect to it", remedy)
     if found.ccl:
         wrong("warning", "cannot use the backend ccl", found.ccl)
     if abs(found.skew) > _SKEW_SECONDS:

@@ -46,6 +46,7 @@ class LaunchOptions:
         min_nodes: restart with no fewer hosts; None: with no fewer than at first.
         wait: seconds to wait for hosts that are still starting.
         grace: seconds that ranks get to save a checkpoint after a signal.
+        by_name: whether mpirun's processes connect to this host by its name; `run` finds out.
     """
 
     hosts: Sequence[Host] | None
@@ -60,6 +61,7 @@ class LaunchOptions:
     min_nodes: int | None = None
     wait: int = 0
     grace: int = 60
+    by_name: bool = True
 
 
 def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
@@ -73,6 +75,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
     Raises:
         UserError: the hosts are not usable; raised before any rank starts.
     """
+    options = replace(options, by_name=mpirun.mpi.by_name and options.interface is None)
     hosts, restarts = options.hosts or [_this_host()], Restarts(options.max_restarts, options.restart_window)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     if options.wait:
@@ -99,7 +102,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         restarts.leave_out(job.suspect, hosts, least)
         kept = [host for host in hosts if host not in restarts.left_out]
         # Hosts that are away may come back, as after a power cut.
-        while len(answering := _answering(kept, checked := check(kept, options.script))) < least:
+        while len(answering := _answering(kept, checked := check(kept, options.script, options.by_name))) < least:
             say(f"{len(answering)} of {len(hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
                 return job.status
@@ -141,7 +144,7 @@ def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
     """Return the hosts that get ranks, once they have been checked."""
     placed = _spread(options, hosts)
     if options.hosts is not None and (isinstance(options.per_host, int) or all(host.slots for host in hosts)):
-        _require_all(check(placed, options.script))  # otherwise `_spread` has checked all hosts
+        _require_all(check(placed, options.script, options.by_name))  # otherwise `_spread` has checked all hosts
     return placed
 
 
@@ -153,7 +156,7 @@ def _spread(options: LaunchOptions, hosts: Sequence[Host], checked: Checked | No
     if options.per_host is None and all(host.slots for host in hosts):
         return spread(hosts, options.ranks)
     if checked is None:
-        checked = check(hosts, options.script)
+        checked = check(hosts, options.script, options.by_name)
         _require_all(checked)
     return spread([_with_slots(host, checked, options.per_host) for host in hosts], options.ranks)
 

@@ -62,6 +62,7 @@ class MpiLauncher(Launcher):
         programs: the names under which its mpirun is installed, the usual one first.
         hostfile_option: the option of mpirun that names a hostfile.
         takes_ipv6: whether its hostfile may name IPv6 addresses.
+        by_name: whether its daemons connect to mpirun's host by its name, unless they are given an interface.
         daemons: its programs between mpirun and the ranks.
         killed: finds the "signal", "host" and "rank" of a rank that was killed in its output; some name no rank.
         banner: finds what it says on standard output of every rank that ended badly, also of those that it has killed
@@ -74,6 +75,7 @@ class MpiLauncher(Launcher):
     programs: ClassVar[tuple[str, ...]]
     hostfile_option: ClassVar[str]
     takes_ipv6: ClassVar[bool] = False
+    by_name: ClassVar[bool] = False
     daemons: ClassVar[tuple[str, ...]]
     killed: ClassVar[re.Pattern[str]]
     banner: ClassVar[re.Pattern[bytes] | None] = None

@@ -39,6 +39,7 @@ class Mpich(MpiLauncher):
     programs: ClassVar[tuple[str, ...]] = ("mpirun", "mpiexec", "mpirun.mpich", "mpiexec.mpich", "mpiexec.hydra")
     daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
     hostfile_option = "-f"
+    by_name = True
     # Hydra reports only the first killed rank, by its host: the pattern takes the rest of the output, too.
     killed: ClassVar = re.compile(
         r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\).*", re.DOTALL

@@ -17,6 +17,7 @@ import cpudist
 from cpudist.checkpoints import folders
 from cpudist.checkpoints.rank_group import Ranks
 from cpudist.checkpoints.runs import newest_whole
+from cpudist.checkpoints.series import check_shared
 from cpudist.errors import UserError
 
 pytestmark = pytest.mark.versions
@@ -284,3 +285,22 @@ def test_a_link_stays_and_leads_to_the_new_checkpoint(tmp_path: Path) -> None:
         cpudist.save(best, accuracy=accuracy)
         assert best.is_symlink()
         assert cpudist.load(tmp_path / "elsewhere" / "first") == cpudist.load(best) == {"accuracy": accuracy}
+
+
+class _Others(Ranks):
+    """Two ranks in one process: rank 1 says what it is given."""
+
+    def __init__(self, *says: object) -> None:
+        super().__init__()
+        self.size, self._says = 2, iter(says)
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value, next(self._says)]
+
+
+def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -> None:
+    folder, made = tmp_path / "new" / "out", (None, None)
+    check_shared(folder, _Others(str(tmp_path), made, True))
+    with pytest.raises(UserError, match=f"do not share {folder}: rank 1 has another one than rank 0"):
+        check_shared(folder, _Others(str(tmp_path.parent), made, False))
+    assert not any(tmp_path.iterdir())

@@ -104,6 +104,19 @@ def test_waiting_for_hosts_has_an_end(bed: Bed, tmp_path: Path) -> None:
     assert seen(tmp_path) == {}
 
 
+def test_hosts_by_address_that_do_not_know_this_hosts_name(bed: Bed, tmp_path: Path) -> None:
+    """Hydra's processes connect to it by name, or by the address of an interface."""
+    hosts = hostfile(tmp_path, "".join(f"{bed.addresses[host][0]}:1\n" for host in ("h0", "h1")))
+    renamed = ["sh", "-c", 'hostname elsewhere; "$@"; status=$?; hostname h0; exit $status', "sh"]
+    words = ["--hostfile", hosts, "--mpi", "intel", "--", "--backend", "gloo", str(SCRIPT), str(tmp_path)]
+    result = bed.run("h0", [*renamed, *launch(*words)], timeout=60, env=CACHE)
+    assert result.returncode == 2, result.output
+    assert all("cannot resolve this host's name elsewhere" in line for line in result.stderr.splitlines())
+    assert seen(tmp_path) == {}
+    result = bed.run("h0", [*renamed, *launch("--interface", "eth0", *words)], timeout=100, env=CACHE)
+    assert seen(tmp_path) == {"0-0": "elsewhere", "0-1": "h1"}, result.output
+
+
 def test_a_host_that_does_not_let_us_in(bed: Bed, tmp_path: Path) -> None:
     keys = Path(bed.hostfile()).parent / "ssh" / "authorized_keys"
     hosts = hostfile(tmp_path, "h0:2\nh1:2\n")

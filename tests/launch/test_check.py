@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cpudist.doctor.facts import facts
 from cpudist.finding import Finding
 from cpudist.hosts import check as module
 from cpudist.hosts.check import Facts, check, sentence
@@ -24,6 +26,19 @@ def test_this_host_is_all_right() -> None:
     (facts,) = checked.facts.values()
     assert facts.skew == 0
     assert set(facts.ranks) == {"socket", "numa", "l3"}
+
+
+def test_whoever_is_called_by_an_interface_needs_no_name() -> None:
+    assert module._judge(Host("h1"), replace(FACTS, knows_us=False), FACTS, by_name=False) == []
+
+
+@pytest.mark.job
+def test_what_a_host_sees_of_the_folder_and_of_names(tmp_path: Path) -> None:
+    (tmp_path / "probe").touch()
+    seen = facts(str(tmp_path), "", "localhost", str(tmp_path / "probe"))
+    assert (seen["shared"], seen["knows_us"]) == (True, True)
+    seen = facts(str(tmp_path), "", "nosuchhost.invalid", str(tmp_path / "elsewhere"))
+    assert (seen["shared"], seen["knows_us"]) == (False, False)
 
 
 @pytest.mark.job
@@ -73,6 +88,9 @@ def test_a_login_shell_may_greet_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"folder": False}, "error has no folder"),
         ({"script": None}, "error has no train.py"),
         ({"script": "b"}, "error has another train.py than this host"),
+        ({"shared": False}, "warning has a folder"),
+        ({"folder": False, "shared": False}, "error has no folder"),
+        ({"knows_us": False}, "error cannot resolve this host's name"),
         ({"memory": 100 << 20}, "error has 100 MB of free memory, and 4 ranks need 1.56 GB"),
         ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
         ({"ccl": "there is no C++ compiler"}, "warning cannot use the backend ccl"),

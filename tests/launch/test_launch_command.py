@@ -132,7 +132,7 @@ class Attempts:
             raise outcome
         return outcome
 
-    def _check(self, hosts: list[Host], script: str) -> Checked:
+    def _check(self, hosts: list[Host], script: str, by_name: bool) -> Checked:
         lost = hosts[: self.lost.pop(0)] if self.lost else []
         return Checked({}, {host: [Finding("error", host.name, "does not answer", "see to it")] for host in lost})
 

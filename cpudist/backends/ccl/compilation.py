@@ -158,7 +158,10 @@ def _trusted(library: Path) -> Path:
     """
     for path in (library, *library.parents[:3]):
         if path.exists() and (problem := why_not_trusted(path)):
-            raise UserError(f"the compiled ccl backend is not loaded: {problem}; mend that, or set CPUDIST_CACHE")
+            raise UserError(
+                f"the compiled ccl backend is not loaded: {problem}; only you or root may own and write the cache: mend"
+                f" that (as root: chown -R root {library.parents[2]}), or set CPUDIST_CACHE to another folder"
+            )
     return library
 
 
