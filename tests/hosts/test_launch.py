@@ -131,16 +131,6 @@ def test_a_host_that_does_not_let_us_in(bed: Bed, tmp_path: Path) -> None:
     assert "ssh-copy-id h1" in line
 
 
-def test_a_rank_that_raises_says_it_itself(bed: Bed, tmp_path: Path) -> None:
-    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
-    command = launch("--hostfile", hosts, "--max-restarts", "1", "--", str(SCRIPT), str(tmp_path), "raise", "2")
-    result = bed.run("h0", command, timeout=120, env=CACHE)
-    assert result.returncode == 1, result.output
-    assert result.stderr.count("rank 2 on h1 failed: ValueError: no such thing") == 2, "restarted once"
-    assert "starting again (1 of 1) with 4 ranks on h0, h1" in result.stderr
-    assert sorted(seen(tmp_path)) == [f"{attempt}-{rank}" for attempt in "01" for rank in "0123"]
-
-
 INTERRUPTED = """
 import signal, subprocess, sys, time
 from pathlib import Path
@@ -154,14 +144,7 @@ sys.exit(process.wait())
 
 @pytest.mark.parametrize(
     ("mpi", "number", "status"),
-    [
-        ("intel", 2, 130),
-        ("intel", 15, 143),
-        ("intel", 9, -9),
-        ("mpich", 2, 130),
-        ("openmpi", 2, 130),
-        ("openmpi", 9, -9),
-    ],
+    [("intel", 15, 143), ("intel", 9, -9), ("mpich", 2, 130), ("openmpi", 9, -9)],
 )
 def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int, status: int) -> None:
     """After SIGKILL, which cannot be handled, the node agents clean up. `bed.run` checks that no process is left."""

@@ -109,13 +109,6 @@ def test_a_mask_that_the_launcher_itself_has_is_shared() -> None:
     assert [(rank["main"], rank["omp_threads"]) for rank in found] == [([CPUS[-1]], 1)] * 2
 
 
-def test_in_a_container_of_one_core(cgroup: ControlGroup) -> None:
-    plan()
-    cgroup.limit("cpuset", cpuset__cpus=str(CPUS[-1]))
-    found = probe(cgroup.inside(TORCHRUN), warns="over-subscribed: 2 ranks share 1 core")
-    assert [(rank["main"], rank["omp_threads"]) for rank in found] == [([CPUS[-1]], 1)] * 2
-
-
 def test_in_a_container_with_a_quota_of_one_and_a_half(cgroup: ControlGroup) -> None:
     """One rank computes with one thread, unpinned, since a quota limits time and not cores; two are one too many."""
     plan()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 from layouts import FOLDER, LAYOUTS
@@ -95,10 +93,3 @@ def test_wrong_words_are_one_line(words: list[str], expected: str, capsys: pytes
     assert shown.err.startswith("cpudist: ")
     assert shown.err.count("\n") == 1
     assert expected in shown.err
-
-
-def test_the_output_of_lscpu_is_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = tmp_path / "node1.txt"
-    shutil.copy(FOLDER / "xeon-8480-2s-snc4.lscpu", copy)
-    assert main(["plan", "--topology", str(copy)]) == 0
-    assert "machine: 2 sockets, 8 NUMA nodes, 8 L3 groups, 112 cores, 224 CPUs" in capsys.readouterr().out

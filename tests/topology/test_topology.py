@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -84,24 +83,6 @@ def test_hwloc_says_the_same_of_a_copy_of_sysfs(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.job
-@pytest.mark.parametrize(
-    ("description", "expected"),
-    [
-        ("pack:2 numa:2 l3:4 core:8 pu:2", Shape(2, 4, 16, 128, 256, 256)),
-        ("pack:2 numa:4 l3:2 core:8 pu:1", Shape(2, 8, 16, 128, 128, 128)),
-        ("pack:8 l3:1 core:24 pu:2", Shape(8, 1, 8, 192, 384, 384)),
-        ("pack:8 [numa] l3:1 core:10 pu:2", Shape(8, 8, 8, 80, 160, 160)),
-        ("pack:1 numa:2 core:3 pu:4", Shape(1, 2, 2, 6, 24, 24)),
-        ("pack:1 core:1 pu:1", Shape(1, 1, 1, 1, 1, 1)),
-    ],
-)
-def test_synthetic_topologies_of_hwloc(description: str, expected: Shape, tmp_path: Path) -> None:
-    file = tmp_path / "synthetic.xml"
-    file.write_text(lstopo("--input", description))
-    assert shape(machine_from(file)) == expected
-
-
-@pytest.mark.job
 def test_this_machine_as_lscpu_and_hwloc_see_it() -> None:
     ours = this_machine().topology
     table = subprocess.run(["lscpu", "-p"], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -113,32 +94,6 @@ def test_this_machine_as_lscpu_and_hwloc_see_it() -> None:
             break
     assert where(theirs) == where(ours)
     assert [node.memory for node in theirs.numa_nodes] == [node.memory for node in before.numa_nodes]
-
-
-def in_pyhwloc(topology: Any) -> list[tuple[tuple[int, ...], int, int]]:
-    """Each core's CPUs, socket and NUMA node, as hwloc's own bindings have them."""
-    nodes = [(node.os_index, set(node.cpuset)) for node in topology.iter_numa_nodes()]
-    found = []
-    for core in topology.iter_cores():
-        cpus, package = tuple(sorted(core.cpuset)), core.parent
-        while not package.is_package():
-            package = package.parent
-        found.append((cpus, package.os_index, min(number for number, near in nodes if near >= set(cpus))))
-    return sorted(found)
-
-
-@pytest.mark.job
-@pytest.mark.parametrize("name", [None, *(name for name in LAYOUTS if name.endswith("hwloc2.xml"))])
-def test_pyhwloc_says_the_same(name: str | None) -> None:
-    """Of this machine, and of files that hwloc has written."""
-    Topology = pytest.importorskip("pyhwloc", reason="it needs Python 3.12").topology.Topology  # noqa: N806
-    if name is None:
-        ours = this_machine().usable
-        with Topology.from_this_system(load=True) as theirs:
-            assert in_pyhwloc(theirs) == where(ours)
-    else:
-        with Topology.from_xml_file(FOLDER / name, load=True) as theirs:
-            assert in_pyhwloc(theirs) == where(machine_from(FOLDER / name).usable)
 
 
 def test_a_copy_may_be_rooted_anywhere(tmp_path: Path) -> None:
