@@ -67,6 +67,6 @@ make_environment() {
 }
 
 build_backend() {
-    say "backend: compiling ccl, unless that has been done (half a minute)"
+    say "backend: compiling ccl, unless that has been done (a minute or two)"
     timeout --foreground 900 cpudist build
 }

@@ -13,7 +13,7 @@ from cpudist.launchers import Launcher
 HELP = "compile the oneCCL backend ahead of time"
 DESCRIPTION = """\
 Compile the oneCCL backend ahead of time. Otherwise the first job compiles it, which takes a C++ compiler and about
-half a minute. The binary works with the versions of torch, Python and oneCCL that it was compiled with.
+a minute or two. The binary works with the versions of torch, Python and oneCCL that it was compiled with.
 """
 
 EPILOG = """\

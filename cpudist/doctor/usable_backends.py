@@ -74,7 +74,7 @@ def _ccl(env: Mapping[str, str]) -> Finding:
             "auto is gloo, several times slower than ccl, which is not compiled, and there is no C++ compiler",
             "install g++, or run `cpudist build` where there is one and set CPUDIST_CACHE",
         )
-    return Finding("ok", "backend", f"{what}; the first job compiles it in half a minute, or cpudist build does it now")
+    return Finding("ok", "backend", f"{what}; cpudist build, or the first job, compiles it in a minute or two")
 
 
 def _transport(env: Mapping[str, str]) -> str:

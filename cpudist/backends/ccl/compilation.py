@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ _LOG = "compile.log"
 # From a folder in PREBUILT to the environment's lib: lib/python3.X/site-packages/cpudist/backends/ccl/prebuilt/torch….
 _LIBRARIES = "/".join([".."] * 7)
 _COMPILE_SECONDS = 900.0
+_SCRATCH = "compiling-"
 
 
 def cache_folder() -> Path:
@@ -203,12 +205,11 @@ def _take(handle: IO[str]) -> bool:
 def _compile(compiler: Compiler, oneccl: OneCcl, target: Path, libraries: str | None = None) -> None:
     import torch
 
-    say(
-        f"compiling the ccl backend for torch {torch.__version__} and oneCCL {oneccl.version} "
-        "(once, about half a minute)"
-    )
+    say(f"compiling the ccl backend for torch {torch.__version__} and oneCCL {oneccl.version} (once, a minute or two)")
     # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    for left in target.parent.glob(f"{_SCRATCH}*"):  # of a process that was killed; this one holds the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
         output = Path(scratch) / target.name
         command = compile_command(compiler, oneccl, SOURCES / "unity.cpp", output, libraries)
         log = target.parent / _LOG
