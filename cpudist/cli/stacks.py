@@ -3,34 +3,72 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 
 from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
-from cpudist.job.stack_server import SIGNAL, ask_ranks
+from cpudist.hosts.hostfile import read
+from cpudist.hosts.remote import ask_all, run_on
+from cpudist.job.stack_server import SIGNAL, RankStacks, ask_ranks
 from cpudist.launchers import Launcher
+from cpudist.launchers.mpi_launcher import Host
+from cpudist.processes import python_main
 
 HELP = "show what every rank of a running job is doing"
 DESCRIPTION = f"""\
-Show for every rank of your jobs on this host the call that it waits in, the line of the script and the stacks of all
-threads. The ranks are not disturbed. On several hosts, run it on each.
+Show for every rank of your jobs on this host, in one line, the call that it waits in and the line of the script. The
+ranks are not disturbed.
 A rank also writes its stacks to its own standard error on signal {int(SIGNAL)}: kill -{int(SIGNAL)} PROCESS
 """
 EPILOG = None
 
-
-def add_options(_parser: Parser) -> None:
-    """Add no option."""
+_SECONDS = 60.0  # for a host to answer: starting Python takes long on a busy host with a slow disk
 
 
-def run(_options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the stacks of this host's ranks, or raise `UserError` if there are none."""
-    answers = ask_ranks()
-    if not answers:
-        raise UserError("no rank of yours runs on this host; run cpudist stacks where the job runs, as the same user")
-    jobs = {(address.job, user): address.size for address, user, _ in answers}
-    for (job, user), size in jobs.items():
-        texts = [text for address, owner, text in answers if (address.job, owner) == (job, user)]
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist stacks`."""
+    parser.add_argument("--full", action="store_true", help="show the stacks of all threads of each rank, too")
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="ask these hosts instead, over ssh")
+
+
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Print what the ranks do.
+
+    Raises:
+        UserError: there are none, or hosts do not answer; after the ranks of the others are printed.
+    """
+    hosts = read(options.hostfile) if options.hostfile else None
+    found, missing = _ask(hosts) if hosts else (ask_ranks(), [])
+    where = "these hosts" if hosts else "this host"
+    jobs: dict[tuple[str, int], dict[int, RankStacks]] = defaultdict(dict)
+    for one in sorted(found):
+        jobs[one.address.job, one.user][one.address.rank] = one  # a machine may have two names
+    for (job, user), ranks in jobs.items():
+        size = max(one.address.size for one in ranks.values())
         whose = "" if user == os.getuid() else f" of user {user}"
-        print(f"job of {job}{whose}: {len(texts)} of {size} ranks are on this host\n")
-        print("\n".join(texts))
+        texts = [one.text if options.full else one.text.splitlines()[0] for one in ranks.values()]
+        print(f"job of {job}{whose}: {len(ranks)} of {size} ranks are on {where}", *texts, sep="\n")
+    if missing:
+        raise UserError("\n".join(missing))
+    if not jobs:
+        raise UserError(f"no rank of yours runs on {where}; run cpudist stacks where the job runs, as the same user")
+
+
+def _ask(hosts: Sequence[Host]) -> tuple[list[RankStacks], list[str]]:
+    """Return the ranks on hosts, and a line for each host that does not answer."""
+    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
+    words = python_main("cpudist.job.stack_server", path=path)
+    answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS))
+    missing = [
+        f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
+        for host, answer in zip(hosts, answers, strict=True)
+        if answer.failure
+    ]
+    # The last line: a login shell may greet first.
+    listed = [json.loads(answer.output.splitlines()[-1]) for answer in answers if not answer.failure]
+    return [RankStacks.from_json(fields) for ranks in listed for fields in ranks], missing

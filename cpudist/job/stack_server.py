@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import json
 import os
 import re
 import selectors
@@ -22,8 +23,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 # Makes a rank write its stacks to standard error. Slurm's users, submitit and Lightning use SIGUSR1 and SIGUSR2 for
 # preemption, and MPICH for lost ranks; terminals and torchrun end jobs with SIGQUIT.
@@ -62,6 +64,26 @@ class StackAddress:
         """Return the address of a socket's name in /proc/net/unix, with @ for the zero byte; None for other sockets."""
         match = _NAME.fullmatch(socket_name[1:])
         return cls(match[4], int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+@dataclass(frozen=True, order=True)
+class RankStacks:
+    """What a rank answers.
+
+    Attributes:
+        address: its address.
+        user: the user of its process.
+        text: its status in the first line, then its stacks.
+    """
+
+    address: StackAddress
+    user: int
+    text: str
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> RankStacks:
+        """Read what `main` has written."""
+        return cls(StackAddress(**fields["address"]), fields["user"], fields["text"])
 
 
 class StackServer:
@@ -160,15 +182,24 @@ class StackServer:
         return f"{self._name}: {status}\n"
 
 
-def ask_ranks() -> list[tuple[StackAddress, int, str]]:
-    """Return every rank on this machine that this user may ask: its address, its user and its status and stacks.
+def ask_ranks() -> list[RankStacks]:
+    """Return the answer of every rank on this machine that this user may ask.
 
-    They are sorted by job and rank. Any user may name a socket like a rank's, so only root asks other users' processes.
+    Any user may name a socket like a rank's, so only root asks other users' processes.
     """
-    addresses = sorted({address for line in _sockets() if (address := StackAddress.of(line)) is not None})
+    addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = pool.map(_ask, addresses)
-    return [(address, user, _printable(text)) for address, (user, text) in zip(addresses, answers, strict=True) if text]
+    return [
+        RankStacks(address, user, _printable(text))
+        for address, (user, text) in zip(addresses, answers, strict=True)
+        if text
+    ]
+
+
+def main() -> None:
+    """Print the answers of this machine's ranks as JSON, for `cpudist stacks` on another host."""
+    print(json.dumps([asdict(one) for one in ask_ranks()]))
 
 
 def _printable(text: str) -> str:
@@ -222,7 +253,7 @@ def _without_its_thread(address: StackAddress, pid: int) -> str:
         return f"{name} does not answer: {error}\n"
     if not text:
         return f"{name} does not answer, nor take a signal; its state is {status['State']}\n"
-    return f"{name} runs no Python just now; its stacks, the innermost line first:\n{text}"
+    return f"{name} runs no Python just now\n  its stacks, the innermost line first:\n{text}"
 
 
 def _read_all(pipe: int, wait: float) -> bytes:

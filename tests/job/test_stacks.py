@@ -71,6 +71,13 @@ sys.exit(os.waitpid(child, 0)[1] != 0)
 """
 
 
+def stacks(*words: str) -> str:
+    command = [BIN / "cpudist", "stacks", *words]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
 @pytest.mark.job
 def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
     over = tmp_path / "over"
@@ -79,15 +86,14 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
         ending = pool.submit(run, command, 120)
         try:
             assert poll(lambda: ending.done() or len(list(tmp_path.glob("there-*"))) == 4, 90)
-            shown = subprocess.run([BIN / "cpudist", "stacks"], capture_output=True, text=True, timeout=60, check=False)
-            assert shown.returncode == 0, shown.stderr
-            process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown.stdout)
-            assert process, shown.stdout
+            lines, shown = (stacks(*words) for words in ([], ["--full"]))
+            process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown)
+            assert process, shown
         finally:
             over.touch()
             ending.result()
     # Other jobs of this user may run on this machine.
-    text = next(job for job in shown.stdout.split("job of ") if f"process {process[1]}" in job)
+    text = next(job for job in shown.split("job of ") if f"process {process[1]}" in job)
     ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
     assert [int(rank.split()[1]) for rank in ranks] == [0, 1, 2, 3], text
     assert re.search(r"in all_reduce #2 \(4 MB, four_ways\.py:24\) for \d", ranks[0]), ranks[0]
@@ -95,6 +101,11 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
     assert "runs no Python just now" in ranks[2], ranks[2]
     assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
     assert re.search(r"is stopped; kill -CONT \d+", ranks[3]), ranks[3]
+    heading, *firsts = text.splitlines()[0], *(rank.splitlines()[0] for rank in ranks)
+    assert heading.endswith(": 4 of 4 ranks are on this host")
+    assert f"job of {heading}\n" in lines
+    assert all(re.sub(r"for [\d.]+ s$", "", first) in lines for first in firsts), (firsts, lines)
+    assert "MainThread" not in lines
 
 
 @contextmanager
@@ -116,7 +127,7 @@ def rank_that(does: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def asked(pid: int) -> list[str]:
-    return [text for _, _, text in ask_ranks() if f"process {pid})" in text]
+    return [one.text for one in ask_ranks() if f"process {pid})" in one.text]
 
 
 @pytest.mark.job
