@@ -7,9 +7,12 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import NoReturn
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
+_HOSTS = 3  # named in one sentence
 _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
 
@@ -45,6 +48,18 @@ def size(count: float) -> str:
 def number_of(count: int, what: str) -> str:
     """Return a number with its noun, such as ``1 core`` or ``2 cores``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def names_of(hosts: Iterable[str]) -> str:
+    """Return the names of hosts, each once, such as ``h0, h1``; of many the first three and how many follow."""
+    names = list(dict.fromkeys(hosts))
+    more = len(names) - _HOSTS
+    return ", ".join(names[:_HOSTS]) + (f" and {number_of(more, 'more host')}" if more > 0 else "")
+
+
+def duration(seconds: float) -> str:
+    """Return a time, such as ``4.1 s``, from a minute on ``0:01:30``."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def one_line(text: str) -> str:

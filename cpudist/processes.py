@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,13 @@ def read(pid: int) -> Process | None:
 def read_all() -> dict[int, Process]:
     """Return all processes by their ids."""
     return {pid: process for pid in _all_ids() if (process := read(pid)) is not None}
+
+
+def own_age() -> float:
+    """Return how long this process has run, in seconds; a process that has replaced its program keeps its start."""
+    own = read(os.getpid())
+    assert own is not None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - own.start / os.sysconf("SC_CLK_TCK")
 
 
 def ancestors() -> Iterator[Process]:

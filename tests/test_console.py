@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpudist.console import number_of, size
+from cpudist.console import duration, names_of, number_of, size
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,16 @@ def test_sizes_are_in_powers_of_1024(count: int, expected: str) -> None:
 
 def test_one_and_several() -> None:
     assert [number_of(count, "core") for count in (0, 1, 2)] == ["0 cores", "1 core", "2 cores"]
+
+
+def test_of_many_hosts_the_first_are_named() -> None:
+    assert names_of(["h0", "h0", "h1"]) == "h0, h1"
+    assert [names_of(f"h{host}" for host in range(count)) for count in (3, 4, 5)] == [
+        "h0, h1, h2",
+        "h0, h1, h2 and 1 more host",
+        "h0, h1, h2 and 2 more hosts",
+    ]
+
+
+def test_short_and_long_times() -> None:
+    assert [duration(seconds) for seconds in (4.06, 59.9, 90, 3 * 3600)] == ["4.1 s", "59.9 s", "0:01:30", "3:00:00"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cpudist import processes
@@ -23,6 +25,12 @@ def test_this_process_and_its_parents() -> None:
     assert next(processes.ancestors()).pid == os.getppid()
     assert processes.executable(own.pid) == Path(sys.executable).resolve()
     assert (processes.environment(own.pid) or {}).keys() <= os.environ.keys() | {"PYTEST_VERSION"}
+
+
+def test_the_age_of_this_process() -> None:
+    first = processes.own_age()
+    assert 0 < first <= processes.own_age() < time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert abs(time.time() - processes.own_age() - psutil.Process().create_time()) < 60
 
 
 @pytest.mark.job

@@ -2,6 +2,8 @@
 
 Its fields are public (docs/reference.md). Each part of cpudist adds its fields: the job its world, `optimize` its
 choice, the step timer the steps. Unknown fields are null, as in a script without Trainer.
+
+Under `cpudist-train`, rank 0 also prints a line when several ranks have started, and one when they have ended.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.console import say
+from cpudist.console import duration, names_of, number_of, say
+from cpudist.processes import own_age
 from cpudist.version import __version__
 
 if TYPE_CHECKING:
@@ -76,14 +79,20 @@ class RunRecord:
             for rank, member in enumerate(members)
         ]
         self._restarts = restarts
+        self._tells = False  # whether rank 0 has said what has started, and will say how it ends
 
     def begin(self, path: Path | None) -> None:
-        """Write to `path`, the file that the user named, from now on; None: no file.
+        """Write to `path`, the file that the user named, from now on; None: no file. Say that the job has started.
 
         A killed job leaves a record that says "running".
         """
         self.path = path
         self.write("running")
+        world, transport = self._world, self._backend.transport()
+        self._tells = world.rank == 0 and world.size > 1 and world.launcher != "notebook"
+        if self._tells:
+            backend = f"{world.backend} over {transport}" if transport else world.backend
+            say(f"{world.size} ranks on {names_of(world.hosts)}, {backend}, started in {duration(own_age())}")
 
     def leave_in(self, folder: Path) -> None:
         """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.
@@ -104,20 +113,28 @@ class RunRecord:
             handle = model.register_forward_pre_hook(note)
 
     def write(self, exit: Exit) -> None:
-        """Write the file on rank 0. Readers see the old or the new file, never a part of one.
+        """Write the file on rank 0, and say how the job has ended; the report of a failure stays the last line.
+
+        Readers see the old or the new file, never a part of one.
 
         Raises:
             OSError: it cannot be written, and the job has not failed.
         """
         if self.path is None and self._results is not None and any(self._results.glob("*")):
             self.path = self._results / "cpudist.json"
-        if self._world.rank != 0 or self.path is None:
-            return
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        if self._world.rank == 0 and self.path is not None:
+            self._write_file(self.path, exit)
+        if self._tells and exit in ("completed", "interrupted"):
+            steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
+            where = f"; record in {self.path}" if self.path else ""
+            say(f"{exit} after {duration(own_age())}{steps}{where}")
+
+    def _write_file(self, path: Path, exit: Exit) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(self.as_dict(exit), indent=2) + "\n", encoding="utf-8")
-            temporary.replace(self.path)
+            temporary.replace(path)
         except OSError as error:
             if exit != "failed":
                 raise

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpudist.backends.interface import Call
-from cpudist.console import size
+from cpudist.console import names_of, size
 from cpudist.job.rank_status import RankStatus
 from cpudist.lost_ranks import LostRank
 from cpudist.topology.cpulist import format_list
@@ -18,7 +18,6 @@ from cpudist.topology.cpulist import format_list
 Statuses = Mapping[int, RankStatus | None]
 
 _LINES = 3  # of each kind, so that a report about 1 000 ranks stays short
-_HOSTS = 3  # named in one sentence
 _RUNS = 8  # runs of consecutive ranks in one sentence
 
 # Calls that need tensors of one size on all ranks of the group.
@@ -204,9 +203,8 @@ class _Report:
 
     def _name(self, ranks: Sequence[int]) -> str:
         """Return ranks and their hosts as text: ranks 0-2, 5 (h0, h1)."""
-        hosts = list(dict.fromkeys(self.hosts[rank] for rank in ranks))
-        named = ", ".join(hosts[:_HOSTS]) + (f" and {len(hosts) - _HOSTS} more hosts" if len(hosts) > _HOSTS else "")
-        return f"{_verb(ranks, 'rank', 'ranks')} {_ranges(ranks)} ({named})"
+        hosts = names_of(self.hosts[rank] for rank in ranks)
+        return f"{_verb(ranks, 'rank', 'ranks')} {_ranges(ranks)} ({hosts})"
 
     def _what(self, wait: _Wait) -> str:
         return self._call(next(iter(wait.waiting)), wait)

@@ -7,6 +7,7 @@ the session as well. So every job gets a unique variable in its environment, and
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ BIN = Path(sys.prefix) / "bin"
 _MARK = "CPUDIST_TEST_JOB"
 _SHARED = Path("/dev/shm")
 _LEAVE_SECONDS = 10.0  # how long processes may outlive their command
+
+# What rank 0 of cpudist-train says, where there are others.
+STARTED = r"cpudist: \d+ ranks on .+, \w+( over \w+)?, started in [\d.:]+( s)?\n"
 
 # Variables that jobs do not inherit: those of a launcher that runs the tests, and the one that conftest.py sets.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USE_TORCH_XLA")
@@ -47,6 +51,11 @@ class Result:
     def output(self) -> str:
         """Exit status and everything the job wrote, for the message of an assertion."""
         return f"exit status {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+    @property
+    def report(self) -> str:
+        """Standard error without the line by which rank 0 says that the job has started."""
+        return re.sub(STARTED, "", self.stderr, count=1)
 
 
 def run(

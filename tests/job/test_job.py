@@ -74,7 +74,7 @@ def test_a_script_that_contradicts_the_job_ends_in_one_line() -> None:
     script = str(CHECKS / "joins.py")
     result = run(mpirun(2, *train(script, "ccl", "other backend")), timeout=100)
     assert result.returncode == 2, result.output
-    assert result.stderr == f"cpudist: {CONTRADICTIONS['other backend']}\n", result.output
+    assert result.report == f"cpudist: {CONTRADICTIONS['other backend']}\n", result.output
 
 
 @pytest.mark.versions

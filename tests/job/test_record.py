@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from cpudist.backends.gloo import GlooBackend
-from cpudist.job.record import RunRecord, Training, percentile
+from cpudist.job.record import Exit, RunRecord, Training, percentile
 from cpudist.launchers import Placement
 from cpudist.world import RankInfo, World
 
@@ -61,6 +62,32 @@ def test_a_failed_job_ends_though_its_record_cannot_be_written(
         record.write("completed")
     record.write("failed")
     assert "the run record was not written: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "ranks", "launcher"), [(0, 1, "single"), (1, 2, "mpich"), (0, 2, "notebook")])
+def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
+    rank: int, ranks: int, launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = RunRecord(World(rank, ranks, 0, 1, 0, 1, launcher, hosts=("here",)), GlooBackend(), [], restarts=0)
+    record.begin(None)
+    record.write("completed")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("exit", ["completed", "interrupted", "failed"])
+def test_rank_0_says_what_has_started_and_how_it_has_ended(
+    exit: Exit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = tuple(f"n{host}" for host in range(5))
+    record = RunRecord(World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=hosts), GlooBackend(), [], restarts=0)
+    record.begin(tmp_path / "record.json")
+    record.training.steps = 30
+    record.write(exit)
+    started, *ended = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"cpudist: 10 ranks on n0, n1, n2 and 2 more hosts, gloo, started in [\d.:]+( s)?", started)
+    end = rf"cpudist: {exit} after [\d.:]+( s)?, 30 steps; record in {tmp_path}/record\.json"
+    assert exit == "failed" or re.fullmatch(end, ended.pop())
+    assert not ended, "the report of a failure is the last line"
 
 
 def test_numbers_follow_from_the_steps(record: RunRecord) -> None:
