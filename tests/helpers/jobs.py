@@ -25,6 +25,7 @@ _LEAVE_SECONDS = 10.0  # how long processes may outlive their command
 
 # What rank 0 of cpudist-train says, where there are others.
 STARTED = r"cpudist: \d+ ranks on .+, \w+( over \w+)?, started in [\d.:]+( s)?\n"
+COMPLETED = r"cpudist: completed after [\d.:]+( s)?(, \d+ steps)?(; record in .+)?\n"
 
 # Variables that jobs do not inherit: those of a launcher that runs the tests, and the one that conftest.py sets.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USE_TORCH_XLA")
@@ -54,8 +55,8 @@ class Result:
 
     @property
     def report(self) -> str:
-        """Standard error without the line by which rank 0 says that the job has started."""
-        return re.sub(STARTED, "", self.stderr, count=1)
+        """Standard error without the lines by which rank 0 says that the job has started, and has completed."""
+        return re.sub(f"{STARTED}|{COMPLETED}", "", self.stderr)
 
 
 def run(

@@ -280,7 +280,7 @@ def test_a_full_disk_ends_the_job_and_earlier_checkpoints_stay_whole(tmp_path: P
     output = small_disk / "out"
     result = _start(2, output, ["course.py"], "--max_steps", "1000", "--save_steps", "1")
     assert result.returncode == 2, result.output
-    lines = [line for line in result.stderr.splitlines() if "cpudist: " in line]
+    lines = [line for line in result.report.splitlines() if "cpudist: " in line]
     assert len(lines) == 1, result.output
     whole = checkpoints(output)
     assert 0 < len(whole) < 1000
