@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from cpudist.backends import error_feedback
 from cpudist.errors import UserError
 from cpudist.job import current
-from cpudist.optimization import master_weights
 
 RESERVED = ("hosts", "random", "values")
 
@@ -172,10 +171,6 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
         UserError: the model does not have them.
     """
     names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
-    for module in model.modules():
-        for parameter, master in master_weights.of(module):
-            if id(parameter) in names:
-                names[id(master)] = names[id(parameter)]
     for group in optimizer.param_groups:
         strange = [parameter for parameter in group["params"] if id(parameter) not in names]
         if strange:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from cpudist.huggingface.uneven_shares import BatchGeometry
     from cpudist.job import Job
-    from cpudist.optimization.master_weights import MasterWeights
     from cpudist.world import World
 
 __all__ = ["KNOWN", "PATCHES", "Context", "Patch", "install"]
@@ -47,7 +46,6 @@ class Context:
 
     Attributes:
         job: the running job.
-        masters: the master weights of each model that trains in bfloat16.
         geometries: the batch geometry of each Trainer's training.
         trainings: the number of each Trainer's training among those of its output folder.
         weights: for each Trainer whose ranks have unequal shares, the weights of the batches of the current step.
@@ -55,7 +53,6 @@ class Context:
     """
 
     job: Job
-    masters: WeakKeyDictionary[Any, MasterWeights] = field(default_factory=WeakKeyDictionary)
     geometries: WeakKeyDictionary[Any, BatchGeometry] = field(default_factory=WeakKeyDictionary)
     trainings: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)

@@ -48,7 +48,7 @@ def save_pretrained(original: Callable[..., Any], context: Context) -> Callable[
     @functools.wraps(original)
     def save(self: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
         result = original(self, save_directory, is_main_process, *args, **kwargs)
-        if self in context.masters and is_main_process:
+        if master_weights.kept(self) and is_main_process:
             self.config.dtype = "float32"
             self.config.save_pretrained(save_directory)
         return result
@@ -94,8 +94,8 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
 def _optimize(trainer: Any, context: Context) -> None:
     """Apply the optimizations of --use_ipex; without it, only note Trainer's own for the run record."""
     model, optimizer, args = trainer.model, trainer.optimizer, trainer.args
-    if model in context.masters:  # an earlier Trainer has made them, with another optimizer
-        context.masters[model].hand_over(optimizer)
+    if master_weights.kept(model):  # an earlier Trainer has made them, with another optimizer
+        master_weights.keep(model, optimizer)
         return
     if args.torch_compile:
         choice.check_compiling()
@@ -112,7 +112,7 @@ def _optimize(trainer: Any, context: Context) -> None:
     chosen = choice.apply_kernels(model, optimizer, no_ipex)
     has_adapters = hasattr(model, "peft_config")  # peft loads adapters without the model's state, past the masters
     if bf16 and choice.on_cpu() and not has_adapters:
-        context.masters[model] = master_weights.keep(model, optimizer)
+        master_weights.keep(model, optimizer)
         chosen.append(choice.MASTER_WEIGHTS)
     chosen += formats
     choice.note(chosen)

@@ -47,7 +47,8 @@ def optimize(
         ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch. It has no
             effect on other backends than ccl and gloo.
         autocast: for bfloat16, keep float32 parameters and use autocast: slower, but it works for every model and
-            optimizer, also for those that mix number formats or call a closure.
+            optimizer, also for those that mix number formats or call a closure, and averages of the parameters (EMA)
+            are in float32. Otherwise average the values of `state_dict`.
         compile: compile with ``torch.compile``, which takes a minute. Not with Intel's extension (2.8): once it is
             loaded, compiled models get wrong gradients, so this process then runs them eagerly to its end. It has no
             effect on a backend that compiles by itself.

@@ -1,15 +1,18 @@
 """bfloat16 parameters with float32 master weights.
 
 The model computes with bfloat16 parameters throughout, so nothing is converted on the way, and gradients are half as
-large to send. The optimizer works on float32 copies, the master weights, since most updates are below bfloat16's
+large to send. The optimizer updates float32 copies, the master weights, since most updates are below bfloat16's
 resolution (Micikevicius et al., "Mixed Precision Training", 2018, section 3.1). `state_dict` gives and
 `load_state_dict` takes the master weights, so checkpoints are in full precision.
+
+Outside of `step` the optimizer has the model's own parameters, for clipping, `zero_grad` and `add_param_group`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,78 +22,68 @@ from cpudist.errors import UserError
 
 LOW = torch.bfloat16
 
-_kept: weakref.WeakKeyDictionary[torch.nn.Module, MasterWeights] = weakref.WeakKeyDictionary()
+_NAME = "_cpudist_master_weights"  # the model's attribute: copied with the model
 
 
-def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> MasterWeights:
+def keep(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Convert the float32 parameters of `model` to bfloat16, and let `optimizer` update float32 copies of them.
 
-    The caller converts the inputs and outputs of the model; see `precision.compute_in`.
+    The caller converts the inputs and outputs of the model; see `precision.compute_in`. A model that has master weights
+    keeps them, for another optimizer.
 
     Args:
         model: the model; its parameters may have any shapes.
-        optimizer: its optimizer; None to hand one over later.
-
-    Returns:
-        The master weights.
+        optimizer: its optimizer; None for a model that is not trained.
 
     Raises:
-        UserError: the model is wrapped in DDP already, which refers to the float32 parameters.
+        UserError: the model is wrapped in DDP already, which refers to the float32 parameters, or the optimizer leaves
+            the update to another one.
     """
     if isinstance(model, DistributedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
-    _kept[model] = weights = MasterWeights(model, optimizer)
-    return weights
+    if isinstance(getattr(optimizer, "optim", None), torch.optim.Optimizer):  # torch.distributed.optim
+        raise UserError(
+            f"{type(optimizer).__name__} updates parameters by another optimizer; give optimize(..., autocast=True)"
+        )
+    if not kept(model):
+        vars(model)[_NAME] = MasterWeights(model)
+    if optimizer is not None:
+        vars(model)[_NAME].hand_over(optimizer)
 
 
-def of(module: torch.nn.Module) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
-    """Return each bfloat16 parameter of `module`, as `keep` was given it, with its master weight; none elsewhere."""
-    return list(_kept[module].masters.items()) if module in _kept else []
+def kept(model: torch.nn.Module) -> bool:
+    """Return whether `model` has master weights."""
+    return _NAME in vars(model)
 
 
 class MasterWeights:
-    """The float32 copies of a model's parameters.
+    """The float32 copies of a model's parameters. A copy of the model has its own.
 
     The parameters stay in bfloat16: DDP holds on to autograd's accumulators of their gradients. After another change
     of type autograd makes new ones, and DDP would stop reducing gradients, without an error.
-
-    Attributes:
-        masters: each bfloat16 parameter with its float32 copy.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        self.masters: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-        for parameter in _convertible(model):
-            self.masters[parameter] = torch.nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
-            parameter.data = parameter.data.to(LOW)
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._masters = {parameter: _Master(parameter) for parameter in _convertible(model)}
         # torch sets an attribute of the hook, which a bound method does not allow.
         model.register_state_dict_post_hook(functools.partial(self._give))  # type: ignore[no-untyped-call]
         model.register_load_state_dict_pre_hook(self._take)  # type: ignore[no-untyped-call]
-        if optimizer is not None:
-            self.hand_over(optimizer)
+        model.register_forward_pre_hook(self._before_forward)
 
     def hand_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Replace the parameters in the optimizer, and in its state, by the master weights."""
-        for group in optimizer.param_groups:
-            group["params"] = [self.masters.get(parameter, parameter) for parameter in group["params"]]
-        for parameter, master in self.masters.items():
-            if parameter in optimizer.state:
-                optimizer.state[master] = optimizer.state.pop(parameter)
-        updated = {id(master) for group in optimizer.param_groups for master in group["params"]}
-        self._trained = [(low, master) for low, master in self.masters.items() if id(master) in updated]
+        """Let `optimizer` update the master weights of the parameters that it has, now or later."""
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        zero_grad = optimizer.zero_grad
+        load = optimizer.load_state_dict
 
-        def zero_all(set_to_none: bool = True) -> None:
-            zero_grad(set_to_none)
-            for low, _ in self._trained:
-                if set_to_none:
-                    low.grad = None
-                elif low.grad is not None:
-                    low.grad.zero_()
+        def load_in_float32(state_dict: dict[str, Any]) -> None:
+            self._lend(optimizer)  # torch converts the state to the type of the parameters
+            try:
+                load(state_dict)
+            finally:
+                self._take_back(optimizer)
 
-        optimizer.zero_grad = zero_all  # type: ignore[method-assign]
+        optimizer.load_state_dict = load_in_float32  # type: ignore[method-assign]
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -99,29 +92,108 @@ class MasterWeights:
             raise UserError(
                 "an optimizer that calls a closure computes gradients itself; give optimize(..., autocast=True)"
             )
-        for low, master in self._trained:
-            master.grad = None if low.grad is None else low.grad.to(torch.float32)
+        for master in self._updated_by(optimizer):
+            master.renew()
+            gradient = master.parameter.grad
+            master.weight.grad = None if gradient is None else gradient.to(torch.float32)
+        self._lend(optimizer)
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for _, master in self._trained:
-            master.grad = None
-        lows, masters = zip(*self._trained, strict=True) if self._trained else ((), ())
-        if lows:
-            torch._foreach_copy_(list(lows), list(masters))
+        self._take_back(optimizer)
+        for master in self._updated_by(optimizer):
+            master.weight.grad = None
+            master.round()
 
-    def _give(self, model: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            if parameter in self.masters and prefix + name in state:
-                state[prefix + name] = self.masters[parameter].detach()
+    def _updated_by(self, optimizer: torch.optim.Optimizer) -> list[_Master]:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return [self._masters[parameter] for parameter in parameters if parameter in self._masters]
+
+    def _lend(self, optimizer: torch.optim.Optimizer) -> None:
+        _replace(optimizer, {parameter: master.weight for parameter, master in self._masters.items()})
+
+    def _take_back(self, optimizer: torch.optim.Optimizer) -> None:
+        _replace(optimizer, {master.weight: parameter for parameter, master in self._masters.items()})
 
     @torch.no_grad()
-    def _take(self, model: torch.nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # a change is then seen after the next step
+            return
+        for master in self._masters.values():
+            if master.changed():
+                master.renew()
+                master.round()
+
+    @torch.no_grad()
+    def _give(self, model: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter in self._masters and prefix + name in state:
+                self._masters[parameter].renew()
+                state[prefix + name] = self._masters[parameter].weight.detach()
+
+    @torch.no_grad()
+    def _take(self, model: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            raise UserError("load_state_dict(assign=True) would replace the bfloat16 parameters; leave assign out")
         # torch then loads the same values into the parameters, rounded.
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            value, master = state.get(prefix + name), self.masters.get(parameter)
-            if value is not None and master is not None and value.shape == master.shape:
-                master.copy_(value)
+            value, master = state.get(prefix + name), self._masters.get(parameter)
+            if value is not None and master is not None and value.shape == parameter.shape:
+                master.weight.copy_(value)
+                master.round()
+
+
+class _Master:
+    """The master weight of one parameter.
+
+    Attributes:
+        parameter: the model's parameter, in bfloat16.
+        weight: its master weight, in float32.
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.parameter = parameter
+        self.weight = torch.nn.Parameter(parameter.data)
+        parameter.data = parameter.data.to(LOW)
+        self._rounded = parameter.data.clone()
+        self._version = self.weight._version
+
+    def changed(self) -> bool:
+        """Return whether somebody has changed the master weight, which `state_dict` gives."""
+        return self.weight._version != self._version
+
+    def renew(self) -> None:
+        """Take over what somebody has changed in the parameter: clamped, averaged or received it, for example.
+
+        Versions of tensors would not tell: `.data` and collectives leave them as they are.
+        """
+        if not _same_bits(self.parameter, self._rounded):
+            self.weight.copy_(torch.where(self.parameter == self._rounded, self.weight, self.parameter))
+            self.round()
+
+    def round(self) -> None:
+        """Set the parameter to the master weight, rounded."""
+        self.parameter.copy_(self.weight)
+        self._rounded.copy_(self.parameter)
+        self._version = self.weight._version
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compare tensors of bfloat16, as integers: numbers would be converted to float32, one by one."""
+    if one.dtype is not other.dtype:
+        return False
+    with contextlib.suppress(RuntimeError):  # where a stride cannot be divided by 4
+        return torch.equal(one.view(torch.int64), other.view(torch.int64))
+    return torch.equal(one.view(torch.int16), other.view(torch.int16))
+
+
+def _replace(optimizer: torch.optim.Optimizer, by: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    """Replace parameters in an optimizer and in its state."""
+    for group in optimizer.param_groups:
+        group["params"][:] = [by.get(parameter, parameter) for parameter in group["params"]]
+    for old, new in by.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)
 
 
 def _convertible(model: torch.nn.Module) -> list[torch.nn.Parameter]:

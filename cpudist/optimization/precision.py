@@ -68,43 +68,33 @@ def name(dtype: torch.dtype) -> str:
 
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Let `model`, whose parameters are in `dtype`, take float32 inputs and return float32 outputs, of any shapes."""
-
-    def run(forward: Any) -> Any:
-        def run_in_dtype(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = _cast((args, kwargs), torch.float32, dtype)
-            # Under a caller's autocast the model would convert again.
-            with torch.autocast("cpu", enabled=False):
-                return forward(*args, **kwargs)
-
-        return run_in_dtype
-
-    compute_under(model, run)
+    # Under a caller's autocast the model would convert again.
+    _replace_forward(model, torch.autocast("cpu", enabled=False), dtype)
 
 
-def compute_under(model: torch.nn.Module, around: Any) -> None:
-    """Let `model` run its forward pass as `around` makes it, and return floating-point outputs in float32.
+def compute_under(model: torch.nn.Module, autocast: torch.autocast) -> None:
+    """Let `model` run its forward pass under `autocast`, and return floating-point outputs in float32."""
+    _replace_forward(model, autocast, None)
 
-    Args:
-        model: the model.
-        around: a decorator of the forward pass; an autocast context is one, too.
-    """
-    forward = model.forward
-    run = around(forward)
 
-    @functools.wraps(forward)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
-        try:
-            outputs = run(*args, **kwargs)
-        except RuntimeError as error:
-            if "dtype" in str(error):
-                raise RuntimeError(
-                    f"{error} (the model mixes number formats; call optimize with autocast=True)"
-                ) from error
-            raise
-        # Losses and metrics are computed in float32.
-        return _cast(outputs, None, torch.float32)
+def _replace_forward(model: torch.nn.Module, autocast: torch.autocast, inputs: torch.dtype | None) -> None:
+    # copy.deepcopy copies a partial with the method's object, but no closure: a copy's forward pass is its own.
+    forward = functools.partial(_run, model.forward, autocast, inputs)
+    model.forward = functools.update_wrapper(forward, model.forward)
 
-    model.forward = replaced
+
+def _run(forward: Any, autocast: torch.autocast, inputs: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
+    if inputs is not None:
+        args, kwargs = _cast((args, kwargs), torch.float32, inputs)
+    try:
+        with autocast:
+            outputs = forward(*args, **kwargs)
+    except RuntimeError as error:
+        if "dtype" in str(error):
+            raise RuntimeError(f"{error} (the model mixes number formats; call optimize with autocast=True)") from error
+        raise
+    # Losses and metrics are computed in float32.
+    return _cast(outputs, None, torch.float32)
 
 
 def _cast(tree: Any, only: torch.dtype | None, dtype: torch.dtype) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 import cpudist
 from cpudist import job
-from cpudist.optimization import choice, ipex, master_weights, precision
+from cpudist.optimization import choice, ipex, precision
 from cpudist.pinning.preload import wanted_allocator
 
 pytestmark = pytest.mark.versions
@@ -277,17 +277,6 @@ def test_a_model_that_mixes_formats_is_told_of_autocast() -> None:
         model(torch.ones(1, 2))
     model, _ = cpudist.optimize(Mixed(), None, dtype=torch.bfloat16, autocast=True)
     assert model(torch.ones(1, 2)).dtype is torch.float32
-
-
-def test_master_weights_of_tied_parameters_stay_tied() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    optimizer = _adamw(model)
-    master_weights.keep(model, optimizer)
-    state = model.state_dict()
-    assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
-    assert len(optimizer.param_groups[0]["params"]) == 3
-    precision.compute_in(model, torch.bfloat16)
 
 
 @WITH_IPEX
