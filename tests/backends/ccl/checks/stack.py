@@ -116,7 +116,7 @@ def check_tensor_parallel() -> None:
 
 
 def check_dtensor() -> None:
-    """Its redistributions are functional collectives: all_gather, reduce_scatter, all_reduce and all_to_all."""
+    """Its redistributions are functional collectives: all_gather, reduce_scatter and all_reduce."""
     whole = torch.randn(7, 10, generator=torch.Generator().manual_seed(1))
     places = (Shard(0), Shard(1), Replicate())
     for source in places:
@@ -144,6 +144,10 @@ def check_functional_collectives() -> None:
     (share,) = functional.reduce_scatter_tensor_coalesced([torch.cat([own] * size)], "avg", [0], group)
     torch.testing.assert_close(share + 0, total / size)
     torch.testing.assert_close(own, kept)  # nothing is changed in place
+
+    sent = torch.full(((rank + 1) * size, 2), float(rank))  # rank + 1 rows to each
+    received = functional.all_to_all_single(sent, [other + 1 for other in range(size)], [rank + 1] * size, group)
+    torch.testing.assert_close(received, torch.cat([torch.full((other + 1, 2), float(other)) for other in range(size)]))
 
     results = [functional.all_reduce(own + number, "sum", group) for number in range(20)]
     for number, result in reversed(list(enumerate(results))):
