@@ -15,12 +15,16 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch_xla
 from torch.distributed.checkpoint.planner import SavePlan
+from torch_xla.core import xla_model
 from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
 
 
 def save(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Write model and optimizer into the folder `path`; each process writes the pieces that its devices hold."""
+    torch_xla.sync(reset_scope=False)
+    xla_model.wait_device_ops()  # values that the device still computes have no pieces to read yet
     with _quiet():
         dcp.save(_state(model, optimizer), checkpoint_id=path, planner=_SavePlanner())
 
