@@ -54,16 +54,17 @@ def test_ranks_that_make_different_calls_are_told_those(what: str, told: set[int
     assert {int(match["rank"]) for match in found} == told, result.output
 
 
-@pytest.mark.parametrize(
-    ("name", "what", "variables"),
-    [
-        ("intel-mpi, 2 ranks", "wrapped", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
-        ("intel-mpi, 3 ranks", "never", only("oneccl")),
-    ],
-)
-def test_a_groups_timeout_ends_waits_and_polls(name: str, what: str, variables: dict[str, str]) -> None:
-    """It is the engine that looks at the time, whatever the transport."""
-    result = run(JOBS[name], "disagree.py", what, timeout=60, **variables)
+@over_each
+def test_set_timeout_through_torchs_wrapper(name: str, transport: str) -> None:
+    variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", **only(transport)}
+    result = run(JOBS[name], "disagree.py", "wrapped", timeout=60, **variables)
+    found = re.findall(r"rank \d after ([\d.]+) s: ccl: all_reduce #\d+ .* timed out after 5\.", result.stdout)
+    assert len(found) == int(name.split()[-2]) - 1, result.output
+
+
+@over_each
+def test_is_completed_ends_with_the_timeout(name: str, transport: str) -> None:
+    result = run(JOBS[name], "disagree.py", "never", timeout=60, **only(transport))
     found = re.findall(r"rank \d after ([\d.]+) s: ccl: all_reduce #\d+ .* timed out after 5\.", result.stdout)
     assert len(found) == int(name.split()[-2]) - 1, result.output
 
