@@ -137,8 +137,8 @@ def _first_in(hostfile: str) -> str:
         first = next(words[0] for words in lines if words)
     except (OSError, UnicodeDecodeError, StopIteration):
         raise UserError(
-            f"SLURM_HOSTFILE={hostfile} cannot be read here or names no node, so rank 0's is not known: put it on a"
-            " disk that all nodes share, or set MASTER_ADDR to rank 0's node"
+            f"SLURM_HOSTFILE={hostfile} cannot be read here or names no node; put it on a disk that all nodes share, "
+            "or set MASTER_ADDR to rank 0's node"
         ) from None
     return _first_of(first.partition("*")[0])  # n1*2: two ranks
 

@@ -83,7 +83,7 @@ def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path:
     hosts = hostfile(tmp_path, f"h0:2\nnosuchhost:2\nh1:2\n{address}:2\n10.77.0.99:2\n")
     result = bed.run("h0", launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path)), timeout=60, env=CACHE)
     assert result.returncode == 2, result.output
-    unknown, unreachable, twice = result.stderr.splitlines()
+    unknown, twice, unreachable = result.stderr.splitlines()
     assert "hosts, line 2: nosuchhost ssh cannot reach it" in unknown
     assert "/etc/hosts" in unknown
     assert "hosts, line 5: 10.77.0.99 ssh cannot reach it" in unreachable
