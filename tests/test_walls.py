@@ -51,6 +51,12 @@ def test_what_a_docstring_forbids_is_checked() -> None:
         assert said <= checked[folder.name], folder.name
 
 
+def test_names_of_modules_are_unique() -> None:
+    """A module of cli/ has the name of its command."""
+    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "cli")
+    assert [name for name, count in names.items() if count > 1] == ["__init__.py"]
+
+
 def test_names_of_test_files_are_unique() -> None:
     """Test files lie in folders that are no packages, so pytest imports them as modules by these names."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
