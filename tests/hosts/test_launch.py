@@ -212,5 +212,5 @@ def test_doctor_checks_the_hosts_of_a_file(bed: Bed, tmp_path: Path) -> None:
     assert result.returncode == 1, result.output
     answer = json.loads(result.stdout)
     assert not answer["ok"]
-    levels = {finding["about"].split()[0]: finding["level"] for finding in answer["findings"]}
+    levels = {finding["about"].split()[-1]: finding["level"] for finding in answer["findings"]}
     assert levels == {"nosuchhost": "error", "h0": "ok", "h1": "ok"}
