@@ -109,17 +109,6 @@ def with_variable(name: str, value: str) -> dict[int, dict[str, str]]:
     return found
 
 
-def kill_all_with(variable: str, value: str) -> int:
-    """Kill all processes that were started with this variable, but not this process; return how many there were.
-
-    Call it until it returns 0: a process may fork meanwhile.
-    """
-    pids = with_variable(variable, value).keys() - {os.getpid()}
-    for pid in pids:
-        send_signal(pid, signal.SIGKILL, lambda pid=pid: (environment(pid) or {}).get(variable) == value)  # type: ignore[misc]
-    return len(pids)
-
-
 def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
     """Send a signal to a process, unless it has ended, or belongs to another user.
 

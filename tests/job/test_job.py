@@ -31,6 +31,8 @@ BY_HAND = f"""
     [
         ("single", [sys.executable], 1),
         pytest.param("intel-mpi", mpirun(3, sys.executable), 3, marks=pytest.mark.versions),
+        # Without -ppn MPICH 4.0's Hydra maps one rank per host, and Intel MPI's library aborts in MPI_Init.
+        ("mpich", ["mpirun.mpich", "-ppn", "2", "-n", "2", sys.executable], 2),
         ("open-mpi", ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable], 2),
         ("torchrun", torchrun(2), 2),
         ("env", [], 2),

@@ -32,6 +32,7 @@ def main() -> None:
         world = cpudist.init(backend, timeout=60)
         assert world.backend == dist.get_backend() == ("ccl" if backend == "auto" else backend)
         assert (world.size, world.launcher) == (size or world.size, launcher or world.launcher)
+        assert (world.local_rank, world.local_size, world.node_count) == (world.rank, world.size, 1)
         assert "torch._dynamo" not in sys.modules  # a second of every rank's start, for compiled models alone
         size, launcher = world.size, world.launcher
         assert os.environ["WORLD_SIZE"] == str(size)
