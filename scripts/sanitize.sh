@@ -12,14 +12,15 @@ build() {
 import subprocess
 import sys
 
+from cpudist import compiler
 from cpudist.backends.ccl import compilation, toolchain
 
-compiler, oneccl = toolchain.find_compiler(), toolchain.find_oneccl()
-assert compiler is not None
-target = build.cache_folder() / build._key(oneccl) / compiler.label / "cpudist_ccl.so"
+found, module = compiler.find_compiler(), compilation.module(toolchain.find_oneccl())
+assert found is not None
+target = compiler.cache_folder() / module.key / found.label / module.file
 target.parent.mkdir(parents=True, exist_ok=True)
 if not target.exists():
-    command = toolchain.compile_command(compiler, oneccl, build.SOURCES / "unity.cpp", target)
+    command = module.command(found, target)
     flags = [f"-fsanitize={sys.argv[1]}", "-fno-omit-frame-pointer", "-g1", "-O1"]
     subprocess.run([*command, *flags], check=True)
 PYTHON

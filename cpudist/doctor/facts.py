@@ -15,7 +15,7 @@ from typing import Any, get_args
 import psutil
 
 from cpudist.backends.ccl.compilation import find_built
-from cpudist.backends.ccl.toolchain import find_compiler
+from cpudist.compiler import find_compiler
 from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
 from cpudist.topology.identity import node_identity

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from cpudist import backends
 from cpudist.backends.ccl.compilation import find_built
-from cpudist.backends.ccl.toolchain import find_compiler, find_oneccl
+from cpudist.backends.ccl.toolchain import find_oneccl
+from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
 from cpudist.errors import UserError
 from cpudist.finding import Finding

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cpudist import backends
+from cpudist import compiler as compiling
 from cpudist.backends.ccl import compilation, extension, register, toolchain
 from cpudist.backends.ccl.ccl_backend import CclBackend
 from cpudist.backends.gloo import GlooBackend
@@ -146,13 +147,13 @@ def test_no_oneccl_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_compiler_and_nothing_compiled_names_gxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compilation, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiling, "find_compiler", lambda: None)
     with pytest.raises(UserError, match="install the package g\\+\\+"):
         compilation.ensure_built(tmp_path)
 
 
 def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compilation, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiling, "find_compiler", lambda: None)
     binary = tmp_path / compilation._key(toolchain.find_oneccl()) / "clang++-19" / "cpudist_ccl.so"
     binary.parent.mkdir(parents=True)
     binary.touch()
@@ -172,7 +173,7 @@ def test_a_failing_compiler_leaves_a_log_and_no_binary(monkeypatch: pytest.Monke
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'csrc/x.cpp:1: error: no such luck' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setattr(compilation, "find_compiler", lambda: toolchain.Compiler(str(compiler), "g++-0"))
+    monkeypatch.setattr(compiling, "find_compiler", lambda: compiling.Compiler(str(compiler), "g++-0"))
     with pytest.raises(UserError, match="no such luck"):
         compilation.ensure_built(tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.so"))

@@ -23,7 +23,7 @@ import psutil
 from bed import Bed
 from control_group import control_group
 
-from cpudist.backends.ccl.compilation import cache_folder
+from cpudist.compiler import cache_folder
 from cpudist.launchers.mpis import MPIS
 from cpudist.waiting import poll
 

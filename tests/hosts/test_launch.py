@@ -13,7 +13,7 @@ from bed import Bed
 from jobs import BIN, Result
 from mpis import MPIS, require
 
-from cpudist.backends.ccl.compilation import cache_folder
+from cpudist.compiler import cache_folder
 from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job

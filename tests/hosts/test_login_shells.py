@@ -11,7 +11,7 @@ from bed import Bed
 from jobs import BIN
 from mpis import require
 
-from cpudist.backends.ccl.compilation import cache_folder
+from cpudist.compiler import cache_folder
 
 pytestmark = pytest.mark.job
 

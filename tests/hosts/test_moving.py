@@ -9,7 +9,7 @@ import pytest
 from bed import Bed
 from jobs import BIN
 
-from cpudist.backends.ccl.compilation import cache_folder
+from cpudist.compiler import cache_folder
 
 pytestmark = pytest.mark.job
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from bed import Bed
 
-from cpudist.backends.ccl.compilation import cache_folder
+from cpudist.compiler import cache_folder
 
 pytestmark = pytest.mark.job
 

@@ -21,7 +21,7 @@ from bed import Bed, missing
 from control_group import ControlGroup, control_group
 from manifests import kustomized, pods
 
-from cpudist.backends.ccl.compilation import cache_folder
+from cpudist.compiler import cache_folder
 from cpudist.huggingface.restart_point import checkpoints
 from cpudist.waiting import poll
 

@@ -2,7 +2,7 @@
 
 - `csrc/`: the process group in C++ (engine.hpp describes its progress) and, behind transport.hpp, its transports:
   oneCCL, shared memory, or a hierarchy of both.
-- `toolchain.py`, `compilation.py`: find oneCCL and a compiler; compile into a cache.
+- `toolchain.py`, `compilation.py`: find oneCCL; say how to compile (compiler.py does it).
 - `extension.py`: loads the result once in a process, with the settings that oneCCL needs.
 - `ccl_group.py`: creates one process group. `register.py`: registers its name with torch; `intel.py`: replaces Intel's
   binding.

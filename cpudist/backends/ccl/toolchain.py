@@ -1,10 +1,7 @@
-"""Finds the means to compile the ccl backend: oneCCL's headers and libraries, a C++ compiler, torch's flags."""
+"""Finds the means to compile the ccl backend: oneCCL's headers and libraries, torch's flags."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -12,6 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from cpudist.compiler import Compiler
 from cpudist.errors import UserError
 
 _STATIC_LIBRARY = "lib/ccl/cpu/lib/libccl.a"
@@ -29,14 +27,6 @@ class OneCcl:
     def lib(self) -> Path:
         """The folder of its libraries."""
         return self.prefix / "lib"
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """A C++ compiler: its command, and its name with its version for the cache."""
-
-    command: str
-    label: str
 
 
 @cache
@@ -66,18 +56,6 @@ def find_oneccl() -> OneCcl:
                 "reinstall it: pip install --force-reinstall 'cpudist[ccl]'"
             )
     return OneCcl(prefix, package.version)
-
-
-@cache
-def find_compiler() -> Compiler | None:
-    """Find the C++ compiler $CXX, or g++; None where there is none."""
-    command = shutil.which(os.environ.get("CXX") or "g++")
-    if command is None:
-        return None
-    version = subprocess.run(
-        [command, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60, check=False
-    )
-    return Compiler(command, f"{Path(command).name}-{version.stdout.strip() or 'unknown'}")
 
 
 def compile_command(

@@ -9,19 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from cpudist.backends.ccl import compilation
+from cpudist import compiler
+from cpudist.compiler import Library
 from cpudist.errors import UserError
 
+LIBRARY = Library("it.so", "it", "a second", "key", lambda compiler, output: [])
 
-def test_a_library_that_others_could_have_written_is_not_loaded(tmp_path: Path) -> None:
-    library = tmp_path / "cache" / "key" / "compiler" / "cpudist_ccl.so"
+
+def test_a_library_that_others_could_have_written_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    library = tmp_path / "cache" / "key" / "g++-0" / "it.so"
     library.parent.mkdir(parents=True)
     library.touch()
-    assert compilation._find(library.parents[1], None) == library
+    assert compiler.find(LIBRARY, tmp_path / "cache") == library
     for path in (library, library.parents[0], library.parents[2]):
         path.chmod(0o777)
         with pytest.raises(UserError, match=f"is not loaded: {path} can be written by other users"):
-            compilation._find(library.parents[1], None)
+            compiler.find(LIBRARY, tmp_path / "cache")
         path.chmod(0o755)
 
 
@@ -30,7 +36,7 @@ def test_the_lock_follows_no_link(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     other.write_text("kept")
     (folder / "lock").symlink_to(other)
-    with pytest.raises(UserError, match="cannot write the compiled backend"), compilation._lock(folder):
+    with pytest.raises(UserError, match="cannot write it to"), compiler._lock(folder, "it"):
         pass
     assert other.read_text() == "kept"
 

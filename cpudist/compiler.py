@@ -1,0 +1,212 @@
+"""Compiles the package's C++ into shared libraries, once, in a cache that the user's jobs share."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.private import home, why_not_trusted
+from cpudist.waiting import poll
+
+_LOG = "compile.log"
+_COMPILE_SECONDS = 900.0
+_SCRATCH = "compiling-"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: its command, and its name with its version for the cache."""
+
+    command: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library to compile.
+
+    Attributes:
+        file: the name of its file.
+        what: what it is, in messages.
+        duration: how long it takes to compile, in messages.
+        key: its folder in the cache: whatever its bytes depend on, apart from the compiler.
+        command: returns the command with which a compiler makes the file.
+    """
+
+    file: str
+    what: str
+    duration: str
+    key: str
+    command: Callable[[Compiler, Path], list[str]]
+
+
+@cache
+def find_compiler() -> Compiler | None:
+    """Find the C++ compiler $CXX, or g++; None where there is none."""
+    command = shutil.which(os.environ.get("CXX") or "g++")
+    if command is None:
+        return None
+    version = subprocess.run(
+        [command, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return Compiler(command, f"{Path(command).name}-{version.stdout.strip() or 'unknown'}")
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled libraries: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder.
+
+    Raises:
+        UserError: there is neither.
+    """
+    if chosen := os.environ.get("CPUDIST_CACHE"):
+        return Path(chosen).expanduser()
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "cpudist"
+    folder = home()
+    if folder is None:
+        raise UserError("this user has no home folder for compiled libraries; set CPUDIST_CACHE to a folder")
+    return folder / ".cache" / "cpudist"
+
+
+def find(library: Library, cache: Path | None = None) -> Path | None:
+    """Return the library of the cache; None if it is not compiled.
+
+    Args:
+        library: what was to be compiled.
+        cache: the folder of compiled libraries; None for `cache_folder`.
+
+    Raises:
+        UserError: another user could have put it there.
+    """
+    compiler = find_compiler()
+    made_by = glob.escape(compiler.label) if compiler else "*"
+    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"{made_by}/{library.file}"))
+    return _trusted(found[0], library.what) if found else None
+
+
+def ensure(library: Library, cache: Path | None = None) -> Path:
+    """Return the library of the cache, compiling it if the cache has none.
+
+    One process compiles; others on the same machine wait for it. A machine without a compiler uses a library that
+    `cpudist build` made elsewhere, with any compiler.
+
+    Args:
+        library: what to compile.
+        cache: the folder of compiled libraries; None for `cache_folder`.
+
+    Raises:
+        UserError: there is no compiler, the compilation fails, or another user could have put the library there.
+    """
+    if built := find(library, cache):
+        return built
+    compiler = find_compiler()
+    folder = (cache or cache_folder()) / library.key
+    if compiler is None:
+        raise UserError(
+            f"{library.what} must be compiled once and there is no C++ compiler; install the package g++, "
+            f"or run `cpudist build` where there is one and set CPUDIST_CACHE (looked in {folder})"
+        )
+    target = folder / compiler.label / library.file
+    with _lock(target.parent, library.what):
+        if not target.exists():
+            _compile(compiler, library, target)
+    return _trusted(target, library.what)
+
+
+def compile_for_wheel(library: Library, target: Path) -> Path:
+    """Compile the library into a new folder, and return `target`, its file there; see scripts/wheels.sh.
+
+    Raises:
+        UserError: there is no compiler, or the compilation fails.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise UserError("there is no C++ compiler; install the package g++")
+    target.parent.mkdir(parents=True)
+    _compile(compiler, library, target)
+    (target.parent / _LOG).unlink()
+    return target
+
+
+def _trusted(file: Path, what: str) -> Path:
+    """Return `file`, which has the folders of its compiler and its key above it in the cache.
+
+    Raises:
+        UserError: another user could have put it there.
+    """
+    for path in (file, *file.parents[:3]):
+        if path.exists() and (problem := why_not_trusted(path)):
+            raise UserError(
+                f"{what} is not loaded: {problem}; only you or root may own and write the cache: mend"
+                f" that (as root: chown -R root {file.parents[2]}), or set CPUDIST_CACHE to another folder"
+            )
+    return file
+
+
+@contextmanager
+def _lock(folder: Path, what: str) -> Iterator[None]:
+    """Hold the folder's lock, which the kernel releases when its holder dies.
+
+    Raises:
+        UserError: the folder cannot be written, or another process holds the lock for too long.
+    """
+    try:
+        for path in reversed((folder, *folder.parents[:2])):
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _trusted(folder / "lock", what)
+        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = open(os.open(folder / "lock", flags, 0o600))  # noqa: SIM115
+    except OSError as error:
+        raise UserError(
+            f"cannot write {what} to {folder} ({error.strerror}); set CPUDIST_CACHE to a folder that can be written"
+        ) from None
+    with handle:
+        if not poll(lambda: _take(handle), _COMPILE_SECONDS):
+            raise UserError(
+                f"another process has been compiling for {_COMPILE_SECONDS:.0f} s "
+                f"(lock {handle.name}); end it and try again"
+            )
+        yield
+
+
+def _take(handle: IO[str]) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _compile(compiler: Compiler, library: Library, target: Path) -> None:
+    say(f"compiling {library.what} (once, {library.duration})")
+    # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
+    for left in target.parent.glob(f"{_SCRATCH}*"):  # of a process that was killed; this one holds the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
+        output = Path(scratch) / target.name
+        command = library.command(compiler, output)
+        log = target.parent / _LOG
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"compiling {library.what} took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
+            ) from None
+        log.write_text(" ".join(command) + "\n" + done.stdout + done.stderr)
+        if done.returncode != 0:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), "no error line")
+            raise UserError(f"compiling {library.what} failed: {first.strip()}; see {log}, or install another g++")
+        output.chmod(0o755)
+        os.replace(output, target)
