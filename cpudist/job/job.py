@@ -18,6 +18,7 @@ from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import failure
 from cpudist.job.communication import Communication, TrainedAlone
+from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.job_options import JobOptions
 from cpudist.job.peers import Peers
 from cpudist.job.rank_pinning import follow
@@ -98,6 +99,11 @@ class Job:
     def store(self) -> Store:
         """The key-value store that all ranks share."""
         return self._peers.rendezvous.store
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """The thread of this rank that does once a second what is added to it."""
+        return self._peers.heartbeat
 
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""

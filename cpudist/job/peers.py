@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cpudist.changes import Changes
 from cpudist.console import is_interactive, say
 from cpudist.job import failure
+from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.rank_status import RankStatus, status_of
 from cpudist.job.reports import summary
 from cpudist.job.stack_server import StackServer
@@ -33,6 +34,7 @@ class Peers:
         rendezvous: the store that all ranks share, and where it is.
         world: this rank's place among the others, without a backend.
         members: what each rank publishes about itself, in rank order.
+        heartbeat: this rank's thread for what is done once a second.
         changes: what the job changes in this process; `close` undoes it.
         backend: reports the calls that are under way; None until it has started.
         on_failure: called on rank 0 before it ends in a failure.
@@ -72,6 +74,8 @@ class Peers:
             misplaced = elsewhere(self.members, self.world, launcher.requested_nodes)
             for doubt in filter(None, (launcher.warning, misplaced)):
                 say(f"warning: {doubt}")
+        self.heartbeat = Heartbeat(self.world.size, self.rendezvous.address, timeout)
+        changes.then(self.heartbeat.stop)
         if not any(member.interactive for member in self.members):
             self._watch_the_others()
         self._serve_stacks()
@@ -103,7 +107,7 @@ class Peers:
         self._stall = Stall(
             seconds,
             self.world,
-            self.rendezvous.store,
+            self.heartbeat,
             self.backend.progress,
             explain,
             self._show_stacks,
@@ -134,6 +138,7 @@ class Peers:
         if self._stacks is not None:
             self._stacks.close()
             self._stacks = None
+        self.heartbeat.close_in_child()
         if self._watch is not None:
             self._watch.close_in_child()
             self._watch = None
@@ -145,7 +150,7 @@ class Peers:
     def _watch_the_others(self) -> None:
         if self.rendezvous.address is not None:
             hosts = [member.host for member in self.members]
-            self._watch = Watch(self.world, hosts, self.rendezvous.address, self._timeout, self._status)
+            self._watch = Watch(self.world, hosts, self.rendezvous.address, self._timeout, self._status, self.heartbeat)
             self._watch.on_failure = lambda: self.on_failure()
             self._watch.waiting_agent = self.launcher.waiting_agent
             self.changes.then(self._watch.close)

@@ -92,7 +92,7 @@ def status_of(world: World, backend: Backend | None, *, at_end: bool = False) ->
     )
 
 
-def heartbeat(ranks: int) -> float:
+def beat_seconds(ranks: int) -> float:
     """Return the seconds between two statuses of one rank, or other requests that all ranks repeat: at least 1."""
     return max(1.0, ranks / _REQUESTS_PER_SECOND)
 

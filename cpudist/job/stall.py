@@ -1,9 +1,9 @@
 """End a job in which nothing goes on (`--stall`): every rank writes its stacks first.
 
-A thread on every rank adds the rank's signs of life to a counter of all ranks, once a second. When the counter does not
+Every rank adds its signs of life to a counter of all ranks, once a second (heartbeat.py). When the counter does not
 change for too long, one rank reports it, all write their stacks, and the job ends.
 
-C code that holds Python's interpreter lock stops this thread, too. So the thread keeps putting off a timer of
+C code that holds Python's interpreter lock stops the heartbeat, too. So that keeps putting off a timer of
 faulthandler, which runs without that lock, writes the stacks of such a rank and ends it.
 """
 
@@ -14,31 +14,24 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data.dataloader as dataloader
-from torch.distributed import DistStoreError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpudist.console import say
-from cpudist.errors import StartupTimeout
 from cpudist.job.abort import abort
-from cpudist.job.rank_status import heartbeat
+from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.watch import CLAIMS, REPORTED
-from cpudist.store import StoreLost
+from cpudist.store import Connection, StoreLost
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from cpudist.changes import Changes
     from cpudist.world import World
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
 _SHOWN = "stall/shown/{rank}"  # that rank has written its stacks
 _SHOW_SECONDS = 2.0  # for a rank to write its stacks
-_STOP_SECONDS = 10.0  # for a request to the store
 
 _timer = threading.Lock()
 _armed = False
@@ -52,11 +45,11 @@ class Stall:
     Args:
         seconds: the time.
         world: this rank's place in the job.
-        store: the job's store.
+        heartbeat: the thread that looks.
         progress: returns another value after a collective has begun or ended, as `Backend.progress` does.
         explain: returns sentences about ranks that keep others waiting.
         show: writes this rank's stacks.
-        before_end: called before the job ends.
+        before_end: called before this rank ends without a store.
         changes: where to note the changes of torch.
     """
 
@@ -64,19 +57,17 @@ class Stall:
         self,
         seconds: float,
         world: World,
-        store: Store,
+        heartbeat: Heartbeat,
         progress: Callable[[], object],
         explain: Callable[[], list[str]],
         show: Callable[[], None],
         before_end: Callable[[], None],
         changes: Changes,
     ) -> None:
-        self._seconds, self._world, self._store, self._progress = seconds, world, store, progress
+        self._seconds, self._world, self._heartbeat, self._progress = seconds, world, heartbeat, progress
         self._explain, self._show, self._before_end = explain, show, before_end
-        self._alone = world.size == 1  # or the store is lost
-        self._beat_seconds = heartbeat(world.size)
         # The timer fires after the other ranks have noticed the stall; they then wait for the stacks that it writes.
-        late = 2 * self._beat_seconds + 1
+        late = 2 * heartbeat.seconds + 1
         self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
         self._begun = False
         self._seen = 0  # steps and batches
@@ -84,43 +75,54 @@ class Stall:
         self._own = self._total = 0
         self._quiet = 0.0  # seconds since any rank's; not by the clock, which runs on while a job is suspended
         self._ending = False  # whether this rank has found the job stalled
-        self._stop = threading.Event()
+        self._reports = False  # whether it is the one that reports it
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         iterator = dataloader._BaseDataLoaderIter
         changes.attribute(iterator, "__next__", self._counting(iterator.__next__))
-        self._thread = threading.Thread(target=self._run, name="cpudist-stall", daemon=True)
-        self._thread.start()
         changes.then(self.stop)
+        heartbeat.add(self._beat)
 
     def stop(self) -> None:
-        """Stop looking. If the thread has begun to end the job, this call does not return."""
-        self._stop.set()
-        self._thread.join(_STOP_SECONDS)
+        """Stop looking. If the job has begun to end, this call does not return."""
+        self._heartbeat.stop()
         if self._ending:
             abort(1)
         with _timer:
             _disarm()
 
-    def beat(self) -> bool:
+    def _beat(self, store: Connection | None) -> None:
+        try:
+            if self._reports and store is not None:
+                self._report(store)
+            elif not self._ending and self.has_stalled(store):
+                self._end(store)
+        except StoreLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
+            say(f"warning: --stall is off on rank {self._world.rank}: {error!r}")
+            self._heartbeat.remove(self._beat)
+            self._begun, self._ending = True, False  # no first step arms the timer
+            with _timer:
+                _disarm()
+
+    def has_stalled(self, store: Connection | None) -> bool:
         """Report this rank's signs of life since the last beat; return whether the job has stalled."""
         signs = self._seen, self._progress()
         moved, self._last = self._begun and signs != self._last, signs
-        before, self._total = self._total, self._count(moved)
+        self._own += moved
+        before, self._total = self._total, self._own if store is None else store.add(_SIGNS, int(moved))
         if self._total == 0:
             return False
-        self._put_off_timer()
-        self._quiet = 0.0 if self._total != before else self._quiet + self._beat_seconds
+        if not self._heartbeat.stopped.is_set():
+            _arm(self._timer_seconds)
+        self._quiet = 0.0 if self._total != before else self._quiet + self._heartbeat.seconds
         return self._quiet >= self._seconds
 
     def _step(self, *_: Any) -> None:
         if not self._begun:
             self._begun = True
-            self._put_off_timer()
-        self._seen += 1
-
-    def _put_off_timer(self) -> None:
-        if not self._stop.is_set():
             _arm(self._timer_seconds)
+        self._seen += 1
 
     def _counting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)
@@ -131,56 +133,31 @@ class Stall:
 
         return next_batch
 
-    def _count(self, moved: bool) -> int:
-        """Add to the counter of all ranks and return the sum; once the store is lost, this rank's own."""
-        self._own += moved
-        if not self._alone:
-            try:
-                return self._store.add(_SIGNS, int(moved))
-            except (StoreLost, StartupTimeout):  # the watch ends this process, unless rank 0 has finished
-                self._alone = True
-        return self._own
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(self._beat_seconds):
-                if self.beat():
-                    self._end()
-                    return
-        except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
-            say(f"warning: --stall is off on rank {self._world.rank}: {error!r}")
-            self._ending = False
-            self._stop.set()
-            with _timer:
-                _disarm()
-
-    def _end(self) -> None:
+    def _end(self, store: Connection | None) -> None:
         """Have all ranks write their stacks, and end the job."""
         self._ending = True
         _arm(2 * self._show_seconds)  # in case that this does not end it
-        try:
-            first = self._alone or self._store.add(CLAIMS, 1) == 1
-            if first:
-                say(
-                    f"no step, collective or batch for {self._quiet:g} s on any rank (--stall {self._seconds:g}): all "
-                    "ranks write their stacks, and the job ends"
-                )
-            self._show()
+        self._reports = store is None or store.add(CLAIMS, 1) == 1
+        if self._reports:
+            say(
+                f"no step, collective or batch for {self._quiet:g} s on any rank (--stall {self._seconds:g}): all "
+                "ranks write their stacks, and the job ends"
+            )
+        self._show()
+        if store is None:
             if self._world.rank == 0:
                 self._before_end()
-            if not self._alone:
-                self._store.set(_SHOWN.format(rank=self._world.rank), "1")
-                if first:
-                    with suppress(DistStoreError):
-                        shown = [_SHOWN.format(rank=rank) for rank in range(self._world.size)]
-                        self._store.wait(shown, timedelta(seconds=self._show_seconds))
-                    for sentence in self._explain():  # after the stacks, so that the cause comes last
-                        say(sentence)
-                    self._store.set(REPORTED, "1")
-                return
-        except StoreLost:
-            pass
-        abort(1)
+            abort(1)
+        store.set({_SHOWN.format(rank=self._world.rank): b"1"})
+
+    def _report(self, store: Connection) -> None:
+        """Name the cause once all ranks have written their stacks, or time is up; then the watches end all ranks."""
+        self._show_seconds -= self._heartbeat.seconds
+        if self._show_seconds < 0 or store.check([_SHOWN.format(rank=rank) for rank in range(self._world.size)]):
+            self._reports = False
+            for sentence in self._explain():
+                say(sentence)
+            store.set({REPORTED: b"1"})
 
 
 def _arm(seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Watch the other ranks while the job runs: one has failed, is lost, keeps the others waiting, or has finished.
 
-A thread on every rank publishes the rank's status in the job's store once a second, and the store tells it at once of
-failures and losses. It ends the other ranks where no launcher does: under srun without MPI, in pods, on the other hosts
+Every rank publishes its status in the job's store once a second, and the store tells it at once of failures and losses
+(heartbeat.py). It ends the other ranks where no launcher does: under srun without MPI, in pods, on the other hosts
 of a torchrun job, and on both sides of a link that is down.
 """
 
@@ -17,7 +17,8 @@ from cpudist.console import say
 from cpudist.errors import StartupTimeout
 from cpudist.job import reports
 from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
-from cpudist.job.rank_status import RankStatus, heartbeat, publish, published
+from cpudist.job.heartbeat import Heartbeat
+from cpudist.job.rank_status import RankStatus, publish, published
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
 
@@ -61,6 +62,7 @@ class Watch:
         address: the job's store.
         timeout: the initial `timeout`.
         status: returns this rank's status; takes `at_end`, whether the script has ended.
+        heartbeat: the thread that watches.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Watch:
         address: Address,
         timeout: float,
         status: Callable[..., RankStatus],
+        heartbeat: Heartbeat,
     ) -> None:
         self.world = world
         self.timeout = timeout
@@ -78,28 +81,26 @@ class Watch:
         self._hosts = hosts
         self._address = address
         self._own_status = status
-        # Two connections: the thread waits on the second one while the main thread uses the first.
-        self._store = Connection(address, timeout)
-        self._watched = Connection(address, timeout)
+        self._store = Connection(address, timeout)  # the main thread's
         self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
         self._ending = threading.Lock()
         self._warned = False
-        self._heartbeat = heartbeat(world.size)
-        self._stop = threading.Event()
         self._at_end = False
         self._rank_0_finished = False
         self._reported: set[str] = set()  # stalled calls that are reported already, as far as this rank has seen
-        self._thread = threading.Thread(target=self._run, name="cpudist-watch", daemon=True)
-        self._thread.start()
+        self._heartbeat = heartbeat
+        heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
+        heartbeat.add(self._beat)
 
     def claim(self) -> bool:
-        """Return whether this rank is the first to fail and has to report it; then the thread stops."""
+        """Return whether this rank is the first to fail and has to report it; then the others do not end it."""
         try:
             first = self._store.add(CLAIMS, 1) == 1
         except StoreLost:  # ranks cannot agree any more: this one reports
             first = True
         if first:
-            self._stop_thread()
+            self._heartbeat.remove(self._beat)
+            self._heartbeat.listen([], self._end_with_the_others)
         return first
 
     def explain(self) -> list[str]:
@@ -138,7 +139,7 @@ class Watch:
             RanksMissing: on rank 0, other ranks have not finished within the timeout; on the others, rank 0 has not
                 within ten timeouts.
         """
-        if self._stop.is_set():
+        if self._heartbeat.stopped.is_set():
             return
         self._at_end = True
         with contextlib.suppress(StoreLost):  # the thread reports it and ends this process
@@ -161,7 +162,7 @@ class Watch:
         """Stop the thread. If the thread is ending this process, this call does not return."""
         with contextlib.suppress(StoreLost):
             self._store.cancel_on_disconnect(_LOST, str(self.world.rank))
-        self._stop_thread()
+        self._heartbeat.stop()
 
     def close(self) -> None:
         """Stop the thread and close the connections."""
@@ -170,9 +171,8 @@ class Watch:
         self.close_in_child()
 
     def close_in_child(self) -> None:
-        """Close the connections in a forked child; otherwise the store would not notice the end of this rank."""
+        """Close the connection in a forked child; otherwise the store would not notice the end of this rank."""
         self._store.close()
-        self._watched.close()
 
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
@@ -185,42 +185,23 @@ class Watch:
                 say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
 
     def _explain(self, store: Connection) -> reports.Explanation:
-        seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat)
+        seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat.seconds)
         return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
 
     def _unfinished(self, seconds: float) -> str:
         return "; ".join(reports.unfinished(published(self._store, self.world.size), seconds))
 
-    def _stop_thread(self) -> None:
-        self._stop.set()
-        self._watched.interrupt()
-        self._thread.join(2 * _STORE_SECONDS)
-
     # The thread
 
-    def _run(self) -> None:
+    def _beat(self, store: Connection | None) -> None:
+        """Publish the status, whatever error that has; end this process where the store is lost before the end."""
+        if store is None:
+            if not self._rank_0_finished:
+                self._end_without_store()
+            return
         try:
-            while not self._stop.is_set():
-                self._try_to_publish_status()
-                if self._watched.wait_any([REPORTED, _LOST], self._heartbeat):
-                    self._end_with_the_others()
-                self._rank_0_finished = self._rank_0_finished or self._watched.check([_RANK_0_FINISHED])
-        except StoreLost:
-            if self._stop.is_set() or self._rank_0_finished:
-                return
-            if self.world.local_rank == 0:
-                say(
-                    f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "
-                    "down or cut off, or the job was killed there; ending"
-                )
-                if self.waiting_agent is not None and self.world.node_rank > 0:
-                    end_launcher_after(LAUNCHER_SECONDS, self.waiting_agent)
-            abort(1)
-
-    def _try_to_publish_status(self) -> None:
-        """Publish the status; an error there does not stop the thread."""
-        try:
-            self._publish_status()
+            self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
+            self._publish_status(store)
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001
@@ -228,43 +209,53 @@ class Watch:
                 say(f"warning: {name_of(self.world)} cannot report its status: {error!r}")
             self._warned = True
 
-    def _publish_status(self) -> None:
+    def _end_without_store(self) -> NoReturn:
+        if self.world.local_rank == 0:
+            say(
+                f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "
+                "down or cut off, or the job was killed there; ending"
+            )
+            if self.waiting_agent is not None and self.world.node_rank > 0:
+                end_launcher_after(LAUNCHER_SECONDS, self.waiting_agent)
+        abort(1)
+
+    def _publish_status(self, store: Connection) -> None:
         """Publish the status and, once this rank has waited for a third of the timeout, ask who is missing."""
         status = self._own_status(at_end=self._at_end)
-        publish(self._watched, status)
+        publish(store, status)
         (loss,) = reports.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
-        self._watched.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
+        store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:
             if call.seconds > self.timeout / 3:
-                self._report_stall(call)
+                self._report_stall(store, call)
 
-    def _report_stall(self, call: Call) -> None:
+    def _report_stall(self, store: Connection, call: Call) -> None:
         key = _STALLED.format(call=f"{call.group}/{call.sequence}/{call.peer}")
         if key in self._reported:
             return
         self._reported.add(key)
-        if self._watched.add(key, 1) == 1:
-            for sentence in self._explain(self._watched).sentences:
+        if store.add(key, 1) == 1:
+            for sentence in self._explain(store).sentences:
                 say(f"waiting for {call.seconds:.0f} s of {self.timeout:g}: {sentence}")
 
-    def _end_with_the_others(self) -> NoReturn:
+    def _end_with_the_others(self, store: Connection) -> NoReturn:
         """End this process after another rank has failed or was lost.
 
         The first rank to claim a loss reports it. If that rank is lost itself before it has reported, the second does.
         """
         try:
             claim = 0
-            if not self._watched.check([REPORTED]):
-                claim = self._watched.add(CLAIMS, 1)
-            if claim == 1 or (not self._watched.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
-                statuses = published(self._watched, self.world.size)
-                lost = _lost_ranks(self._watched)
+            if not store.check([REPORTED]):
+                claim = store.add(CLAIMS, 1)
+            if claim == 1 or (not store.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
+                statuses = published(store, self.world.size)
+                lost = _lost_ranks(store)
                 tell_launch([one.rank for one in lost[:1] if one.rank is not None])
                 for sentence in reports.explain_lost(lost, statuses, self._hosts):
                     say(f"{sentence}; ending the job")
-                self._watched.set({REPORTED: b"1"})
-                self._end(self._watched, 1, first=True)
-            self._end(self._watched, _reported_status(self._watched, 1), first=False)
+                store.set({REPORTED: b"1"})
+                self._end(store, 1, first=True)
+            self._end(store, _reported_status(store, 1), first=False)
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001 - this rank must end in any case

@@ -3,7 +3,7 @@
 Ranks step together, since a step ends with all ranks' gradients. So at the end of a step every rank finds in the job's
 store the entries that rank 0 made before it began this step. The protocol:
 
-1. The rank that got the signal writes it into the store. A thread of every rank looks there once a second.
+1. The rank that got the signal writes it into the store. Every rank looks there once a second (job/heartbeat.py).
 2. A rank that has seen the signal adds 1 to a counter in the store at the end of its step, and reads the store at the
    end of every later step.
 3. When the counter has reached the number of ranks, rank 0 announces the last step: the next one.
@@ -20,20 +20,17 @@ import os
 import signal
 import threading
 import time
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from cpudist.console import first_line, say
-from cpudist.errors import StartupTimeout
-from cpudist.job.rank_status import heartbeat
+from cpudist.job.heartbeat import Heartbeat
+from cpudist.store import Connection
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # from Kubernetes, the keyboard, Slurm with --signal=USR1@60
 
 _SIGNAL = "cpudist/interruption/signal"
 _KNOW = "cpudist/interruption/know"  # number of ranks that have seen the signal
 _LAST_STEP = "cpudist/interruption/last_step"
-_STORE_SECONDS = 5.0
 _INSISTS_SECONDS = 1.0  # launchers forward a signal of the terminal within this time; a person repeats it later
 
 
@@ -55,21 +52,17 @@ class Interruption:
     Args:
         rank, size: this rank, and the number of ranks.
         store: the job's store.
+        heartbeat: the thread that looks for a signal.
 
     Attributes:
         signal: the signal that some rank has got; set once this rank knows of it.
     """
 
-    def __init__(self, rank: int, size: int, store: Any) -> None:
-        self._rank, self._size, self._store = rank, size, store
-        self._threads_store = store.clone()
-        self._threads_store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+    def __init__(self, rank: int, size: int, store: Any, heartbeat: Heartbeat) -> None:
+        self._rank, self._size, self._store, self._heartbeat = rank, size, store, heartbeat
         self._received: int | None = None
         self._at = 0.0
         self._before: dict[int, Any] = {}
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._looks = False
         self.signal: int | None = None
         self._counted = False
         self._steps = 0  # the steps that this process has ended in all trainings, as many as on any other rank
@@ -77,21 +70,19 @@ class Interruption:
 
     def begin(self) -> None:
         """Install handlers that record signals; call it in the main thread."""
-        if self._thread is None:
+        if not self._before:
             _shielding.set()
             self._before = {number: signal.signal(number, self._record_signal) for number in SIGNALS}
-            self._stop.clear()
-            self._looks = True
-            self._thread = threading.Thread(target=self._look, name="cpudist-signals", daemon=True)
-            self._thread.start()
+            self._heartbeat.add(self._beat)
 
     def end(self) -> None:
         """Restore the former signal handlers."""
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()
-            self._thread = None
-            self._restore()
+        if self._before:
+            self._heartbeat.remove(self._beat)
+            _shielding.clear()
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            self._before = {}
 
     def is_last(self) -> bool:
         """Return whether this step is the last, the same on all ranks; call it once at the end of every step."""
@@ -109,34 +100,20 @@ class Interruption:
         return self._last_step is not None and self._steps >= self._last_step
 
     def _record_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self._looks:
-            self._restore()
-            os.kill(os.getpid(), number)
-        elif self._received is None:
+        if self._received is None:
             self._received, self._at = number, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._at > _INSISTS_SECONDS:
             raise KeyboardInterrupt
 
-    def _restore(self) -> None:
-        _shielding.clear()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _look(self) -> None:
-        try:
-            while self.signal is None and not self._stop.wait(heartbeat(self._size)):
-                if self._received is not None:
-                    self._threads_store.set(_SIGNAL, str(self._received))
-                if self._threads_store.check([_SIGNAL]):
-                    self.signal = int(self._threads_store.get(_SIGNAL))
-        except (RuntimeError, StartupTimeout) as error:  # the store is gone or does not answer in time
-            say(
-                f"warning: rank {self._rank} lost the job's store: {first_line(error)}; "
-                "from now on signals end the job without a checkpoint"
-            )
-            self._looks = False
-            if self._received is not None:  # send it again, now to the former handler
-                os.kill(os.getpid(), self._received)
+    def _beat(self, store: Connection | None) -> None:
+        """Pass on the signal that this rank has got, and look for one that another has got."""
+        if store is None:  # no others, or the watch lets this rank go on alone
+            self.signal = self.signal or self._received
+        elif self.signal is None:
+            if self._received is not None:
+                store.set({_SIGNAL: str(self._received).encode()})
+            if found := store.get([_SIGNAL]):
+                self.signal = int(found[0])
 
 
 _shielding = threading.Event()  # set while this process records signals

@@ -81,7 +81,7 @@ def _time_steps(trainer_module: ModuleType, job: Job) -> None:
 def _stop_on_signal(trainer_module: ModuleType, job: Job) -> None:
     from cpudist.training.callbacks import CheckpointOnSignal
 
-    interruption = Interruption(job.world.rank, job.world.size, job.store)
+    interruption = Interruption(job.world.rank, job.world.size, job.store, job.heartbeat)
     job.changes.then(interruption.end)
     callback = CheckpointOnSignal(interruption)
     trainer_module.DEFAULT_CALLBACKS.append(callback)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.rank_status import RankStatus
 from cpudist.job.watch import RanksMissing, Watch
 from cpudist.store import Address, Connection
@@ -29,7 +31,9 @@ def server() -> Iterator[StoreProcess]:
 def watch(server: StoreProcess, rank: int, timeout: float) -> Watch:
     address = Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5)
     world = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",))
-    watch = Watch(world, ["h0", "h0"], address, 5, lambda at_end: RankStatus(rank, "h0", "train.py:9", at_end=at_end))
+    heartbeat = Heartbeat(2, address, 5)
+    status = RankStatus(rank, "h0", "train.py:9")
+    watch = Watch(world, ["h0", "h0"], address, 5, lambda at_end: replace(status, at_end=at_end), heartbeat)
     watch.timeout = timeout
     return watch
 
@@ -68,18 +72,18 @@ def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: py
     ask = Connection._ask
 
     def count(self: Connection, code: Code, *fields: bytes, **within: Any) -> Any:
-        if self is one._watched:
+        if self is one._heartbeat._store:
             asked.append(code)
         return ask(self, code, *fields, **within)
 
     one = watch(server, 0, 20)
     monkeypatch.setattr(Connection, "_ask", count)
-    assert poll(lambda: asked.count(Code.SET) == 2, 20)
+    assert poll(lambda: asked.count(Code.CHECK) == 3, 20)
     one.close()
-    first = asked.index(Code.SET)
-    assert asked[first : asked.index(Code.SET, first + 1)] == [
+    first = asked.index(Code.CHECK)
+    assert asked[first : asked.index(Code.CHECK, first + 1)] == [
+        Code.CHECK,
         Code.SET,
         Code.REPORT_ON_DISCONNECT,
         Code.WAIT_ANY,
-        Code.CHECK,
     ]

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import threading
 import time
 from multiprocessing.connection import Connection
 
@@ -15,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from cpudist.store.client import Address
+from cpudist.job.heartbeat import Heartbeat
+from cpudist.store.client import Address, StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
 from cpudist.training.interruption import Interruption
+from cpudist.waiting import poll
 
 RANKS = 3
 
@@ -27,7 +28,7 @@ RANKS = 3
 def test_all_ranks_stop_after_the_same_step(data: st.DataObject) -> None:
     """Whenever each comes to know of the signal, and in whatever order they end each step."""
     store = HashStore()
-    ranks = [Interruption(rank, RANKS, store) for rank in range(RANKS)]
+    ranks = [Interruption(rank, RANKS, store, Heartbeat(RANKS, None, 1)) for rank in range(RANKS)]
     knows = [data.draw(st.integers(1, 5)) for _ in ranks]
     for step in range(1, 8):
         last = set()
@@ -43,26 +44,22 @@ def test_all_ranks_stop_after_the_same_step(data: st.DataObject) -> None:
 
 
 @pytest.mark.job
-def test_a_signal_does_what_it_did_before_where_the_store_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_ends_a_rank_whose_store_is_lost() -> None:
+    """As any failure does, without a checkpoint: the ranks cannot agree on a last step."""
     server = StoreProcess(["127.0.0.1"], 0, b"token", keepalive_timeout=5)
-    got: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
-    interruption = Interruption(
-        0, 1, JobStore(Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5), timeout=20)
-    )
+    address = Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5)
+    heartbeat = Heartbeat(2, address, 20)
+    interruption = Interruption(0, 2, JobStore(address, timeout=20), heartbeat)
     try:
         interruption.begin()
         server.close()
-        (thread,) = (thread for thread in threading.enumerate() if thread.name == "cpudist-signals")
-        thread.join(20)
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert got == [signal.SIGUSR1]
-        said = capfd.readouterr().err
-        assert "warning: rank 0 lost the job's store: " in said
-        assert "from now on signals end the job without a checkpoint" in said
+        assert poll(lambda: interruption.signal == signal.SIGUSR1, 20)
+        with pytest.raises(StoreLost):
+            interruption.is_last()
     finally:
         interruption.end()
-        signal.signal(signal.SIGUSR1, before)
+        heartbeat.stop()
 
 
 def _tell_pending(connection: Connection) -> None:
@@ -74,7 +71,8 @@ def _tell_pending(connection: Connection) -> None:
 @pytest.mark.job
 def test_children_hear_only_their_parent() -> None:
     """A launcher's signal to the whole group must not end a worker; the end of a pool must."""
-    interruption = Interruption(0, 1, HashStore())
+    heartbeat = Heartbeat(1, None, 1)
+    interruption = Interruption(0, 1, HashStore(), heartbeat)
     interruption.begin()
     try:
         context = multiprocessing.get_context("fork")
@@ -95,3 +93,4 @@ def test_children_hear_only_their_parent() -> None:
         assert child.exitcode == -signal.SIGTERM
     finally:
         interruption.end()
+        heartbeat.stop()
