@@ -1,4 +1,4 @@
-"""The thread of each rank that works while the script computes or waits.
+"""The thread of each rank that does the job's regular work while the script computes or waits.
 
 Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py), and
 `--checkpoint-on-signal` looks for a signal (training/interruption.py). The thread hears of failures at once.
@@ -53,8 +53,12 @@ class Heartbeat:
         self._beats = [other for other in self._beats if other != beat]
 
     def listen(self, keys: list[str], alarm: Callable[[Connection], None]) -> None:
-        """Call `alarm`, in the thread, when one of `keys` is in the store; without keys, no more."""
+        """Call `alarm`, in the thread, when one of `keys` is in the store."""
         self._alarm, self._keys = alarm, keys
+
+    def stop_listening(self) -> None:
+        """Call no alarm from now on."""
+        self._keys = []
 
     def stop(self) -> None:
         """Stop the thread. If it is ending this process, this call does not return."""

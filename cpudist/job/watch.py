@@ -100,7 +100,7 @@ class Watch:
             first = True
         if first:
             self._heartbeat.remove(self._beat)
-            self._heartbeat.listen([], self._end_with_the_others)
+            self._heartbeat.stop_listening()
         return first
 
     def explain(self) -> list[str]:
