@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import say
-from cpudist.optimization import precision
+from cpudist.optimization import master_weights, precision
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -67,6 +67,7 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
         with context.job.communication.making_ddp(model) if trains else nullcontext():
             prepared = original(self, model, *args, **kwargs)
         if trains:
+            master_weights.share(prepared)
             context.job.communication.compress(prepared)
         context.job.record.note_gradients_of(prepared)
         return prepared

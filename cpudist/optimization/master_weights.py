@@ -16,11 +16,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.errors import UserError
 
 LOW = torch.bfloat16
+
+_BROADCAST_BYTES = 250 * 2**20  # in one message, as DDP sends its parameters
 
 _NAME = "_cpudist_master_weights"  # the model's attribute: copied with the model
 
@@ -56,6 +59,18 @@ def kept(model: torch.nn.Module) -> bool:
     return _NAME in vars(model)
 
 
+def share(model: torch.nn.Module) -> None:
+    """Give rank 0's master weights to all ranks, as DDP gives them its parameters when it is made; all ranks call it.
+
+    Otherwise the ranks of a model whose initial weights differ would round to different parameters later.
+
+    Args:
+        model: the model in DDP; any other is left alone.
+    """
+    if isinstance(model, DistributedDataParallel) and kept(model.module):
+        vars(model.module)[_NAME].broadcast(model.process_group)
+
+
 class MasterWeights:
     """The float32 copies of a model's parameters. A copy of the model has its own.
 
@@ -84,6 +99,13 @@ class MasterWeights:
                 self._take_back(optimizer)
 
         optimizer.load_state_dict = load_in_float32  # type: ignore[method-assign]
+
+    @torch.no_grad()
+    def broadcast(self, group: dist.ProcessGroup) -> None:
+        """Take the master weights of the group's first rank."""
+        dist._broadcast_coalesced(group, [master.weight for master in self._masters.values()], _BROADCAST_BYTES, 0)
+        for master in self._masters.values():
+            master.round()
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
