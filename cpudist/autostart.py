@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cpudist import rank_process
 from cpudist.on_import import after_import
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ _ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # the number that the user asked accele
 
 def register() -> None:
     """Prepare TrainingArguments once the script imports them, and `accelerate launch` where this process is one."""
-    rank_process.claim()
     after_import("transformers.training_args", _prepare)
     after_import("accelerate.commands.launch", _tell_of_one_process)
 

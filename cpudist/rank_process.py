@@ -1,28 +1,35 @@
-"""Which process the launcher has started. A rank's children inherit its variables, but not its connection to MPI."""
+"""Which process is the rank. Its children inherit the launcher's variables, but not its connection to MPI."""
 
 from __future__ import annotations
 
 import os
+import stat
 
 _PROCESS = "CPUDIST_RANK_PROCESS"  # the rank's process id, for its children
+_CONNECTION = "PMI_FD"  # the number of the socket by which Hydra and Slurm's pmi2 connect a rank
 
 
-def claim() -> None:
-    """Make this process the rank if an MPI launcher has started it, and none that it descends from is one already."""
-    if "PMI_RANK" in os.environ or "PMIX_RANK" in os.environ:
-        os.environ.setdefault(_PROCESS, str(os.getpid()))
+def mark() -> None:
+    """Make this process the rank, for its children: called once it has started MPI.
+
+    Children are kept from starting MPI with the rank's connection; without it each is a world of its own.
+    """
+    os.environ.setdefault(_PROCESS, str(os.getpid()))
+    os.environ.pop(_CONNECTION, None)
 
 
 def started_by_rank() -> bool:
-    """Return whether this process descends from a rank."""
+    """Return whether this process descends from a rank, or was started without the connection of its launcher."""
     own = str(os.getpid())
-    return os.environ.get(_PROCESS, own) != own
+    return os.environ.get(_PROCESS, own) != own or not _is_socket(os.environ.get(_CONNECTION))
 
 
-def keep_connection() -> None:
-    """Keep children from joining MPI with this rank's connection: without it, each is a world of its own.
+def _is_socket(number: str | None) -> bool:
+    """Return whether the connection is there, if there should be one.
 
-    Called once MPI has started. A child does not inherit the socket; its MPI_Init would write into another file with
-    that number.
+    Python's subprocesses do not inherit it; their MPI_Init would write into another file with that number.
     """
-    os.environ.pop("PMI_FD", None)
+    try:
+        return number is None or stat.S_ISSOCK(os.fstat(int(number)).st_mode)
+    except (OSError, ValueError):
+        return False

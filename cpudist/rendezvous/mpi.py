@@ -32,8 +32,9 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     """
     if rank_process.started_by_rank():
         raise UserError(
-            "a rank of the job has started this process, and it cannot be that rank too; start it with the launcher, "
-            "or call torch.distributed.init_process_group with an init_method, its rank and the number of processes"
+            "a rank of the job has started this process, and it cannot be that rank too; start it with the launcher "
+            "(from a wrapper by os.execvp), or call torch.distributed.init_process_group with an init_method, its rank "
+            "and the number of processes"
         )
     if rendezvous.library is not None and "mpi4py.MPI" not in sys.modules:
         os.environ.setdefault("MPI4PY_LIBMPI", rendezvous.library)
@@ -69,7 +70,7 @@ def _initialised(timeout: float) -> Any:
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
         atexit.register(_finalize, MPI)
         os.register_at_fork(after_in_child=lambda: atexit.unregister(_finalize))
-    rank_process.keep_connection()
+    rank_process.mark()
     return MPI
 
 

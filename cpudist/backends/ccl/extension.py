@@ -125,7 +125,7 @@ def _start_mpi() -> None:
     if not started.value:
         with bounded("MPI_Init", _START_SECONDS):
             mpi.MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(provided))
-    rank_process.keep_connection()
+    rank_process.mark()
 
 
 def _leave(module: Any) -> None:
