@@ -108,7 +108,7 @@ def decide(
     starter = starter_of(launcher.rank_variable)
     chosen = chosen_threads or threads_of_user(launcher, os.environ, starter)
     user_threads, variable = chosen or (None, THREADS)
-    options = PlanOptions(ranks, data_workers(arguments), user_threads, variable, placement.size > 1)
+    options = PlanOptions(ranks, data_workers(arguments), user_threads, variable, across_hosts=placement.size > ranks)
     try:
         share = own_share(this_machine(), starter.cpus, rank, ranks, options)
     except UserError as error:

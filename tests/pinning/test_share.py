@@ -73,22 +73,24 @@ def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
     assert share.hint.startswith("over-subscribed: 2 ranks share a CPU quota of 1.5")
 
 
-@pytest.mark.parametrize("chosen", [None, 5])
-def test_the_one_thread_that_torchrun_sets_is_overruled(chosen: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hosts", "chosen", "expected"), [(1, None, 32), (2, None, 31), (1, 5, 5)])
+def test_the_one_thread_that_torchrun_sets_is_overruled(
+    hosts: int, chosen: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a machine with 64 cores, as its second rank of two finds itself; a number that the script has chosen stays."""
-    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": str(2 * hosts), "OMP_NUM_THREADS": "1"}
+    variables |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": str(hosts)}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("cpudist.pinning.this_machine", machine)
     monkeypatch.setattr("cpudist.pinning.starter_of", lambda variable: Starter(NODE, {}))
     pinning = decide(launchers.detect(), ["train.py"], chosen and (chosen, "torch.set_num_threads"))
     assert pinning is not None
-    assert pinning.plan.omp_threads == (chosen or 31)
+    assert pinning.plan.omp_threads == expected
 
 
-def test_alone_there_are_no_messages() -> None:
-    share = own_share(machine(), NODE, 0, 1, PlanOptions(communicates=False))
+def test_inside_a_host_no_core_is_kept_for_messages() -> None:
+    share = own_share(machine(), NODE, 0, 1, PlanOptions(across_hosts=False))
     assert (share.plan.omp_threads, share.plan.communication_cpus) == (64, ())
 
 
