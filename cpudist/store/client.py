@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import socket
 from contextlib import suppress
@@ -53,11 +54,7 @@ class Connection:
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
-        """Connect and authenticate.
-
-        Args:
-            address: where the store is.
-            timeout: seconds to reach it.
+        """Connect and authenticate within `timeout` seconds.
 
         Raises:
             StartupTimeout: it cannot be reached in time, or another program answers there.
@@ -208,7 +205,7 @@ def _connected(host: str, address: Address, timeout: float) -> socket.socket:
             raise protocol.Garbage("another program than a cpudist job answers")
         theirs, ours = greeting[len(protocol.HELLO) :], secrets.token_bytes(protocol.NONCE_BYTES)
         connection.sendall(ours + protocol.proof(address.token, b"client", theirs, ours))
-        if not protocol.same(
+        if not hmac.compare_digest(
             _receive(connection, protocol.PROOF_BYTES), protocol.proof(address.token, b"server", ours, theirs)
         ):
             raise protocol.Garbage("another job than this one answers")

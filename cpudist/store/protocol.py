@@ -110,11 +110,6 @@ def proof(token: bytes, who: bytes, *nonces: bytes) -> bytes:
     return hmac.digest(token, who + b"".join(nonces), "sha256")
 
 
-def same(one: bytes, other: bytes) -> bool:
-    """Return whether two proofs are the same, in a time that does not depend on where they differ."""
-    return hmac.compare_digest(one, other)
-
-
 def enable_keepalive(connection: socket.socket, seconds: float) -> None:
     """Break a connection once its other end has been silent for about `seconds`, at least 3.
 

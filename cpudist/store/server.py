@@ -5,12 +5,13 @@ It needs only the standard library; serve.py runs it.
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,8 @@ from functools import partial
 from cpudist.store import protocol
 from cpudist.store.protocol import Code
 from cpudist.store.values import Values, Wait
+
+_Fields = Sequence[bytes]
 
 _HANDSHAKE_SECONDS = 5.0
 # Most clients in the handshake at once. Beyond that, the oldest client of the most frequent address is disconnected.
@@ -40,13 +43,7 @@ class _Peer:
 
 
 class Server:
-    """Serve the store to every client that has the token.
-
-    Args:
-        token: the job's secret.
-        listening: sockets to accept clients on, already bound.
-        keepalive_timeout: seconds after which a silent client is treated as unreachable.
-    """
+    """Serve the store to every client that has the token, on sockets that are bound already; see `StoreProcess`."""
 
     def __init__(self, token: bytes, listening: list[socket.socket], keepalive_timeout: float) -> None:
         self._token = token
@@ -65,22 +62,6 @@ class Server:
         for one in listening:
             one.setblocking(False)
             self._selector.register(one, selectors.EVENT_READ, partial(self._accept, one))
-        self._answers: dict[Code, Callable[[_Peer, list[bytes]], bytes | None]] = {
-            Code.SET: self._set,
-            Code.GET: self._get,
-            Code.ADD: self._add,
-            Code.APPEND: self._append,
-            Code.COMPARE_SET: self._compare_set,
-            Code.DELETE: self._delete,
-            Code.COUNT: self._count,
-            Code.CHECK: self._check,
-            Code.AGES: self._ages,
-            Code.WAIT_ALL: self._wait_all,
-            Code.WAIT_ANY: self._wait_any,
-            Code.ON_DISCONNECT: self._on_disconnect,
-            Code.CANCEL_ON_DISCONNECT: self._cancel_on_disconnect,
-            Code.REPORT_ON_DISCONNECT: self._report_on_disconnect,
-        }
 
     def run(self, owner: int, release_output: Callable[[], None]) -> list[str]:
         """Serve until `owner` has ended and no client is connected any more, at most some seconds later.
@@ -188,18 +169,18 @@ class Server:
                 return
             nonce = bytes(peer.received[: protocol.NONCE_BYTES])
             answer = bytes(peer.received[protocol.NONCE_BYTES : protocol.ANSWER_BYTES])
-            if not protocol.same(answer, protocol.proof(self._token, b"client", peer.nonce, nonce)):
+            if not hmac.compare_digest(answer, protocol.proof(self._token, b"client", peer.nonce, nonce)):
                 raise protocol.Garbage("a wrong proof")
             del peer.received[: protocol.ANSWER_BYTES]
             del self._unauthenticated[peer]
             self._send(peer, protocol.proof(self._token, b"server", nonce, peer.nonce))
         for code, fields in protocol.frames(peer.received):
             try:
-                reply = self._answers[code](peer, fields)
+                reply = getattr(self, f"_{code.name.lower()}")(peer, *fields)
             except Exception as error:  # noqa: BLE001 - a bad request disconnects its peer alone
                 raise protocol.Garbage(f"code {code} with {len(fields)} fields: {error!r}") from None
             if reply is not None:
-                self._send(peer, reply)
+                self._answer(peer, code, reply)
 
     def _send(self, peer: _Peer, data: bytes) -> None:
         peer.unsent += data
@@ -219,69 +200,67 @@ class Server:
         if registered.events != events:
             self._selector.modify(peer.connection, events, registered.data)
 
-    # Requests
+    # Requests: each method has the name of its code, and returns the fields of the answer; None: it answers itself.
 
-    def _set(self, _peer: _Peer, fields: list[bytes]) -> bytes:
+    def _set(self, _peer: _Peer, *fields: bytes) -> _Fields:
         for key, value in zip(fields[::2], fields[1::2], strict=True):
             self._values.set(key, value)
-        return protocol.pack(Code.SET)
+        return ()
 
-    def _get(self, _peer: _Peer, keys: list[bytes]) -> bytes:
+    def _get(self, peer: _Peer, *keys: bytes) -> _Fields | None:
         values = self._values.get(keys)
-        return protocol.pack(Code.MISSING) if values is None else protocol.pack(Code.GET, *values)
+        if values is None:
+            self._answer(peer, Code.MISSING, ())
+        return values
 
-    def _add(self, _peer: _Peer, fields: list[bytes]) -> bytes:
-        key, amount = fields
-        return protocol.pack(Code.ADD, protocol.number(self._values.add(key, protocol.to_number(amount))))
+    def _add(self, _peer: _Peer, key: bytes, amount: bytes) -> _Fields:
+        return [protocol.number(self._values.add(key, protocol.to_number(amount)))]
 
-    def _append(self, _peer: _Peer, fields: list[bytes]) -> bytes:
-        key, value = fields
+    def _append(self, _peer: _Peer, key: bytes, value: bytes) -> _Fields:
         self._values.append(key, value)
-        return protocol.pack(Code.APPEND)
+        return ()
 
-    def _compare_set(self, _peer: _Peer, fields: list[bytes]) -> bytes:
-        key, expected, desired = fields
-        return protocol.pack(Code.COMPARE_SET, self._values.compare_set(key, expected, desired))
+    def _compare_set(self, _peer: _Peer, key: bytes, expected: bytes, desired: bytes) -> _Fields:
+        return [self._values.compare_set(key, expected, desired)]
 
-    def _delete(self, _peer: _Peer, fields: list[bytes]) -> bytes:
-        (key,) = fields
-        return protocol.pack(Code.DELETE, protocol.number(self._values.delete(key)))
+    def _delete(self, _peer: _Peer, key: bytes) -> _Fields:
+        return [protocol.number(self._values.delete(key))]
 
-    def _count(self, _peer: _Peer, _fields: list[bytes]) -> bytes:
-        return protocol.pack(Code.COUNT, protocol.number(len(self._values)))
+    def _count(self, _peer: _Peer) -> _Fields:
+        return [protocol.number(len(self._values))]
 
-    def _check(self, _peer: _Peer, keys: list[bytes]) -> bytes:
-        return protocol.pack(Code.CHECK, protocol.number(self._values.has_all(keys)))
+    def _check(self, _peer: _Peer, *keys: bytes) -> _Fields:
+        return [protocol.number(self._values.has_all(keys))]
 
-    def _ages(self, _peer: _Peer, keys: list[bytes]) -> bytes:
+    def _ages(self, _peer: _Peer, *keys: bytes) -> _Fields:
         ages = map(self._values.age, keys)
-        return protocol.pack(Code.AGES, *(protocol.number(-1 if age is None else round(1000 * age)) for age in ages))
+        return [protocol.number(-1 if age is None else round(1000 * age)) for age in ages]
 
-    def _wait_all(self, peer: _Peer, fields: list[bytes]) -> None:
-        self._wait(peer, Code.WAIT_ALL, all, fields)
+    def _wait_all(self, peer: _Peer, milliseconds: bytes, *keys: bytes) -> None:
+        self._wait(peer, Code.WAIT_ALL, milliseconds, keys)
 
-    def _wait_any(self, peer: _Peer, fields: list[bytes]) -> None:
-        self._wait(peer, Code.WAIT_ANY, any, fields)
+    def _wait_any(self, peer: _Peer, milliseconds: bytes, *keys: bytes) -> None:
+        self._wait(peer, Code.WAIT_ANY, milliseconds, keys)
 
-    def _wait(self, peer: _Peer, code: Code, enough: Callable[[Iterable[bool]], bool], fields: list[bytes]) -> None:
-        milliseconds, *keys = fields
-        peer.waiting = Wait(keys, enough, lambda there: self._send(peer, protocol.pack(code, protocol.number(there))))
+    def _wait(self, peer: _Peer, code: Code, milliseconds: bytes, keys: _Fields) -> None:
+        enough = all if code is Code.WAIT_ALL else any
+        peer.waiting = Wait(keys, enough, lambda there: self._answer(peer, code, [protocol.number(there)]))
         self._values.wait(peer.waiting, protocol.to_number(milliseconds) / 1000)
 
-    def _on_disconnect(self, peer: _Peer, fields: list[bytes]) -> bytes:
-        key, value = fields
+    def _on_disconnect(self, peer: _Peer, key: bytes, value: bytes) -> _Fields:
         peer.on_disconnect.append((key, value))
-        return protocol.pack(Code.ON_DISCONNECT)
+        return ()
 
-    def _report_on_disconnect(self, _peer: _Peer, fields: list[bytes]) -> bytes:
-        key, value, unless, text = fields
+    def _report_on_disconnect(self, _peer: _Peer, key: bytes, value: bytes, unless: bytes, text: bytes) -> _Fields:
         self._reports[key, value] = unless, text
-        return protocol.pack(Code.REPORT_ON_DISCONNECT)
+        return ()
 
-    def _cancel_on_disconnect(self, _peer: _Peer, fields: list[bytes]) -> bytes:
-        key, value = fields
+    def _cancel_on_disconnect(self, _peer: _Peer, key: bytes, value: bytes) -> _Fields:
         self._reports.pop((key, value), None)
         for peer in self._peers:
             with suppress(ValueError):
                 peer.on_disconnect.remove((key, value))
-        return protocol.pack(Code.CANCEL_ON_DISCONNECT)
+        return ()
+
+    def _answer(self, peer: _Peer, code: Code, fields: _Fields) -> None:
+        self._send(peer, protocol.pack(code, *fields))

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -21,7 +21,7 @@ class Wait:
         over: completed or cancelled.
     """
 
-    keys: list[bytes]
+    keys: Sequence[bytes]
     enough: Callable[[Iterable[bool]], bool]
     done: Callable[[bool], None]
     over: bool = False
@@ -48,11 +48,11 @@ class Values:
             if self._is_there(wait):
                 self._end(wait, True)
 
-    def get(self, keys: list[bytes]) -> list[bytes] | None:
+    def get(self, keys: Sequence[bytes]) -> list[bytes] | None:
         """Return the values of all keys; None if one is missing."""
         return [self._values[key] for key in keys] if self.has_all(keys) else None
 
-    def has_all(self, keys: list[bytes]) -> bool:
+    def has_all(self, keys: Sequence[bytes]) -> bool:
         """Return whether all keys are there."""
         return all(key in self._values for key in keys)
 
