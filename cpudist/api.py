@@ -82,16 +82,7 @@ def init(
         >>> world.size
         2
     """
-    wanted = JobOptions(
-        backend=backend,
-        backend_options=options,
-        timeout=timeout,
-        interface=interface,
-        compress=compress,
-        resume=resume,
-        async_checkpoint=async_checkpoint,
-        stall=stall,
-    )
+    wanted = JobOptions.of(locals(), backend_options=options)
     running = current()
     if running is None:
         launcher = launchers.detect()

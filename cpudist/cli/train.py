@@ -205,19 +205,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
-    return JobOptions(
-        backend=options.backend,
-        backend_options=own,
-        timeout=options.timeout,
-        interface=options.interface,
-        compress=options.compress,
-        resume=options.resume,
-        async_checkpoint=options.async_checkpoint,
-        stall=options.stall,
-        checkpoint_on_signal=options.checkpoint_on_signal,
-        record=options.record,
-        from_flags=True,
-    )
+    return JobOptions.of(given, backend_options=own, from_flags=True)
 
 
 def _run(

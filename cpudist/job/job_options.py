@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,11 @@ class JobOptions:
             check_scheme(self.compress, self.written("compress"))
         if self.resume not in RESUME:
             raise UserError(f"{self.written('resume')} is not known; give {' or '.join(RESUME)}")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **others: Any) -> JobOptions:
+        """Return the options among the arguments, or parsed flags, `given`, and `others`."""
+        return cls(**{one.name: given[one.name] for one in fields(cls) if one.name in given} | others)
 
     @property
     def resumes(self) -> bool:

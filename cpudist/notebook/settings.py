@@ -91,13 +91,11 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; count nodes from 0")
     address, port = _rendezvous_address(given, nodes)
     backend = given["backend"]
-    job_options = JobOptions(
-        backend=backend,
-        backend_options=backends.applicable(backend, given.get("options") or {}, node_rank == 0),
-        timeout=given["timeout"],
+    job_options = JobOptions.of(
+        given,
+        backend_options=backends.applicable(backend, given["options"], node_rank == 0),
         start_timeout=_join_timeout(given["rdzv_conf"] or {}),
         record=None if given["record"] is None else Path(given["record"]),
-        **{name: given[name] for name in ("interface", "compress", "resume", "async_checkpoint", "stall")},
     )
     chosen = None
     if backend != "auto" or job_options.backend_options:

@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 import sys
-from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 from cpudist import launchers
@@ -16,20 +16,13 @@ from cpudist.notebook.result import Failure, Mailbox, Result, traceback_of
 from cpudist.pinning import pin
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The notebook's function as a target of `run_target`."""
-
-    payload: BinaryIO
-    mailbox: Mailbox
-    rank: int
-
-    def run(self) -> None:
-        call = unpack(self.payload)  # not earlier: it may import libraries that the job patches
-        result = call()
-        if "matplotlib.pyplot" in sys.modules:
-            sys.modules["matplotlib.pyplot"].show()  # as at the end of a cell
-        self.mailbox.leave(Result(result if self.rank == 0 else None))
+def _call(payload: BinaryIO, mailbox: Mailbox, rank: int) -> None:
+    """Call the notebook's function, and leave its result."""
+    call = unpack(payload)  # not earlier: it may import libraries that the job patches
+    result = call()
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].show()  # as at the end of a cell
+    mailbox.leave(Result(result if rank == 0 else None))
 
 
 def main() -> None:
@@ -54,7 +47,7 @@ def main() -> None:
         from cpudist.training.run_target import run_target
 
         try:
-            run_target(_Call(file, mailbox, rank), api.enter(launcher, settings.options, pinning))
+            run_target(partial(_call, file, mailbox, rank), api.enter(launcher, settings.options, pinning))
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
             mailbox.leave(Failure.of(rank, error, traceback_of(error, from_user_code(error.__traceback__))))
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback

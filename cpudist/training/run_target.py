@@ -28,10 +28,6 @@ _QUIET = {
 def run_target(target: Target, job: Job) -> int:
     """Run `target` to its end on this rank, and end the job with the other ranks.
 
-    Args:
-        target: the target to run; its errors are raised here.
-        job: the running job.
-
     Returns:
         The exit status: 0, or 128 plus the number of the signal that has interrupted the training.
     """
@@ -43,7 +39,7 @@ def run_target(target: Target, job: Job) -> int:
     if job.options.checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))
     try:
-        target.run()
+        target()
     except Interrupted as end:
         job.shutdown("interrupted")
         return end.status

@@ -13,31 +13,9 @@ from cpudist.launchers import Placement, detect
 from cpudist.launchers.notebook import rank_variables, without_launcher
 from cpudist.notebook.settings import check
 
-GIVEN: dict[str, Any] = {
-    "num_processes": 2,
-    "num_nodes": 1,
-    "node_rank": 0,
-    "master_addr": None,
-    "master_port": None,
-    "use_port": None,
-    "monitor_interval": 0.1,
-    "backend": "auto",
-    "mixed_precision": "no",
-    "max_restarts": 0,
-    "timeout": 300.0,
-    "log_line_prefix_template": None,
-    "rdzv_backend": "static",
-    "rdzv_endpoint": "",
-    "rdzv_conf": None,
-    "rdzv_id": "none",
-    "interface": None,
-    "compress": None,
-    "resume": "auto",
-    "async_checkpoint": False,
-    "stall": None,
-    "record": None,
-    "data_workers": 0,
-}
+# What `notebook_launcher` hands on where a call gives neither function nor arguments.
+_PARAMETERS = list(inspect.signature(notebook_launcher).parameters.values())[2:-1]
+GIVEN: dict[str, Any] = {**{one.name: one.default for one in _PARAMETERS}, "options": {}}
 
 
 @pytest.mark.parametrize(

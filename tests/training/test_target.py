@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.training.target import Script, resolve
+from cpudist.training.target import resolve
 
 # Runs a target in a process of its own, since a target takes over sys.argv, sys.path and __main__.
-_RUN = "from cpudist.training.target import resolve; resolve({name!r}, {args!r}, module={module}).run()"
+_RUN = "from cpudist.training.target import resolve; resolve({name!r}, {args!r}, module={module})()"
 
 _SCRIPT = """
 import dataclasses, multiprocessing, pickle, sys
@@ -74,11 +74,6 @@ def test_modules_are_looked_for_without_importing_them(
         with pytest.raises(UserError, match="there is no module"):
             resolve(name, [], module=True)
     assert capsys.readouterr().out == ""
-
-
-def test_a_path_is_a_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder / "inner")
-    assert resolve("script.py", ["a"]) == Script(Path("script.py"), ("a",))
 
 
 @pytest.mark.parametrize(
