@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import job
-from cpudist.bench import workload
+from cpudist.bench.between_hosts import bert, random_tokens, train_on
 from cpudist.bench.timing import Candidate, Turns, both_groups, timed
 from cpudist.optimization import precision
 
@@ -43,9 +43,9 @@ def main() -> None:
     if world.device.type != "cpu":  # gloo has no tensors of the device, and each kind of buckets is compiled anew
         groups = {world.backend: groups[world.backend]}
         choices = [(job.require().backend.ddp_options()["bucket_cap_mb"], True)]
-    model = workload.bert(world.device)
+    model = bert(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=world.device.type == "cpu")
-    tokens = workload.tokens(world.rank).to(world.device)
+    tokens = random_tokens(world.rank).to(world.device)
 
     def candidate(dtype: torch.dtype, group: dist.ProcessGroup, buckets: Buckets, alone: bool = False) -> Candidate:
         """Return a candidate that reduces gradients by `group` in these buckets, or not at all if `alone`."""
@@ -55,7 +55,7 @@ def main() -> None:
             mb, views = buckets
             ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=mb, gradient_as_bucket_view=views)
             with ddp.no_sync() if alone else nullcontext():
-                return timed(partial(workload.train_on, tokens, ddp, optimizer, dtype))(calls)
+                return timed(partial(train_on, tokens, ddp, optimizer, dtype))(calls)
 
         return measure
 

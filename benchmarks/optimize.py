@@ -20,7 +20,7 @@ from comparison import compare
 
 import cpudist
 from cpudist import job
-from cpudist.bench import workload
+from cpudist.bench.between_hosts import SMALL_SHAPE, bert, random_tokens, train_on
 from cpudist.bench.timing import Timings, Turns, timed
 from cpudist.optimization import ipex, native, products
 
@@ -39,7 +39,7 @@ def main() -> None:
     """Compare the choices without kept memory, with it, and with Intel's extension."""
     quick = "--quick" in sys.argv[1:]
     world = cpudist.init("ccl")
-    tokens = workload.tokens(world.rank, workload.SMALL if quick else (8, 128))
+    tokens = random_tokens(world.rank, SMALL_SHAPE if quick else (8, 128))
     turns = Turns(rounds=2, calls=1, warm_up=1) if quick else Turns(rounds=5, calls=2, warm_up=1)
 
     def table(title: str, choices: dict[str, Options | str | None], first: Timings | None) -> Timings:
@@ -57,7 +57,7 @@ def main() -> None:
 
 def step(tokens: torch.Tensor, choice: Options | str | None) -> Callable[[], None]:
     """Return the step of a model of its own: under options of `optimize`, under RECIPE, or None for PyTorch alone."""
-    model: Any = workload.bert()
+    model: Any = bert()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     options, autocast = {}, torch.float32  # `optimize` has an autocast of its own
     if isinstance(choice, dict):
@@ -70,7 +70,7 @@ def step(tokens: torch.Tensor, choice: Options | str | None) -> Callable[[], Non
     model = job.require().backend.wrap(model)
     if options.get("compile"):
         model.compile()
-    return partial(workload.train_on, tokens, model, optimizer, autocast)
+    return partial(train_on, tokens, model, optimizer, autocast)
 
 
 if __name__ == "__main__":

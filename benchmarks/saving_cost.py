@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 import cpudist
-from cpudist.bench import workload
+from cpudist.bench.between_hosts import bert, random_tokens, train_on
 from cpudist.bench.report import table, time_cell
 from cpudist.bench.timing import Timings
 from cpudist.checkpoints import files, state
@@ -47,7 +47,7 @@ def main() -> None:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         shared = [str(folder / "saving_cost")]
         dist.broadcast_object_list(shared)
-        measured = _measure(Path(shared[0]), options.rounds, workload.tokens(world.rank))
+        measured = _measure(Path(shared[0]), options.rounds, random_tokens(world.rank))
         if world.rank == 0:
             newest = Path(shared[0], FOREGROUND, f"checkpoint-{options.rounds}")
             print(f"{sum(path.stat().st_size for path in newest.iterdir()) / 1e6:.0f} MB in a checkpoint")
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[float]]:
     """Return the seconds of each round by what took them."""
-    model = cpudist.wrap(workload.bert())
+    model = cpudist.wrap(bert())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     ranks = Ranks()
     series = {
@@ -77,7 +77,7 @@ def _measure(folder: Path, rounds: int, tokens: torch.Tensor) -> dict[str, list[
     }
     measured: dict[str, list[float]] = defaultdict(list)
 
-    step = partial(workload.train_on, tokens, model, optimizer, torch.float32)
+    step = partial(train_on, tokens, model, optimizer, torch.float32)
     for number in range(-1, rounds):  # the first round does not count
         seconds: dict[str, float] = {}
         step()  # makes AdamW's state

@@ -1,8 +1,7 @@
 """Measurements that users repeat on their own machines: `cpudist bench`.
 
 - `timing.py`: candidates take turns; medians, spreads and ratios of their times.
-- `collectives.py`, `between_hosts.py`: the measurements and their tables.
-- `candidates.py`: the rivals of an allreduce; `workload.py`: the model that is trained.
+- `collectives.py`, `between_hosts.py`: the measurements and their tables; `candidates.py`: the rivals of an allreduce.
 - `report.py` and `plot.py`: tables, the JSON file, and figures.
 
 Candidates of one table always come from one run: from run to run the machine changes more than the candidates differ.

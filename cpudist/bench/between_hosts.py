@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import api, job
 from cpudist.backends.ccl.ccl_group import WireOptions
-from cpudist.bench import workload
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import (
     CCL,
@@ -55,7 +54,8 @@ CANDIDATES: dict[str, tuple[str, str]] = {
     "gloo, powersgd": (GLOO, "powersgd"),
 }
 _AVERAGED = ("none", "bf16", "int8", "gloo")  # candidates whose averaging is also timed alone
-_SHAPE: workload.Shape = (4, 128)
+_FULL_SHAPE, SMALL_SHAPE = (4, 128), (2, 64)  # samples per rank, tokens per sample
+_VOCABULARY = 30522
 _DTYPES = (torch.float32, torch.bfloat16)
 # In steps. DDP rebuilds its buckets after its first one, `auto` chooses after the fifth, PowerSGD begins after the
 # tenth.
@@ -105,9 +105,6 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     """Measure on every rank of a job, and return the same figures on all ranks.
 
     Args:
-        world: the job's ranks.
-        say: is called with the progress, in words.
-        quick: measure little, as a smoke test.
         only: the candidates besides `ALONE`; empty for all.
 
     Raises:
@@ -115,15 +112,50 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     """
     if world.node_count == 1:
         raise UserError("bench hosts is about the network between hosts; start it as: mpirun -f hostfile -n 2 -ppn 1 …")
-    shape = workload.SMALL if quick else _SHAPE
-    say(workload.describe(workload.bert(), shape))
-    tokens, groups, turns = workload.tokens(world.rank, shape), both_groups(CCL), _QUICK if quick else _FULL
+    shape = SMALL_SHAPE if quick else _FULL_SHAPE
+    say(f"BERT with {_size_of_bert() / 1e6:.1f} million parameters, {shape[0]} x {shape[1]} tokens per rank")
+    tokens, groups, turns = random_tokens(world.rank, shape), both_groups(CCL), _QUICK if quick else _FULL
     times, names = HostTimes({}, {}), only or list(CANDIDATES)[1:]
     for dtype in _DTYPES[: 1 if quick else None]:
         name = precision.name(dtype)
         times.steps[name], times.averages[name] = _compare(dtype, tokens, groups, names, turns, say)
         gc.collect()  # its models
     return times
+
+
+def bert(device: torch.device | str = "cpu") -> torch.nn.Module:
+    """Return a BERT with 24.5 million parameters in training mode, the same on every rank and at every call."""
+    from transformers import BertConfig, BertForMaskedLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    config = BertConfig(
+        vocab_size=_VOCABULARY, hidden_size=384, num_hidden_layers=7, num_attention_heads=12, intermediate_size=4 * 384
+    )
+    torch.manual_seed(0)
+    model: Any = BertForMaskedLM(config).train().to(device)
+    model.tie_weights()  # moving them to some devices makes two parameters of a tied one
+    return model  # type: ignore[no-any-return]
+
+
+def random_tokens(rank: int, shape: tuple[int, int] = SMALL_SHAPE) -> torch.Tensor:
+    """Return one rank's batch of this shape, which serves as its labels too."""
+    return torch.randint(_VOCABULARY, shape, generator=torch.Generator().manual_seed(rank))
+
+
+def train_on(tokens: torch.Tensor, model: Any, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
+    """Make one step with a batch of `random_tokens`, and wait for it; under autocast if `dtype` is bfloat16."""
+    devices = job.require().backend.devices
+    with torch.autocast(devices.type, dtype=dtype) if dtype is torch.bfloat16 else nullcontext():
+        loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    devices.synchronize()
+
+
+def _size_of_bert() -> int:
+    return sum(parameter.numel() for parameter in bert().parameters())
 
 
 def _compare(
@@ -154,7 +186,7 @@ def _hidden(alone: Timings, average: Timings, step: Timings) -> float:
 
 
 def _average_of(name: str, groups: dict[str, dist.ProcessGroup]) -> Candidate:
-    values = torch.zeros(sum(parameter.numel() for parameter in workload.bert().parameters()))
+    values = torch.zeros(_size_of_bert())
     if name == GLOO:
         group = groups[GLOO]
     else:
@@ -165,7 +197,7 @@ def _average_of(name: str, groups: dict[str, dist.ProcessGroup]) -> Candidate:
 def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Tensor, dtype: torch.dtype) -> Candidate:
     """Return a candidate that trains a model of its own, after its warm-up."""
     backend, scheme = CANDIDATES[name]
-    plain = workload.bert()
+    plain = bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
     own = job.require().backend
     if name == _WHOLE:
@@ -182,7 +214,7 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
 
     def step() -> None:
         with model.no_sync() if name == ALONE else nullcontext():
-            workload.train_on(tokens, model, optimizer, dtype)
+            train_on(tokens, model, optimizer, dtype)
 
     measure = timed(step)
     measure(_WARM_UP.get(scheme, 3))

@@ -106,14 +106,7 @@ _OPERATIONS: dict[str, Operation] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of one operation at one size.
-
-    Attributes:
-        operation: its name.
-        size: bytes of a rank's tensor, of the larger one where it has two.
-        timings: by candidate.
-        dtype: of the tensor.
-    """
+    """Times of one operation at one size: the bytes of a rank's tensor, of the larger one where it has two."""
 
     operation: str
     size: int
@@ -171,9 +164,6 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, beside_ot
     """Measure on every rank of a job, and return the same figures on all ranks.
 
     Args:
-        world: the job's ranks.
-        say: is called with the progress, in words.
-        quick: measure little, as a smoke test.
         beside_others: keep each core of the ranks busy with another process, and take the mean of a round instead of
             its median.
     """

@@ -68,7 +68,6 @@ def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
     """Return the lines above a table: the job, rank 0's machine, and the definition of a time.
 
     Args:
-        environment: as `environment` returns it.
         busy: whether other work ran meanwhile; a round's time is then its mean.
     """
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
