@@ -1,4 +1,4 @@
-"""Errors that users can correct, and the frames of their code in a traceback.
+"""Errors that users can correct, findings of checks, and the frames of the user's code in a traceback.
 
 An error that a user can cause (a wrong option, a missing package, contradicting variables) is a `UserError`: one line
 with cause and remedy. The command line prints this line without a traceback and exits with status 2.
@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import site
 import sysconfig
+from dataclasses import dataclass
 from functools import cache
 from types import FrameType, TracebackType
+from typing import Literal, get_args
 
 USER_ERROR = 2  # the exit status of the command line
 FAILED = 1  # of a job
+
+Level = Literal["error", "warning", "ok"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 class UserError(Exception):
@@ -41,6 +46,23 @@ class StartupTimeout(UserError):
         ... except cpudist.StartupTimeout:
         ...     sys.exit("a rank did not come within a minute")
     """
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check on this host (`cpudist doctor`), or on a host of a job (`cpudist launch`), in one line.
+
+    Attributes:
+        level: "error": a job would fail; "warning": it would be slower or lack a function; "ok": no fault.
+        about: the thing, in a word or two.
+        message: the result.
+        remedy: what the user can do; empty if nothing is wrong.
+    """
+
+    level: Level
+    about: str
+    message: str
+    remedy: str = ""
 
 
 def is_user_code(frame: FrameType) -> bool:

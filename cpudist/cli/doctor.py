@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cpudist.cli.parser import Parser
 from cpudist.console import number_of, size
-from cpudist.finding import LEVELS, Finding, Level
+from cpudist.errors import LEVELS, Finding, Level
 from cpudist.hosts.check import check
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher

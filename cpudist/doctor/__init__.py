@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 
 from cpudist.doctor import libraries, memory, processor, usable_backends, versions
-from cpudist.errors import UserError
-from cpudist.finding import LEVELS, Finding
+from cpudist.errors import LEVELS, Finding, UserError
 from cpudist.topology.kernel_files import Files
 
 __all__ = ["Finding", "examine"]

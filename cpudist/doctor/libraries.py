@@ -12,8 +12,7 @@ from pathlib import Path
 
 from cpudist.backends.ccl.compilation import find_built
 from cpudist.doctor.versions import companions_that_fit
-from cpudist.errors import UserError
-from cpudist.finding import Finding
+from cpudist.errors import Finding, UserError
 from cpudist.pinning.preload import allocator_decided, wanted_allocator
 from cpudist.topology.kernel_files import Files
 

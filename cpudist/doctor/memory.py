@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterator, Mapping
 
 from cpudist.console import size
-from cpudist.finding import Finding
+from cpudist.errors import Finding
 from cpudist.pinning.threads import memory_policy
 from cpudist.topology import sysfs
 from cpudist.topology.kernel_files import Files

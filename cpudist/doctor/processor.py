@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from cpudist.console import number_of, size
-from cpudist.finding import Finding
+from cpudist.errors import Finding
 from cpudist.topology import sysfs
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.kernel_files import Files

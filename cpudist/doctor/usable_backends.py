@@ -15,8 +15,7 @@ from cpudist.backends.ccl.compilation import find_built
 from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
-from cpudist.errors import UserError
-from cpudist.finding import Finding
+from cpudist.errors import Finding, UserError
 from cpudist.topology.kernel_files import Files
 
 

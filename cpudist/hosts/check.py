@@ -16,8 +16,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from cpudist.console import size
-from cpudist.errors import UserError
-from cpudist.finding import Finding, Level
+from cpudist.errors import Finding, Level, UserError
 from cpudist.hosts.remote import ask_all, is_here, run_on
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
@@ -63,27 +62,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check.
-
-    Attributes:
-        facts: of the hosts that answered.
-        findings: for each host all that is wrong with it.
-    """
+    """The result of a check: facts of the hosts that answered, and for each host all that is wrong with it."""
 
     facts: dict[Host, Facts]
     findings: dict[Host, list[Finding]]
 
-    @property
-    def errors(self) -> list[Finding]:
-        """The findings with which a job would fail."""
-        return self._of_level("error")
-
-    @property
-    def warnings(self) -> list[Finding]:
-        """The findings with which a job would run, but slower or without some function."""
-        return self._of_level("warning")
-
-    def _of_level(self, level: Level) -> list[Finding]:
+    def of_level(self, level: Level) -> list[Finding]:
+        """Return the findings of one level."""
         return [one for findings in self.findings.values() for one in findings if one.level == level]
 
 

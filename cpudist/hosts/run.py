@@ -67,11 +67,6 @@ class LaunchOptions:
 def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
     """Run the job to its end, with restarts; return the exit status of the command.
 
-    Args:
-        mpirun: starts the ranks.
-        options: the options of the command.
-        variables: the environment variables that the ranks get.
-
     Raises:
         UserError: the hosts are not usable; raised before any rank starts.
     """
@@ -134,10 +129,10 @@ def _require_all(checked: Checked) -> None:
     Raises:
         UserError: there are errors; one line for each.
     """
-    for finding in checked.warnings:
+    for finding in checked.of_level("warning"):
         say(f"warning: {sentence(finding)}")
-    if checked.errors:
-        raise UserError("\n".join(map(sentence, checked.errors)))
+    if errors := checked.of_level("error"):
+        raise UserError("\n".join(map(sentence, errors)))
 
 
 def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
@@ -175,7 +170,7 @@ def _with_slots(host: Host, checked: Checked, part: Part | int | None) -> Host:
 
 
 def _answering(hosts: Sequence[Host], checked: Checked) -> list[Host]:
-    for finding in checked.errors:
+    for finding in checked.of_level("error"):
         say(f"warning: going on without {sentence(finding)}")
     return [host for host in hosts if all(finding.level != "error" for finding in checked.findings.get(host, ()))]
 

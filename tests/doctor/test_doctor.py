@@ -15,7 +15,7 @@ from layouts import unpack
 from cpudist.cli import doctor as command
 from cpudist.cli.main import main
 from cpudist.doctor import libraries, memory, processor, usable_backends, versions
-from cpudist.finding import Finding
+from cpudist.errors import Finding
 from cpudist.topology.kernel_files import Files
 
 

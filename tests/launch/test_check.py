@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpudist.doctor.facts import facts
-from cpudist.finding import Finding
+from cpudist.errors import Finding
 from cpudist.hosts import check as module
 from cpudist.hosts.check import Facts, check, sentence
 from cpudist.hosts.remote import ask_all
@@ -22,7 +22,7 @@ FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket
 @pytest.mark.job
 def test_this_host_is_all_right() -> None:
     checked = check([Host("localhost", 1)])
-    assert checked.errors == []
+    assert checked.of_level("error") == []
     (facts,) = checked.facts.values()
     assert facts.skew == 0
     assert set(facts.ranks) == {"socket", "numa", "l3"}
@@ -43,7 +43,7 @@ def test_what_a_host_sees_of_the_folder_and_of_names(tmp_path: Path) -> None:
 
 @pytest.mark.job
 def test_one_machine_under_two_names() -> None:
-    (found,) = check([Host("localhost", 1, "f, line 1"), Host("127.0.0.1", 1, "f, line 2")]).errors
+    (found,) = check([Host("localhost", 1, "f, line 1"), Host("127.0.0.1", 1, "f, line 2")]).of_level("error")
     assert sentence(found).startswith("f, line 2: 127.0.0.1 is the same machine as localhost; ")
 
 

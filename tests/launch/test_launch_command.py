@@ -13,8 +13,7 @@ import pytest
 from jobs import BIN
 
 from cpudist.cli.main import main
-from cpudist.errors import UserError
-from cpudist.finding import Finding
+from cpudist.errors import Finding, UserError
 from cpudist.hosts import restarts
 from cpudist.hosts import run as module
 from cpudist.hosts.check import Checked, Facts
