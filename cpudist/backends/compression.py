@@ -18,9 +18,7 @@ POWERSGD_RANK = 4
 def check_scheme(text: str, asked: str) -> str:
     """Return the scheme that `text` names: one of `SCHEMES`, or "powersgd:RANK".
 
-    Args:
-        text: the user's text.
-        asked: the option as the user wrote it, such as "--compress zip", for the message.
+    `asked` is the option as the user wrote it, such as "--compress zip", for the message.
 
     Raises:
         UserError: there is no such scheme.
@@ -38,12 +36,7 @@ def has(backend: Backend, scheme: str) -> bool:
 
 
 def check_backend(backend: Backend, scheme: str, asked: str) -> None:
-    """Check that gradients can cross the network in `scheme`, a result of `check_scheme`.
-
-    Args:
-        backend: how the ranks communicate.
-        scheme: the scheme.
-        asked: the option as the user wrote it, for the message.
+    """Check that gradients can cross the network in `scheme`, a result of `check_scheme`; `asked` is as there.
 
     Raises:
         UserError: they cannot on this backend; the message names the remedy.

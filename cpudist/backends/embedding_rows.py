@@ -48,14 +48,8 @@ def output_layers_last(model: torch.nn.Module) -> Iterator[None]:
 def send_apart(model: torch.nn.Module) -> list[str]:
     """Let the embeddings' parts of tied weights cross the network as rows, from the next forward pass on.
 
-    All ranks of the model call it. Not for embeddings that change their weight or scale their gradient, compiled
-    models, models outside DDP, or DDP options that change the average.
-
-    Args:
-        model: the model, wrapped.
-
-    Returns:
-        The names of these embeddings.
+    Returns the names of these embeddings. All ranks of the model call it. Not for embeddings that change their weight
+    or scale their gradient, compiled models, models outside DDP, or DDP options that change the average.
     """
     if not isinstance(model, DistributedDataParallel) or model.static_graph or model.mixed_precision is not None:
         return []

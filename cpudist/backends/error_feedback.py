@@ -44,7 +44,6 @@ def settle(
 
     Args:
         errors: this rank's errors of the averages, by numbers that are the same on all ranks.
-        group: the process group.
         keep_own: zeroes the part of an error that other ranks keep.
     """
     owners = torch.ones(1)
@@ -63,11 +62,8 @@ class ErrorFeedback:
     """The errors of one model's gradients.
 
     Args:
-        model: the model in DDP, which gets `hook`.
         hook: the communication hook of a scheme; it averages exactly in its first step.
-        state: the state of the hook.
         errors: this rank's errors, by the number of the bucket.
-        keep_own: as for `settle`.
     """
 
     def __init__(

@@ -92,12 +92,9 @@ def _calls(ahead: float) -> Calls:
 
 
 def _call(entry: dict[str, Any], group: GroupRanks, ahead: float) -> Call:
-    """Convert an entry of the flight recorder; torch's tools/flight_recorder describes its format.
+    """Convert an entry of the flight recorder, whose clock is `ahead` seconds before the monotonic one.
 
-    Args:
-        entry: the entry.
-        group: the group of the call.
-        ahead: by how many seconds the entry's clock was ahead of the monotonic one.
+    torch's tools/flight_recorder describes its format.
     """
     # "Float" and "BFloat16", which are also torch.float and torch.bfloat16.
     dtypes = [getattr(torch, name.lower(), None) for name in entry["output_dtypes"]]

@@ -77,9 +77,6 @@ class Devices:
     def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
         """Tell `cpudist doctor` how the backend would work on this machine.
 
-        Args:
-            environment: the environment variables.
-
         Returns:
             For each finding its level, the result in one line, and the remedy (empty where none is needed).
         """
@@ -90,22 +87,11 @@ class Devices:
         return None
 
     def find_others(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return torchrun's variables where the devices, but no launcher, can name the other processes.
-
-        Args:
-            options: the user's options for this backend.
-
-        Returns:
-            The variables; empty where this process is alone.
-        """
+        """Return torchrun's variables where the devices, but no launcher, can name the other processes, if any."""
         return {}
 
     def processes_per_node(self, asked: int, options: Mapping[str, Any]) -> int:
         """Return how many ranks a notebook starts on this node where the user asks for `asked`.
-
-        Args:
-            asked: the number.
-            options: the user's options for this backend.
 
         Raises:
             UserError: the devices cannot be used here.
@@ -231,9 +217,6 @@ class Backend(ABC):
 
     def set_timeout(self, seconds: float) -> None:
         """Set the bound on every later collective, in the default group and in groups made later.
-
-        Args:
-            seconds: the new bound.
 
         Raises:
             UserError: this backend cannot change its timeout after the start.

@@ -38,12 +38,7 @@ class Option:
 
 
 def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all `options` of a backend: the user's, and defaults.
-
-    Args:
-        backend: the backend's name, for messages.
-        options: its declared options.
-        values: the user's values; None for the default.
+    """Return the values of all `options` of a backend: the user's, and defaults, for which None stands, too.
 
     Raises:
         UserError: the backend has no such options, or they do not take these values.

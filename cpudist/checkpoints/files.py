@@ -103,10 +103,6 @@ def write(
     """Write a tree of `state.collect`; every rank calls it.
 
     Args:
-        tree: the training.
-        target: the folder of the checkpoint.
-        ranks: who writes it.
-        publisher: for the folder that contains `target`.
         step: the number of the training step, for the manifest; None: not known.
         check: called on rank 0 before anything is written; may raise.
         pause: called between tensors, and between blocks of the files.
@@ -172,13 +168,7 @@ def read(
     *,
     with_random: bool = False,
 ) -> dict[str, Any]:
-    """Load a checkpoint that is not damaged, and return its plain values.
-
-    Args:
-        folder: the checkpoint.
-        ranks: who loads it.
-        model, optimizer, more: as for `load`.
-        with_random: whether this rank's random states are loaded, too.
+    """Load a checkpoint that is not damaged, with this rank's random states if asked for, and return its plain values.
 
     Raises:
         UserError: the checkpoint is one of another model.

@@ -65,13 +65,9 @@ def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path |
 
 
 def restore(folder: Path, name: str = "*") -> None:
-    """Bring back checkpoints that a process had moved aside for new ones when it was killed.
+    """Bring back checkpoints, all or the one `name`, that a process had moved aside for new ones when it was killed.
 
     Call it before a training: it would disturb one that is saving.
-
-    Args:
-        folder: where they belong.
-        name: the name of one of them; all by default.
     """
     for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/{name}"):
         if not (folder / aside.name).exists():

@@ -47,8 +47,6 @@ def seal(
     """Write FILE into `folder`, whose other files are complete.
 
     Args:
-        folder: the checkpoint.
-        step, world_size, runs, trainer: see `Manifest`.
         known: checksums that are computed already.
         pause: called after each block that is read.
     """
@@ -83,11 +81,8 @@ def checksums(
 def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     """Return the first fault in the files of a checkpoint, in words; None where there is none.
 
-    Without FILE it returns None: a checkpoint of Trainer may have been made without cpudist.
-
-    Args:
-        folder: the checkpoint.
-        part, parts: which share of the files to compare: part 0 of 1 is all of them.
+    Part `part` of `parts` of the files is compared: 0 of 1 is all of them. Without FILE it returns None: a checkpoint
+    of Trainer may have been made without cpudist.
     """
     try:
         said = read(folder)

@@ -27,11 +27,9 @@ class Publisher:
     """Save checkpoints in `folder`; every rank calls `begin`, writes its part, and calls `complete`.
 
     Attributes:
-        folder: where complete checkpoints lie.
         saved: those that this process has saved, in this order.
 
     Args:
-        folder: see above.
         alone: whether no other job saves there. Then the remains of all killed jobs are removed, otherwise only those
             of a checkpoint with the same name.
     """
@@ -48,8 +46,6 @@ class Publisher:
         writing.
 
         Args:
-            name: the name.
-            ranks: who saves it.
             publishes: whether this rank publishes it: one rank of the job, or of each host where hosts share no disk.
             check: called on ranks that publish, before anything is written, to raise `UserError`.
 
@@ -77,8 +73,6 @@ class Publisher:
         """Publish the checkpoint once all of it is on the disk.
 
         Args:
-            written: the folder from `begin`.
-            ranks, publishes: as for `begin`.
             finish: writes the rest of this rank's part; must not communicate.
             seal: writes the last files, on ranks that publish, from the results of `finish` on all ranks.
 

@@ -16,11 +16,8 @@ T = TypeVar("T")
 class Ranks:
     """The ranks of a process group, or this process alone where there is none.
 
-    Args:
-        group: the process group; None: the default one.
-
     Attributes:
-        group: the process group.
+        group: the process group; None: the default one.
         alone: whether there is no process group.
         rank, size: this process's place.
     """

@@ -44,8 +44,6 @@ def newest_whole(
     disk, a kill may have left a checkpoint on some of them only.
 
     Args:
-        found: the checkpoints that this rank sees, by their steps.
-        folder: their folder, for messages.
         remedy: advice to the user where ranks see none in common.
         damage: returns the fault in a checkpoint, the same on all ranks.
 

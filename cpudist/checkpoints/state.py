@@ -41,10 +41,6 @@ def collect(
     """Return the tree of a checkpoint; every rank calls it.
 
     Args:
-        model: the model, wrapped or not.
-        optimizer: its optimizer.
-        more: anything with a state_dict, and plain values, by their names.
-        rank: this rank, whose random states are included.
         copied: whether to copy, so that later training does not change the tree.
     """
     check_names(model, optimizer, more)

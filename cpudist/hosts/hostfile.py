@@ -47,11 +47,7 @@ def read(path: str | Path) -> list[Host]:
 
 
 def parse(text: str, source: str = "hostfile") -> list[Host]:
-    """Return the hosts that the text of a hostfile names, in its order.
-
-    Args:
-        text: the text.
-        source: the file's name, for messages.
+    """Return the hosts that the text of a hostfile names, in its order; `source` is its name in messages.
 
     Raises:
         UserError: a line is wrong, a host is named twice, or none is named.
@@ -77,7 +73,6 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
     """Return the hosts that a job needs, each with its number of ranks as `slots`. Hosts are filled in order.
 
     Args:
-        hosts: the hosts.
         ranks: the number of all ranks, at least 1; None: as many as the hosts take.
         per_host: the number of ranks on each host; None: its slots.
 
@@ -103,11 +98,7 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
 
 
 def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:
-    """Return the text of a hostfile for an MPI.
-
-    Args:
-        hosts: the hosts with their slots, as `spread` returns them.
-        mpi: the MPI that reads it.
+    """Return the text of a hostfile with these hosts and slots for an MPI.
 
     Raises:
         UserError: this MPI takes no address of that kind.

@@ -32,7 +32,6 @@ class NodeAgents:
 
     Args:
         hosts: the hosts of the job. This host has an agent in any case, since the launcher runs here.
-        job: the value of CPUDIST_JOB_ID in the environment of the job's processes.
         rank_variable: a variable that ranks have in their environment, and no other process of the job.
 
     Attributes:

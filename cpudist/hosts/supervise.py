@@ -63,10 +63,7 @@ def supervise(
     """Run a launcher to its end. Afterwards no process of the job is left on any host that answers.
 
     Args:
-        mpi: the launcher's MPI.
-        command: its command line.
         variables: its environment; its CPUDIST_JOB_ID marks the processes of this job.
-        hosts: the hosts of the ranks.
         grace: the time in seconds that ranks get to save a checkpoint after a signal, which may be SIGUSR1, too; a
             second signal ends it. None: they save none.
 
@@ -119,9 +116,8 @@ def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Hos
     """Return the host of the lost or stuck ranks; None where it is unknown, or there are several.
 
     Args:
-        killed: the rank that a signal has killed, from the launcher's output.
-        blamed: the ranks named by the report of the failure; none after an exception.
         hosts: the hosts with their slots, which each MPI fills in order.
+        blamed: the ranks named by the report of the failure; none after an exception.
     """
     if killed is not None and killed.rank is None and killed.host:
         return next((host for host in hosts if host.name == killed.host), None)

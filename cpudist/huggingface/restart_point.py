@@ -56,11 +56,6 @@ def number_training(folder: str) -> int:
 def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
     """Return the newest complete checkpoint in `folder` that this run has saved, and announce it; every rank calls it.
 
-    Args:
-        job: the running job.
-        folder: the output folder.
-        training: the number of the training in the folder.
-
     Returns:
         The checkpoint; None where no earlier attempt at this run has saved one, and with `--resume never`.
 

@@ -40,11 +40,6 @@ def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]
 
     Classes that are derived from it so far get the same fields; later ones inherit them.
 
-    Args:
-        cls: TrainingArguments.
-        backends: names of backends.
-        changes: undo this.
-
     Returns:
         The names of the fields that were added.
     """

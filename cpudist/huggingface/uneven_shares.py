@@ -35,9 +35,7 @@ class Shares:
 
     Args:
         geometry: the sizes of the steps; a step must not have fewer samples than there are ranks.
-        ranks: the number of ranks.
         batch_size: the largest batch of a rank. Where it is 1, a batch may have 2: no rank can do without a batch.
-        drop_last: whether an epoch is cut off rather than filled up.
     """
 
     def __init__(self, geometry: BatchGeometry, ranks: int, batch_size: int, drop_last: bool) -> None:

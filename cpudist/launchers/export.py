@@ -38,13 +38,7 @@ class ExportedPlan:
 
 
 def export(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> ExportedPlan:
-    """Return the plan for jobs that run without cpudist.
-
-    Args:
-        plan: the plan of a node.
-        env: the environment variables that are set.
-        preload: a library to preload; None: none.
-    """
+    """Return the plan of a node for jobs that run without cpudist and have the variables `env` set."""
     wanted = thread_variables.environment(plan)
     for mpi in MPIS:
         wanted |= mpi.pinning_variables(plan)

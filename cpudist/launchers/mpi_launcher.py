@@ -92,12 +92,9 @@ class MpiLauncher(Launcher):
     @classmethod
     @abstractmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        """Return the command line that starts the ranks. It has the names of variables, never their values.
+        """Return the command line that starts the ranks by mpirun, `program`, which answers `--version` with this text.
 
-        Args:
-            program: its mpirun.
-            version: its answer to `--version`.
-            options: what to start, and how.
+        It has the names of variables, never their values.
         """
 
     @classmethod
@@ -124,13 +121,7 @@ class MpiLauncher(Launcher):
 
 @dataclass(frozen=True)
 class Mpirun:
-    """An MPI's mpirun on this machine.
-
-    Attributes:
-        mpi: the MPI that it belongs to.
-        program: its path.
-        version: its answer to `--version`.
-    """
+    """An MPI's mpirun on this machine: its path, and its answer to `--version`."""
 
     mpi: type[MpiLauncher]
     program: Path

@@ -33,9 +33,6 @@ class Nodes:
     Attributes:
         several: whether there are other nodes.
 
-    Args:
-        settings: of this node's launch.
-
     Raises:
         UserError: the store cannot be served, or the arguments in another node's cell differ.
         StartupTimeout: the store cannot be reached in time.

@@ -117,12 +117,7 @@ class _Rank:
 class LocalRanks:
     """The ranks of this node in one attempt. `run` waits for their end, and `close` kills their remaining processes.
 
-    Args:
-        settings: of this launch.
-        nodes: the store in which the ranks find each other.
-        payload: a descriptor of the file for `worker.py`.
-        attempt: number of this attempt.
-        run_id: the name of the launch, which all attempts have.
+    `payload` is a descriptor of the file for `worker.py`; all attempts of a launch have one `run_id`.
     """
 
     def __init__(self, settings: Settings, nodes: Nodes, payload: int, attempt: int, run_id: str) -> None:

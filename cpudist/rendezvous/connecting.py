@@ -78,14 +78,8 @@ def connect(
     """Connect this rank with the job's store.
 
     Args:
-        rendezvous: how the ranks find each other, from the environment.
-        placement: this rank.
         attempt: a text that is the same on all ranks and differs between jobs that may find each other's store.
-        timeout: seconds to reach rank 0.
         interface: the network interface of rank 0's host over which the others reach it; None: any.
-
-    Returns:
-        The store, and where it is.
 
     Raises:
         UserError: MPI and the environment disagree about the world, or the store cannot be served.

@@ -35,11 +35,7 @@ def all_gather(
     square.
 
     Args:
-        store: the store that all ranks share.
-        rank, size: this rank, and the number of ranks.
         key: a key that has not been used in this store.
-        value: this rank's text.
-        timeout: seconds to wait for the other ranks.
         what: the purpose, with which an error message begins.
         meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
 

@@ -22,11 +22,6 @@ from cpudist.waiting import bounded
 def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     """Initialise MPI, once in a process, and return ``MPI.COMM_WORLD``.
 
-    Args:
-        rendezvous: names the launcher's MPI library.
-        placement: this rank, as the launcher says.
-        timeout: seconds for MPI to start; the process ends when it takes longer.
-
     Raises:
         UserError: mpi4py or an MPI library is missing, or MPI's world is not the launcher's.
     """

@@ -22,10 +22,9 @@ def node_identity() -> str:
 
 
 def addresses(interface: str | None = None) -> list[str]:
-    """Return the addresses at which others may reach this machine, IPv4 first; 127.0.0.1 if it has no others.
+    """Return the addresses at which others may reach this machine, by one `interface` or all of them, IPv4 first.
 
-    Args:
-        interface: the network interface to use; None: all.
+    Without any it is 127.0.0.1.
 
     Raises:
         UserError: the interface is missing or down, or has no address.

@@ -14,12 +14,7 @@ class Files:
     """Text files by their path from the root, such as ``sys/devices/system/cpu/online``."""
 
     def __init__(self, root: Path = Path("/"), only_sys: bool = False) -> None:
-        """Describe this machine, or a copy.
-
-        Args:
-            root: the folder that contains `sys`.
-            only_sys: whether `root` is a copy of `sys` itself; other files are then missing.
-        """
+        """Describe this machine, or a copy in the folder `root`: of /, or with `only_sys` of /sys alone."""
         self._root, self._before = root, "sys/" if only_sys else ""
 
     def read(self, path: str) -> str | None:

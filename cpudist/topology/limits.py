@@ -66,9 +66,7 @@ def read_limits(files: Files, affinity: frozenset[int] | None, env: Mapping[str,
     """Read the limits of the process that `files` describes. Missing control groups are no limit.
 
     Args:
-        files: this machine's files, or a copy.
         affinity: the process's mask; None reads it from `files`, if it is there.
-        env: the variables that Slurm has set, if it did.
     """
     cpu, memory = list(_groups(files, "cpu")), list(_groups(files, "memory"))
     sets = [cpus for cpus in (affinity or _affinity(files), _cpuset(files)) if cpus]

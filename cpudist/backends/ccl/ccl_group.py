@@ -90,10 +90,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
 
 
 def _may_share_memory(chosen: set[str]) -> bool:
-    """Whether shared memory may be used inside a machine.
-
-    Args:
-        chosen: the values of CPUDIST_TRANSPORT on all ranks.
+    """Whether shared memory may be used inside a machine, given the values of CPUDIST_TRANSPORT on all ranks.
 
     Raises:
         UserError: a value is wrong, or ranks differ.

@@ -54,9 +54,6 @@ def find_built() -> Path | None:
 def ensure_built(cache: Path | None = None) -> Path:
     """Return the compiled module for this environment, compiling it if neither the wheel nor the cache has one.
 
-    Args:
-        cache: the folder of compiled libraries; None for `compiler.cache_folder`.
-
     Raises:
         UserError: oneCCL, a compiler or a header is missing, or the compilation fails.
     """
@@ -74,10 +71,7 @@ def prebuilt(oneccl: OneCcl) -> Path | None:
 
 
 def prebuild(folder: Path) -> Path:
-    """Compile the module that a wheel brings for this torch and Python, and return it; see scripts/wheels.sh.
-
-    Args:
-        folder: the wheel's `PREBUILT`.
+    """Compile the module that a wheel brings for this torch and Python into its `PREBUILT`; see scripts/wheels.sh.
 
     Raises:
         UserError: oneCCL, a compiler or a header is missing, or the compilation fails.

@@ -61,14 +61,7 @@ def find_oneccl() -> OneCcl:
 def compile_command(
     compiler: Compiler, oneccl: OneCcl, source: Path, output: Path, libraries: str | None = None
 ) -> list[str]:
-    """Return the command that compiles and links the extension module.
-
-    Args:
-        compiler: the compiler.
-        oneccl: the oneCCL to link.
-        source: the one C++ file that includes all others.
-        output: the module.
-        libraries: where it will look for shared libraries; None: in this oneCCL's folder.
+    """Return the command that compiles and links the extension module from the one file that includes all others.
 
     oneCCL is linked statically. The libraries that it loads at run time (libmpi, libfabric) are found by DT_RPATH,
     without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH it also applies to the libraries that a library opens.
