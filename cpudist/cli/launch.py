@@ -56,7 +56,7 @@ def add_options(parser: Parser) -> None:
         type=ranks_per_node,
         metavar="{N,socket,numa,l3}",
         help="ranks on a host: a number, or one for each socket, NUMA node or L3 cache "
-        "(default: what the hostfile says, otherwise numa)",
+        "(default: what the hostfile says, otherwise what cpudist plan --measure has found, otherwise numa)",
     )
     parser.add_argument(
         "--mpi",

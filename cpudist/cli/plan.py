@@ -7,14 +7,20 @@ import json
 import os
 import shlex
 import shutil
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from cpudist.bench import rank_counts
 from cpudist.cli.parser import Parser, count_from_zero, ranks_per_node
+from cpudist.console import number_of, size
+from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 from cpudist.launchers.export import ExportedPlan, export
 from cpudist.pinning.preload import wanted_allocator
+from cpudist.topology import measured_ranks
 from cpudist.topology.machine import machine_from, this_machine
 from cpudist.topology.picture import draw
 from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
@@ -24,6 +30,10 @@ HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\
 Show on which cores each rank of a node computes, which core moves its messages, and how to do the same by hand.
 Ranks that `cpudist-train` starts follow this plan without further options.
+
+With --measure, find the number of ranks with which this machine trains fastest: 1, 2, 4, ... ranks make some steps in
+turn, of a model of the benchmarks or of your script, until more ranks are slower. It takes about half a minute for each
+number. `cpudist launch` and `cpudist plan` then start as many where no number is given.
 """
 
 EPILOG = """\
@@ -34,6 +44,9 @@ examples:
   another machine, from the output of `lscpu -p`, `lstopo --of xml` or `hwloc-gather-topology` there:
     ssh node1 lscpu -p > node1.txt
     cpudist plan --topology node1.txt --ppn socket
+  how many ranks train fastest here, a model of the benchmarks or your own script:
+    cpudist plan --measure
+    cpudist plan --measure -- train.py --batch_size 8
 """
 
 
@@ -42,9 +55,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--ppn",
         type=ranks_per_node,
-        default="numa",
         metavar="{N,socket,numa,l3}",
-        help="ranks on a node: a number, or one for each socket, NUMA node (default) or L3 cache",
+        help="ranks on a node: a number, or one for each socket, NUMA node or L3 cache (default: the number that "
+        "--measure has found on such a machine, otherwise numa)",
     )
     parser.add_argument(
         "--data-workers",
@@ -60,23 +73,51 @@ def add_options(parser: Parser) -> None:
         help="another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML",
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--measure", action="store_true", help="find the fastest number of ranks first")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGS...]", help="for --measure")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the plan as a picture or as JSON."""
+    """Print the plan as a picture or as JSON.
+
+    Raises:
+        UserError: --measure cannot be done, or SCRIPT is given without it.
+    """
+    script = options.script[1:] if options.script[:1] == ["--"] else options.script
+    if options.measure and options.topology:
+        raise UserError("--measure needs the machine itself; run it there, without --topology")
+    if script and not options.measure:
+        raise UserError(f"{script[0]} is for --measure; add that, or leave it out")
+    if options.measure:
+        _measure(script, to=sys.stderr if options.json else sys.stdout)
     # The variables of this shell are for this machine; for another one no variable is set.
     env = {} if options.topology else dict(os.environ)
     machine = machine_from(options.topology) if options.topology else this_machine(env)
     threads, variable = threads_set(env) or (None, THREADS)
-    plan = make_plan(machine, PlanOptions(options.ppn, options.data_workers, threads, variable))
+    measured = None if options.topology else measured_ranks.load()
+    plan = make_plan(machine, PlanOptions(options.ppn or measured or "numa", options.data_workers, threads, variable))
     exported = export(plan, env, None if options.topology else wanted_allocator(env))
     if options.json:
         print(json.dumps(_as_json(plan, exported), indent=2))
         return
     print(draw(machine, plan, shutil.get_terminal_size().columns))
+    if measured and not options.ppn:
+        print(f"{number_of(measured, 'rank')}: the fastest on this machine by cpudist plan --measure")
     for line in (*plan.warnings, *exported.kept):
         print(f"warning: {line}")
     _print_export(exported)
+
+
+def _measure(script: Sequence[str], to: TextIO) -> None:
+    """Print a line for each number of ranks, and store the fastest."""
+    print("ranks  threads  batches/s  memory/rank", file=to, flush=True)
+    found = []
+    for one in rank_counts.measure(len(this_machine().usable.cores), script):
+        found.append(one)
+        print(f"{one.ranks:5}  {one.threads:7}  {one.batches:9.3g}  {size(one.memory):>11}", file=to, flush=True)
+    best = rank_counts.fastest(found).ranks
+    file = measured_ranks.save(best)
+    print(f"fastest: {number_of(best, 'rank')} (mpirun -ppn {best}); kept in {file}\n", file=to)
 
 
 def _as_json(plan: Plan, exported: ExportedPlan) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cpudist.backends.ccl.compilation import find_built
 from cpudist.compiler import find_compiler
 from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
+from cpudist.topology import measured_ranks
 from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
@@ -80,6 +81,7 @@ def _ccl() -> str:
 
 
 def _ranks() -> dict[str, int]:
-    """Return the number of ranks with one for each socket, NUMA node and L3 cache."""
+    """Return the number of ranks with one for each socket, NUMA node and L3 cache, and the default."""
     machine = this_machine()
-    return {part: len(make_plan(machine, PlanOptions(part)).ranks) for part in get_args(Part)}
+    ranks = {part: len(make_plan(machine, PlanOptions(part)).ranks) for part in get_args(Part)}
+    return {**ranks, "default": measured_ranks.load() or ranks["numa"]}

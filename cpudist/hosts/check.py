@@ -40,7 +40,7 @@ class Facts:
         skew: seconds by which its clock is ahead of ours, beyond the time of the answer itself.
         memory: free memory in bytes.
         folder: whether our working folder exists there.
-        ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache.
+        ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache, and by "default".
         script: a checksum of the job's script; None where it has none, or there is none on the host.
         shared: whether our working folder is the same there, as far as that was asked for.
         knows_us: whether it can resolve our host name.

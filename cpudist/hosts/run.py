@@ -37,8 +37,8 @@ class LaunchOptions:
         arguments: the arguments of cpudist-train.
         script: the script among them, which all hosts must have; empty where the target is no script.
         ranks: the number of all ranks; None: as many as the hosts take.
-        per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise one for each
-            NUMA node.
+        per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise the fastest
+            number that `cpudist plan --measure` has found there, otherwise one for each NUMA node.
         interface: the network interface for all traffic; None: each library chooses.
         all_output: show the output of all ranks, each line marked with its rank.
         max_restarts: how many failures within `restart_window` are followed by a restart.
@@ -161,7 +161,7 @@ def _with_slots(host: Host, checked: Checked, part: Part | int | None) -> Host:
     assert not isinstance(part, int)
     if part is None and host.slots is not None:
         return host
-    ranks = checked.facts[host].ranks[part or "numa"]
+    ranks = checked.facts[host].ranks[part or "default"]
     if host.slots is not None and ranks > host.slots:
         raise UserError(
             f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn {part} makes {ranks}; change one of them"

@@ -16,7 +16,8 @@ from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
 
-FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, {"socket": 1, "numa": 2, "l3": 4}, "a")
+RANKS = {"socket": 1, "numa": 2, "l3": 4, "default": 2}
+FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, RANKS, "a")
 
 
 @pytest.mark.job
@@ -25,7 +26,7 @@ def test_this_host_is_all_right() -> None:
     assert checked.of_level("error") == []
     (facts,) = checked.facts.values()
     assert facts.skew == 0
-    assert set(facts.ranks) == {"socket", "numa", "l3"}
+    assert set(facts.ranks) == {"socket", "numa", "l3", "default"}
 
 
 def test_whoever_is_called_by_an_interface_needs_no_name() -> None:

@@ -69,11 +69,25 @@ def test_inside_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert "is a rank of mpich already" in capsys.readouterr().err
 
 
+def _ranks(sockets: int) -> dict[str, int]:
+    return {"socket": sockets, "numa": 2 * sockets, "l3": 8, "default": 2 * sockets}
+
+
 def test_a_rank_for_each_part_of_each_host() -> None:
     """Hosts may differ; the number of slots in the file is the upper bound."""
     hosts = parse("h0\nh1:8\nh2:1\n")
     facts = {
-        host: Facts(host.name, "3", "0", "2", "", 0.0, 1 << 40, True, {"socket": sockets, "numa": 2 * sockets, "l3": 8})
+        host: Facts(
+            host.name,
+            "3",
+            "0",
+            "2",
+            "",
+            0.0,
+            1 << 40,
+            True,
+            _ranks(sockets),
+        )
         for host, sockets in zip(hosts, (1, 4, 1), strict=True)
     }
     checked = Checked(facts, {})

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from pathlib import Path
 
 import pytest
+from jobs import run
 from layouts import FOLDER, LAYOUTS
 
 from cpudist.cli.main import main
+from cpudist.compiler import cache_folder
+from cpudist.topology import measured_ranks
 from cpudist.topology.machine import machine_from
 from cpudist.topology.picture import draw
 from cpudist.topology.pinning_plan import PlanOptions, make_plan
 
+COMMAND = [sys.executable, "-m", "cpudist"]
+
+_TRAINS = """
+import sys, torch, cpudist
+assert sys.argv[1:] == ["word"]
+model = cpudist.wrap(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(4, 8)).sum().backward()
+    cpudist.step(optimizer)
+"""
+
 
 @pytest.fixture(autouse=True)
-def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +92,43 @@ def test_another_machine_is_planned_as_if_nothing_were_set_here(
     assert [rank["omp_threads"] for rank in plan["ranks"]] == [15] * 4
 
 
+def test_a_measured_number_of_ranks_is_the_default(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert measured_ranks.load() is None
+    measured_ranks.save(3)
+    assert main(["plan", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
+    assert main(["plan", "--json", "--ppn", "1"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 1
+    (tmp_path / "cpudist" / "ranks.json").write_text("[")
+    assert measured_ranks.load() is None
+
+
+@pytest.mark.job
+def test_the_ranks_of_a_script_are_measured_and_launched(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_TRAINS)
+    env = {"XDG_CACHE_HOME": str(tmp_path), "CPUDIST_CACHE": str(cache_folder())}
+    found = run([*COMMAND, "plan", "--measure", "--", str(script), "word"], timeout=180, env=env)
+    assert found.returncode == 0, found.output
+    rows = re.findall(r"^ +(\d+) +\d+ +\S+ +\S+ [MG]B$", found.stdout, re.MULTILINE)
+    fastest = re.findall(r"^fastest: (\d+) ranks? \(mpirun -ppn \1\)", found.stdout, re.MULTILINE)
+    assert rows[:1] == ["1"], found.output
+    assert fastest[0] in rows
+    launched = run([*COMMAND, "launch", "--dry-run", "--", str(script)], timeout=60, env=env)
+    assert f"-n {fastest[0]} " in launched.stdout
+
+    script.write_text("raise OSError('no data')")
+    found = run([*COMMAND, "plan", "--measure", "--", str(script)], timeout=180, env=env)
+    assert found.returncode == 2
+    assert "no steps of 1 rank could be timed" in found.stderr
+    assert "OSError: no data" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["--measure", "--topology", __file__], "--measure needs the machine itself"),
+        (["--", "train.py"], "train.py is for --measure"),
         (["--ppn", "0"], "give a number of ranks from 1 to 10000, socket, numa or l3, not '0'; see"),
         (["--ppn", "99999999999"], "not '99999999999'"),
         (["--ppn", ""], "''"),

@@ -1,0 +1,105 @@
+"""Measure with how many ranks this machine trains fastest (`cpudist plan --measure`)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cpudist.console import number_of
+from cpudist.errors import UserError
+from cpudist.waiting import poll
+
+_SECONDS = 180.0  # for one number of ranks: the start, and the steps
+_END_SECONDS = 60.0
+_WORSE = 0.9  # of the best so far: more ranks are then not tried
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What so many ranks do together.
+
+    Attributes:
+        ranks: their number.
+        threads: of each rank.
+        batches: batches a second of all ranks together.
+        memory: bytes of the largest rank.
+    """
+
+    ranks: int
+    threads: int
+    batches: float
+    memory: int
+
+
+def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
+    """Measure 1, 2, 4, … ranks, up to `most`; stop where more ranks are slower, or memory may not suffice.
+
+    Args:
+        most: the largest number of ranks.
+        script: the user's script and its arguments; without one the benchmarks' model is trained.
+
+    Raises:
+        UserError: the steps of some ranks cannot be measured; the message has the end of their output.
+    """
+    ranks, best = 1, 0.0
+    while ranks <= most:
+        found = _one(ranks, script)
+        yield found
+        best = max(best, found.batches)
+        if found.batches < _WORSE * best or 2 * ranks * found.memory > psutil.virtual_memory().available:
+            return
+        ranks *= 2
+
+
+def fastest(found: Sequence[Measured]) -> Measured:
+    """Return the fastest of them."""
+    return max(found, key=lambda one: one.batches)
+
+
+def _one(ranks: int, script: Sequence[str]) -> Measured:
+    with tempfile.TemporaryDirectory(prefix="cpudist-measure-") as folder:
+        files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
+        with Path(folder, "output").open("wb+") as output:
+            program = ["-m", "cpudist.bench.rank_steps", folder, *script]
+            command = [sys.executable, "-m", "cpudist", "launch", "--nproc", str(ranks), "--", *program]
+            job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            try:
+                poll(lambda: job.poll() is not None or all(file.exists() for file in files), _SECONDS)
+            finally:
+                _end(job)
+            if not all(file.exists() for file in files):
+                output.seek(0)
+                raise UserError(_why(ranks, output.read().decode(errors="replace")))
+        figures = [json.loads(file.read_text()) for file in files]
+    return Measured(
+        ranks,
+        threads=min(int(one["threads"]) for one in figures),
+        batches=sum(one["steps_per_second"] for one in figures),
+        memory=max(int(one["memory"]) for one in figures),
+    )
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """End the job as Ctrl-C does: `cpudist launch` leaves no process behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if job.poll() is None:
+            job.send_signal(number)
+        try:
+            job.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _why(ranks: int, output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    who = number_of(ranks, "rank")
+    return "\n".join([f"no steps of {who} could be timed: a script must make optimizer steps for 10 s", *lines[-10:]])

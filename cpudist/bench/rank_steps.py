@@ -1,0 +1,89 @@
+"""The program of each rank in `cpudist plan --measure`: steps of the user's script, or of the benchmarks' model.
+
+    cpudist-train -m cpudist.bench.rank_steps FOLDER [SCRIPT [ARGS...]]
+
+Each rank writes the figures of its steps to a file in FOLDER, once, and goes on: the command then ends the job.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cpudist import api, optimization
+from cpudist.bench.between_hosts import bert, random_tokens
+from cpudist.optimization import precision
+
+_SHAPE = (4, 128)  # samples per rank, tokens per sample
+_WARM_UP = 3  # steps: DDP makes its buckets anew, and memory grows
+_STEPS, _SECONDS = 5, 8.0  # at least both
+
+
+class Steps:
+    """Times the steps of all optimizers of this process.
+
+    Args:
+        file: where to write the figures.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._steps = -_WARM_UP
+        self._begin = 0.0
+
+    def step(self, *_: Any) -> None:
+        """Note the end of a step, and write the figures after enough of them."""
+        self._steps += 1
+        if self._steps == 0:
+            self._begin = time.perf_counter()
+        seconds = time.perf_counter() - self._begin
+        if self._steps >= _STEPS and seconds >= _SECONDS and not self._file.exists():
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps(self._figures(seconds)))
+            new.replace(self._file)
+
+    def _figures(self, seconds: float) -> dict[str, float]:
+        return {
+            "steps_per_second": self._steps / seconds,
+            "threads": torch.get_num_threads(),
+            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+
+def _train() -> None:
+    """Train the benchmarks' model as fast as this CPU can, until somebody ends the job."""
+    world = api.init()
+    model = bert()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    dtype = torch.bfloat16 if precision.has_bf16() else torch.float32
+    model, optimizer = optimization.optimize(model, optimizer, dtype)
+    wrapped = api.wrap(model)
+    tokens = random_tokens(world.rank, _SHAPE)
+    while True:
+        wrapped(input_ids=tokens, labels=tokens).loss.backward()
+        api.step(optimizer)
+        optimizer.zero_grad()
+
+
+def main() -> None:
+    """Run the script, or train the model."""
+    folder, *script = sys.argv[1:]
+    rank = api.init().rank
+    register_optimizer_step_post_hook(Steps(Path(folder, f"{rank}.json")).step)
+    if not script:
+        _train()
+    sys.argv = script
+    sys.path[0] = str(Path(script[0]).parent)
+    runpy.run_path(script[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
