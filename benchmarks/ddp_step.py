@@ -1,10 +1,11 @@
 """Compare a training step under DistributedDataParallel on ccl and on gloo.
 
-    mpirun -n 2 python benchmarks/ddp_step.py [--backend xla] [--quick]
+    mpirun -n 2 python benchmarks/ddp_step.py [--backend xla] [--shape SAMPLES TOKENS] [--quick]
 
-A step is forward, backward and optimizer of a BERT with 24 million parameters, 2 x 64 random tokens per rank. Prints,
-for float32 and bfloat16, its time with several kinds of buckets, and as multiples of a step without communication.
-With --backend xla the device computes, in the buckets that `cpudist.wrap` chooses: most of the time is compiling.
+A step is forward, backward and optimizer of a BERT with 24 million parameters, 2 x 64 random tokens per rank (--shape).
+Prints, for float32 and bfloat16, its time with several kinds of buckets, and as multiples of a step without
+communication. With --backend xla the device computes, in the buckets that `cpudist.wrap` chooses: most of the time is
+compiling.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cpudist
 from cpudist import job
-from cpudist.bench.between_hosts import bert, random_tokens, train_on
+from cpudist.bench.between_hosts import SMALL_SHAPE, bert, random_tokens, train_on
 from cpudist.bench.timing import Candidate, Turns, both_groups, timed
 from cpudist.optimization import precision
 
@@ -35,6 +36,7 @@ def main() -> None:
     """Compare all candidates in float32, then in bfloat16."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="ccl")
+    parser.add_argument("--shape", type=int, nargs=2, default=SMALL_SHAPE, metavar=("SAMPLES", "TOKENS"))
     parser.add_argument("--quick", action="store_true", help="a smoke test, whose figures mean little")
     options = parser.parse_args()
     world = cpudist.init(options.backend)
@@ -45,7 +47,7 @@ def main() -> None:
         choices = [(job.require().backend.ddp_options()["bucket_cap_mb"], True)]
     model = bert(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=world.device.type == "cpu")
-    tokens = random_tokens(world.rank).to(world.device)
+    tokens = random_tokens(world.rank, tuple(options.shape)).to(world.device)
 
     def candidate(dtype: torch.dtype, group: dist.ProcessGroup, buckets: Buckets, alone: bool = False) -> Candidate:
         """Return a candidate that reduces gradients by `group` in these buckets, or not at all if `alone`."""

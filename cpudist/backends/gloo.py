@@ -52,8 +52,8 @@ class GlooBackend(ProcessGroupBackend):
     def calls(self) -> Calls | None:
         """Return the calls in torch's flight recorder: only collectives, and gloo's only from torch 2.9 on.
 
-        A dump takes long, its summary less than a millisecond. So the dump is made once, when the summary is the same
-        as at the last look: the calls under way then last.
+        A dump takes long, its summary less than a millisecond. So the calls are dumped only where they have stopped:
+        once for each summary that has not changed since the last look.
         """
         summary = _recorded(calls=False).get("pg_status")
         if not summary:

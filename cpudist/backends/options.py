@@ -38,7 +38,7 @@ class Option:
 
 
 def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all `options` of a backend: the user's, and defaults, for which None stands, too.
+    """Return a value for each of a backend's `options`: the user's, or the default where it is missing or None.
 
     Raises:
         UserError: the backend has no such options, or they do not take these values.

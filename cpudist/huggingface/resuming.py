@@ -187,7 +187,7 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
         if epoch_iterator is not epoch:  # the first epoch begins where the checkpoint was saved
             resumed = epoch is None and not trainer.args.ignore_data_skip
             epoch, steps = epoch_iterator, sampler.weights(trainer.state.global_step if resumed else 0)
-        # transformers 4 asks once more at the end of an epoch, as often as it has skipped batches at its start.
+        # After a resumed epoch transformers 4 asks for as many steps more as it has skipped: there are none.
         context.weights[trainer] = iter(next(steps, []))
         return collect(epoch_iterator, *args, **kwargs)
 

@@ -2,8 +2,8 @@
 
 After the link to another host is lost, Hydra's mpiexec and Open MPI's mpirun wait without a bound for a daemon that
 they cannot reach, and the daemon waits for them. The ranks have ended by then. So each rank starts, as its last act, a
-small process that gives the launcher some time and then ends it. The process is a shell, since Python's file system may
-be lost with the link.
+small process that gives the launcher some time and then ends it. The process is a shell: Python may lie on a file
+system that is lost with the link.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Failure:
 
     Attributes:
         who: such as "rank 1 on node0".
-        said: what happened, as a sentence that `who` begins; with the traceback, if there is one.
+        said: the rest of a sentence that begins with `who`, and the traceback, if there is one.
         at: time of this machine's monotonic clock, in seconds.
         how: whether it "raised" an exception, was "killed" by a signal, or "ended" with neither, as a rank does after
             the failure of another one.

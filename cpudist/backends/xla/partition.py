@@ -92,7 +92,7 @@ def names_in(entry: Entry) -> tuple[str, ...]:
 
 
 def parts(entry: Entry, sizes: Mapping[str, int]) -> int:
-    """Return the number of parts that an entry makes, on a mesh whose axes have these sizes."""
+    """Return into how many parts an entry divides an axis; `sizes` are those of the mesh's axes."""
     return math.prod(sizes[name] for name in names_in(entry))
 
 

@@ -1,7 +1,6 @@
 """Starts a ccl job with a plan as larger machines have it; prints where its threads may run as JSON.
 
-Each rank computes on the first CPU, and has the second one for its communication, or for processes that load data if
-that is the argument.
+Each rank computes on the first CPU. The second one is for communication, or with an argument for data workers.
 """
 
 from __future__ import annotations
