@@ -25,7 +25,7 @@ from cpudist.job.rank_pinning import follow
 from cpudist.job.record import Exit, RunRecord
 from cpudist.launchers import detect
 from cpudist.launchers.single import Single
-from cpudist.topology.identity import interface_of
+from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from cpudist.launchers import Launcher
     from cpudist.pinning import Pinning
     from cpudist.world import World
-
-# By these, libraries choose a network interface when they open their first connection.
-_INTERFACE_VARIABLES = (
-    "GLOO_SOCKET_IFNAME",  # gloo
-    # libfabric, below Intel MPI, MPICH and oneCCL, has one for each provider that takes an interface's name.
-    *("FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_UDP_IFACE", "FI_VERBS_IFACE"),
-    "OMPI_MCA_btl_tcp_if_include",  # Open MPI
-    "UCX_NET_DEVICES",  # UCX, which carries Debian's MPICH and Open MPI
-)
 
 
 class Job:
@@ -220,7 +211,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
             launcher = detect({**os.environ, **others})
     _changes = changes = Changes()
     pinning = pinning and follow(pinning, changes)
-    for name in _INTERFACE_VARIABLES if options.interface else ():
+    for name in INTERFACE_VARIABLES if options.interface else ():
         changes.default_variable(name, options.interface or "")
     # Where Triton is installed, importing torch's compiler starts a process for each core, in every rank. Extensions of
     # torch import it. A compilation by Triton starts them when it needs them.

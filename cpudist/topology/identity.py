@@ -8,6 +8,15 @@ import socket
 
 from cpudist.errors import UserError
 
+# By these, libraries choose a network interface when they open their first connection.
+INTERFACE_VARIABLES = (
+    "GLOO_SOCKET_IFNAME",  # gloo
+    # libfabric, below Intel MPI, MPICH and oneCCL, has one for each provider that takes an interface's name.
+    *("FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_UDP_IFACE", "FI_VERBS_IFACE"),
+    "OMPI_MCA_btl_tcp_if_include",  # Open MPI
+    "UCX_NET_DEVICES",  # UCX, which carries Debian's MPICH and Open MPI
+)
+
 
 def node_identity() -> str:
     """Return a text that is the same in two processes exactly if they can share memory.
