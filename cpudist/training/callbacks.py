@@ -41,7 +41,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         self._communicated = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the record of a training."""
+        """Begin the record of a training, and leave it in the output folder."""
+        self._record.leave_in(Path(args.output_dir))
         samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * self._world_size
         sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
         if isinstance(sampler, SharedSampler):  # the ranks' shares are not equal

@@ -65,6 +65,7 @@ def test_the_documented_command_as_printed(as_printed: dict[str, Any]) -> None:
 def test_cpudist_train_does_the_same(tmp_path: Path, as_printed: dict[str, Any]) -> None:
     found = _trained(train(), tmp_path, THEN)
     assert found["losses"] == pytest.approx(as_printed["losses"], rel=0.05)
+    assert found["record"]["steps"] == 8, "in the output folder, without --record"
     names = ("backend", "ranks", "threads", "told", "timeout", "use_cpu", "questions")
     assert {name: found[name] for name in names} == {name: as_printed[name] for name in names}
 
