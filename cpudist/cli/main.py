@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from cpudist import launchers
-from cpudist.cli import bench, build, doctor, launch, plan, stacks
+from cpudist.cli import bench, build, doctor, launch, plan, stacks, summary
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
@@ -23,6 +23,7 @@ from cpudist.version import __version__
 COMMANDS = {
     "launch": launch,
     "stacks": stacks,
+    "summary": summary,
     "plan": plan,
     "doctor": doctor,
     "build": build,

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,8 @@ from cpudist.version import __version__
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.world import RankInfo, World
+
+_SECRET = re.compile(r"[-_](token|password|secret|key)$")
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
@@ -150,6 +154,7 @@ class RunRecord:
         fields = {
             "cpudist": __version__,
             "torch": torch.__version__,
+            "command": _without_secrets([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
             "launcher": world.launcher,
             "hosts": list(world.hosts),
             "world_size": world.size,
@@ -188,6 +193,19 @@ class RunRecord:
 def percentile(values: Sequence[float], fraction: float) -> float:
     """Return the smallest of `values` that at least a `fraction` of them (0 to 1) do not exceed."""
     return sorted(values)[max(math.ceil(fraction * len(values)) - 1, 0)]
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """Return a command's words, with *** for the values of options such as --hub_token."""
+    shown = list(words)
+    for number, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        if _SECRET.search(name):
+            if equals:
+                shown[number] = f"{name}=***"
+            else:
+                shown[number + 1 : number + 2] = ["***"] * len(words[number + 1 : number + 2])
+    return shown
 
 
 def _step_seconds(seconds: Sequence[float]) -> dict[str, float | None]:

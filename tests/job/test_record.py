@@ -16,6 +16,7 @@ from cpudist.world import RankInfo, World
 _FIELDS = [
     "cpudist",
     "torch",
+    "command",
     "launcher",
     "hosts",
     "world_size",

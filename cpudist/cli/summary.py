@@ -1,0 +1,43 @@
+"""`cpudist summary`: one run in a table, or several side by side."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from cpudist import summary
+from cpudist.cli.parser import Parser
+from cpudist.launchers import Launcher
+
+HELP = "compare runs: speed, communication, loss"
+DESCRIPTION = """\
+Show runs side by side: ranks, backend, speed, share of communication, loss and its curve, and the options that differ.
+A RUN is an output folder of Trainer, or a run record (cpudist-train --record).
+"""
+EPILOG = """\
+examples:
+  two runs of a Trainer, with their losses in one picture:
+    cpudist summary out/lr-1e-4 out/lr-3e-4 --plot losses.png
+"""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist summary`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an output folder, or a run record")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the losses (needs matplotlib)")
+
+
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Print the table.
+
+    Raises:
+        UserError: there is no record of a run.
+    """
+    runs = [summary.read(path) for path in options.runs]
+    print(summary.table(runs, shutil.get_terminal_size().columns))
+    if differing := summary.differences(runs):
+        print("\ndifferent options:", *differing, sep="\n  ")
+    if options.plot is not None:
+        summary.draw(runs, options.plot)
+        print(f"\nlosses: {options.plot}")

@@ -1,0 +1,86 @@
+"""`cpudist summary`: runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpudist import summary
+from cpudist.cli.main import main
+from cpudist.job.record import _without_secrets
+
+
+def _run(folder: Path, losses: list[float], **fields: Any) -> Path:
+    checkpoint = folder / "checkpoint-3"
+    checkpoint.mkdir(parents=True)
+    history = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": [*history, {"eval_loss": 1}]}))
+    record = {"world_size": 2, "hosts": ["n0", "n1"], "backend": "ccl", "transport": "mpi", "exit": "completed"}
+    record |= {"loss": {"first": losses[0], "last": losses[-1]}, "step_seconds": {"median": 0.264, "p95": 0.3}}
+    (folder / "cpudist.json").write_text(json.dumps(record | fields))
+    return folder
+
+
+def test_two_runs_and_how_they_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    common = ["train.py", "--do_train", "--lr"]
+    falls = _run(tmp_path / "a", [4.0, 2.0, 1.0, 0.5], command=[*common, "1e-4"], communication_share=0.06)
+    rises = _run(tmp_path / "b", [1.0, 4.0], command=[*common, "3e-4", "--fp16"], samples_per_second=32.714)
+    assert main(["summary", str(falls), str(rises / "cpudist.json"), "--plot", str(tmp_path / "losses.png")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["backend", *["ccl", "over", "mpi"] * 2] in lines
+    assert ["step", "(p95)", *["264", "ms", "(300)"] * 2] in lines
+    assert ["waits", "for", "messages", "6", "%"] in lines
+    assert ["samples/s", "32.71"] in lines
+    assert ["loss", "4", "to", "0.5", "1", "to", "4"] in lines
+    assert ["curve", "█▄▂▁", "▁█"] in lines
+    assert ["--lr:", "1e-4", "|", "3e-4"] in lines
+    assert ["--fp16:", "not", "given", "|", "given"] in lines
+    assert not any(line[:1] == ["--do_train:"] for line in lines)
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_runs_that_do_not_fit_the_terminal_are_one_below_the_other(tmp_path: Path, width: int) -> None:
+    runs = [summary.read(_run(tmp_path / name, [2.0, 1.0], dtype="bfloat16")) for name in "abcdef"]
+    text = summary.table(runs, width)
+    assert text.count("computes in") == 6
+    several = summary.table(runs, 1000)
+    assert several.count("computes in") == 1
+
+
+def test_a_record_of_an_earlier_version_has_fewer_rows(tmp_path: Path) -> None:
+    file = tmp_path / "old.json"
+    file.write_text('{"world_size": 1}')
+    assert summary.read(file).rows()["ranks"] == "1 on "
+    assert main(["summary", str(file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("nowhere", None, "No such file"),
+        ("list.json", "[]", "is not the record of a run"),
+        ("cut.json", '{"world_size":', "is not the record of a run"),
+    ],
+)
+def test_what_is_no_run_is_one_line(
+    name: str, text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert main(["summary", str(tmp_path / name)]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+def test_secrets_stay_out_of_the_record() -> None:
+    words = ["run.py", "--hub_token", "abc", "--wandb-api-key=abc", "--tokenizer_name", "x", "--push_to_hub_token"]
+    expected = ["run.py", "--hub_token", "***", "--wandb-api-key=***", "--tokenizer_name", "x", "--push_to_hub_token"]
+    assert _without_secrets(words) == expected
