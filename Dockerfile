@@ -29,6 +29,7 @@ RUN python3 -m venv /opt/cpudist \
     && pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement /opt/requirements.txt
 COPY pyproject.toml README.md LICENSE /opt/source/
 COPY cpudist /opt/source/cpudist
+COPY docs /opt/source/docs
 COPY stand_ins /opt/source/stand_ins
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /opt/source \
     && cpudist build

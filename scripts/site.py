@@ -26,7 +26,7 @@ _CODE_WORD = re.compile(r"(?<=[>\s])[^\s<>]{2,28}(?=[<\s])")
 _PICTURE = re.compile(r"<!-- picture: (\w+) -->")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
-_COMMANDS = ("launch", "summary", "plan", "doctor", "stacks", "build", "bench")
+_COMMANDS = ("launch", "summary", "plan", "doctor", "stacks", "build", "bench", "docs")
 _ERRORS = ("UserError", "StartupTimeout", "ArgumentTypeError", "RanksMissing", "StoreLost", "RuntimeError")
 _CPP_ERROR = re.compile(
     r"\b(?:value_error|check_value|check_type|type_error|backend_error|TransportError|runtime_error|abandon_all)"

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from cpudist import launchers
-from cpudist.cli import bench, build, doctor, launch, plan, stacks, summary
+from cpudist.cli import bench, build, docs, doctor, launch, plan, stacks, summary
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": doctor,
     "build": build,
     "bench": bench,
+    "docs": docs,
 }
 
 _EPILOG = """\

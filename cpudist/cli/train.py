@@ -139,8 +139,8 @@ def _parser() -> Parser:
         "--compress",
         metavar="SCHEME",
         help="how gradients cross the network between hosts: none (default), bf16, int8, powersgd or powersgd:RANK; "
-        "auto (default of --use_ipex) measures, and takes none or bf16; docs/slow-networks.md says what "
-        "each costs",
+        "auto (default of --use_ipex) measures, and takes none or bf16; `cpudist docs slow-networks` says "
+        "what each costs",
     )
     parser.add_argument(
         "--checkpoint-on-signal",

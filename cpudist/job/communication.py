@@ -133,7 +133,7 @@ class TrainedAlone:
     def tell(self) -> None:
         """Tell the user at the end of the job, on rank 0, if it has made optimizer steps and no collective."""
         if self._trained and self._communicated() == self._at_start:
-            say(f"warning: {self._world.size} ranks trained alone: they never communicated (docs/own-script.md)")
+            say(f"warning: {self._world.size} ranks trained alone: they never communicated (cpudist docs own-script)")
 
     def _step(self, *_: Any) -> None:
         self._trained = True  # torch iterates over the hooks now, so this one stays

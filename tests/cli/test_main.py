@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cpudist.cli import docs
 from cpudist.cli.main import main
 from cpudist.cli.parser import with_dashes
 from cpudist.version import __version__
@@ -133,3 +135,22 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("machine: ")
     assert done.stderr == ""
+
+
+def test_docs_lists_the_pages_and_shows_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs"]) == 0
+    listed = capsys.readouterr().out
+    assert f"{'slow-networks':<18}Slow networks\n" in listed
+    page = Path(listed.splitlines()[-1].removeprefix("The files are in ")) / "slow-networks.md"
+    for name in ("slow-networks", "slow-networks.md", "docs/slow-networks.md"):
+        assert main(["docs", name]) == 0
+        assert capsys.readouterr().out == page.read_text()
+    assert main(["docs", "fast-networks"]) == 2
+    assert capsys.readouterr().err == "cpudist: there is no page fast-networks; see the list of pages: cpudist docs\n"
+
+
+def test_pages_that_messages_and_help_name_exist() -> None:
+    sources = [path.read_text() for path in docs.PAGES.parent.rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r"cpudist docs ([a-z-]+)", text)}
+    assert {"own-script", "slow-networks"} <= named
+    assert {name for name in named if not (docs.PAGES / f"{name}.md").exists()} == set()

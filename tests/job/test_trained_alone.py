@@ -42,6 +42,6 @@ def test_ranks_that_trained_alone(tmp_path: Path, backend: str, way: str, lines:
     script.write_text(SCRIPT)
     result = run(mpirun(2, *train("--backend", backend, str(script), way)), timeout=100)
     assert result.returncode == 0, result.output
-    said = "cpudist: warning: 2 ranks trained alone: they never communicated (docs/own-script.md)\n"
+    said = "cpudist: warning: 2 ranks trained alone: they never communicated (cpudist docs own-script)\n"
     assert result.stderr.count(said) == lines, result.output
     assert result.stderr.count("trained alone") == lines, result.output

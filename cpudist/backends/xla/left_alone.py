@@ -30,7 +30,7 @@ def _watch(xla_backend: ModuleType) -> None:
         if size == 1 and launcher.placement().size > 1 and launcher.is_main_process:
             say(
                 f"warning: PyTorch/XLA has not connected the {launcher.placement().size} processes of {launcher.name}, "
-                "and each trains alone; start the script by cpudist-train --backend xla (docs/xla.md)"
+                "and each trains alone; start the script by cpudist-train --backend xla (cpudist docs xla)"
             )
 
     cls.__init__ = init
