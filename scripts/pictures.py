@@ -1,6 +1,6 @@
-"""Pictures of the site, drawn from the figures and the plan that its pages show, so that they cannot differ from them.
+"""Draw the pictures of the pages from the figures and the plan that these show: `python scripts/pictures.py`.
 
-A page says where one stands by a comment, such as ``<!-- picture: allreduce -->``, which code hosts do not show.
+They lie in docs/assets/. They have no background, and text in a grey that can be read on white and on black.
 """
 
 from __future__ import annotations
@@ -9,17 +9,31 @@ import io
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from figures import PAGE, TABLES
 from loss_curve import draw
+from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
+FOLDER = PAGE.with_name("assets")
 _SIZES = {"KB": 1 << 10, "MB": 1 << 20}
-_LINES = {"ccl": "tab:blue", "oneCCL": "tab:gray", "gloo": "tab:orange", "mpi4py": "tab:green", "copy": "lightgray"}
+_LINES = {"ccl": "tab:blue", "oneCCL": "tab:gray", "gloo": "tab:orange", "mpi4py": "tab:green", "copy": "tab:brown"}
+_RANKS = ("lightsteelblue", "moccasin")
+_GREY = "#7d8590"
+_COLORED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_LOOK: dict[str, Any] = {
+    **dict.fromkeys(_COLORED, _GREY),
+    "savefig.transparent": True,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text, not outlines
+    "svg.hashsalt": "cpudist",  # the same ids each time
+}
 
 
-def allreduce(_: str) -> bytes:
+def allreduce() -> Figure:
     """Draw the times of an allreduce over its size."""
     head = TABLES["allreduce"]["head"]
     rows = [row for row in TABLES["allreduce"]["rows"] if "," not in row[0]]  # float32
@@ -34,10 +48,10 @@ def allreduce(_: str) -> bytes:
     axes.set(xlabel="size of the tensor", ylabel="seconds")
     axes.grid(alpha=0.3)
     axes.legend()
-    return _svg(figure)
+    return figure
 
 
-def jobs(_: str) -> bytes:
+def jobs() -> Figure:
     """Draw the speed of whole jobs as bars with their ranges."""
     head, rows = TABLES["jobs"]["head"], TABLES["jobs"]["rows"]
     figure = Figure(figsize=(8, 3), layout="constrained")
@@ -46,19 +60,20 @@ def jobs(_: str) -> bytes:
         errors = [[middle - low for middle, low, _ in values], [high - middle for middle, _, high in values]]
         colors = ["tab:blue" if "ccl" in row[0] else "tab:orange" for row in rows]
         names = [row[0].replace(", tcmalloc", ",\ntcmalloc") for row in rows]
-        axes.barh(names, [middle for middle, _, _ in values], xerr=errors, color=colors, capsize=2)
+        axes.barh(names, [middle for middle, _, _ in values], xerr=errors, color=colors, ecolor=_GREY, capsize=2)
         axes.set(title=name, xlabel="samples/s")
     axes.invert_yaxis()  # of both, which share it
-    return _svg(figure)
+    return figure
 
 
-def losses(_: str) -> bytes:
+def losses() -> Figure:
     """Draw the losses of scripts/quickstart.sh, as it does itself."""
-    return _svg(draw(json.loads(PAGE.with_name("quickstart.json").read_text()), "quickstart: 2 ranks, ccl"))
+    return draw(json.loads(PAGE.with_name("quickstart.json").read_text()), "quickstart: 2 ranks, ccl")
 
 
-def plan(page: str) -> bytes:
-    """Draw the plan that the first block shows: a square for each core, with its rank."""
+def plan() -> Figure:
+    """Draw the plan that the first block of docs/placement.md shows: a square for each core, with its rank."""
+    page = PAGE.with_name("placement.md").read_text()
     figure = Figure(figsize=(8, 2.6), layout="constrained")
     axes = figure.subplots()
     nodes = re.findall(r"NUMA node (\d+)\n +CPUs (\S+) +([\dc ]+)", page)
@@ -66,29 +81,31 @@ def plan(page: str) -> bytes:
         axes.text(-0.6, row, f"NUMA node {node}\nCPUs {cpus}", ha="right", va="center")
         for column, cell in enumerate(cells.split()):
             messages = cell.endswith("c")
-            look = {"facecolor": f"C{cell.rstrip('c')}", "alpha": 0.35 if messages else 0.8, "edgecolor": "black"}
-            axes.add_patch(_square(column, row, **look, hatch="//" if messages else ""))
-            axes.text(column, row, f"rank {cell[0]}" + ("\nmessages" if messages else ""), ha="center", va="center")
+            look = {"facecolor": _RANKS[int(cell.rstrip("c"))], "edgecolor": "gray", "hatch": "//" if messages else ""}
+            axes.add_patch(Rectangle((column - 0.45, row - 0.4), 0.9, 0.8, **look))
+            text = f"rank {cell[0]}" + ("\nmessages" if messages else "")
+            axes.text(column, row, text, ha="center", va="center", color="black")
     axes.set(xlim=(-2.4, max(len(cells.split()) for *_, cells in nodes) - 0.4), ylim=(len(nodes) - 0.5, -0.5))
     axes.set_axis_off()
-    return _svg(figure)
+    return figure
 
 
-PICTURES: dict[str, tuple[Callable[[str], bytes], str]] = {
-    "allreduce": (allreduce, "Times of an allreduce over the size of the tensor, both axes logarithmic"),
-    "jobs": (jobs, "Samples per second of whole jobs, in float32 and bfloat16"),
-    "losses": (losses, "Training and held-out loss of a small language model over 500 steps, both falling"),
-    "plan": (plan, "The cores of two NUMA nodes: seven compute for each rank, and one moves its messages"),
-}
+PICTURES: dict[str, Callable[[], Figure]] = {"allreduce": allreduce, "jobs": jobs, "losses": losses, "plan": plan}
 
 
-def _square(column: int, row: int, **look: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column - 0.45, row - 0.4), 0.9, 0.8, **look)
-
-
-def _svg(figure: Figure) -> bytes:
+def svg(name: str) -> bytes:
+    """Return a picture as the content of its file."""
     file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    with rc_context(_LOOK):
+        PICTURES[name]().savefig(file, format="svg", metadata={"Date": None})
+    return re.sub(rb" +$", b"", file.getvalue(), flags=re.MULTILINE)
+
+
+def path(name: str) -> Path:
+    """Return the file of a picture."""
+    return FOLDER / f"{name}.svg"
+
+
+if __name__ == "__main__":
+    for each in PICTURES:
+        path(each).write_bytes(svg(each))

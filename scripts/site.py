@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
-from pictures import PICTURES
 
 import cpudist
 
 _ROOT = Path(__file__).resolve().parents[1]
 _CODE_WORD = re.compile(r"(?<=[>\s])[^\s<>]{2,28}(?=[<\s])")
-_PICTURE = re.compile(r"<!-- picture: (\w+) -->")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 _COMMANDS = ("launch", "summary", "plan", "doctor", "stacks", "build", "bench", "docs")
@@ -47,9 +45,6 @@ def on_files(files: Files, config: Any) -> Files:
     pages["reference/messages.md"] = "".join(_messages())
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
-    for page in (_ROOT / "docs").glob("*.md"):
-        for name in _PICTURE.findall(page.read_text()):
-            files.append(File.generated(config, f"assets/{name}.svg", content=PICTURES[name][0](page.read_text())))
     texts = {**pages, **{f"docs/{page.name}": page.read_text() for page in (_ROOT / "docs").glob("*.md")}}
     linked = {
         _target(path.replace("index.md", "README.md"), link) for path, text in texts.items() for link in _links(text)
@@ -71,7 +66,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     if site in _BOOSTS:
         page.meta["search"] = {"boost": _BOOSTS[site]}
-    markdown = _PICTURE.sub(lambda found: f"![{PICTURES[found[1]][1]}](assets/{found[1]}.svg)", markdown)
     markdown = re.sub(r"^( *)```text$", r"\1```{.text .wrapped}", markdown, flags=re.MULTILINE)
     return markdown if site.startswith("reference/") else _LINK.sub(moved, markdown)
 
