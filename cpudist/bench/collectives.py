@@ -139,7 +139,7 @@ class CollectiveTimes:
     beside_others: bool = False
 
     def table(self) -> str:
-        """Return two blocks of lines for each operation and type: times, and their ratios."""
+        """Return two blocks of lines for each operation and type: times, and their ratios with the rounds' range."""
         kinds = itertools.groupby(self.comparisons, lambda one: (one.operation, one.dtype))
         groups = [(f"{operation}, {dtype}", list(group)) for (operation, dtype), group in kinds]
         blocks = [(f"{name}\n{_times(group)}", _ratios(group)) for name, group in groups]
@@ -260,7 +260,7 @@ def _pairs(comparisons: list[Comparison]) -> list[tuple[str, str]]:
 
 def _times(comparisons: list[Comparison]) -> str:
     names = _names(comparisons)
-    return _sizes(comparisons, names, lambda one: [time_cell(one.timings.get(name)) for name in names])
+    return _sizes(comparisons, names, lambda one: [time_cell(one.timings.get(name), spread=False) for name in names])
 
 
 def _ratios(comparisons: list[Comparison]) -> str:

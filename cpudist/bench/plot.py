@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cpudist.bench.between_hosts import ALONE
 from cpudist.bench.candidates import COPY, MPI, ONECCL
 from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.report import Results
 from cpudist.bench.timing import CCL, GLOO, Timings
 from cpudist.console import size as size_cell
 
-_COLORS = {ONECCL: "tab:gray", CCL: "tab:blue", GLOO: "tab:orange", MPI: "tab:green", COPY: "lightgray"}
+_COLORS = {
+    ONECCL: "tab:gray",
+    CCL: "tab:blue",
+    GLOO: "tab:orange",
+    MPI: "tab:green",
+    COPY: "lightgray",
+    ALONE: "lightgray",
+}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -30,7 +38,7 @@ def draw(results: Results, path: Path) -> None:
         _draw_sizes(allreduces, axes.pop(0))
     for (title, timings), each in zip(panels.items(), axes, strict=True):
         medians, errors = _medians_and_errors(list(timings.values()))
-        each.barh(list(timings), medians, xerr=errors, color="tab:blue", capsize=2)
+        each.barh(list(timings), medians, xerr=errors, color=[_color(name) for name in timings], capsize=2)
         each.invert_yaxis()
         each.set(title=title)
     figure.savefig(path, dpi=120)
@@ -50,6 +58,11 @@ def _draw_sizes(comparisons: list[Comparison], axes: Any) -> None:
     axes.set(title="allreduce, float32", xlabel="size of the tensor", ylabel="seconds")
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def _color(name: str) -> str:
+    """Return the color of a bar, such as ``gloo, fp16`` or ``broadcast of 16 MB, ccl``."""
+    return next((color for part, color in _COLORS.items() if part in name), _COLORS[CCL])
 
 
 def _medians_and_errors(timings: Sequence[Timings]) -> tuple[list[float], list[list[float]]]:

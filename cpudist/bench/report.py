@@ -99,13 +99,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def time_cell(timings: Timings | None) -> str:
-    """Return the median with the range of the rounds, in one unit: ``15.2 us (14.1-17)``."""
+def time_cell(timings: Timings | None, spread: bool = True) -> str:
+    """Return the median, with the range of the rounds if `spread`, in one unit: ``15.2 us (14.1-17)``."""
     if timings is None:
         return "-"
     scale, unit = next((entry for entry in _UNITS if timings.median >= entry[0]), _UNITS[-1])
     low, high = timings.spread
-    return _cell(timings.median / scale, low / scale, high / scale, f" {unit}")
+    cell = _cell(timings.median / scale, low / scale, high / scale, f" {unit}")
+    return cell if spread else cell.partition(" (")[0]
 
 
 def ratio_cell(ratio: Ratio | None) -> str:

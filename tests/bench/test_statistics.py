@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 
-from cpudist.bench.between_hosts import ALONE, HostTimes
+from cpudist.bench.between_hosts import ALONE, CANDIDATES, HostTimes
 from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.report import time_cell
+from cpudist.bench.plot import _color
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
 from cpudist.cli.main import main
 
@@ -126,6 +127,23 @@ def test_candidates_across_hosts_are_compared_with_no_communication() -> None:
     assert entry["seconds"]["powersgd"]["calls_per_round"] == 2
     assert entry["ratios"]["powersgd/no communication"]["rounds"] == [2.0, 2.0]
     assert list(times.panels()["training step, float32, in seconds"]) == [ALONE, "powersgd", "bf16"]
+
+
+def test_tables_fit_a_terminal() -> None:
+    """As wide as their cells get."""
+    rounds = (123.4e-6, 321.4e-6, 432.1e-6)
+    names = ("oneCCL", "ccl", "gloo", "mpi4py", "memory copy", "torch alone")
+    sizes = (Comparison("allreduce", 96 << 20, dict.fromkeys(names, steady(*rounds))),)
+    steps = dict.fromkeys(CANDIDATES, steady(*rounds))
+    for times in (CollectiveTimes(sizes), HostTimes({"bfloat16": steps}, {"bfloat16": steps})):
+        assert max(map(len, times.table().splitlines())) <= 100
+
+
+def test_bars_of_gloo_have_a_color_of_their_own() -> None:
+    ours = {_color(name) for name in ("broadcast of 16 MB, ccl", "bf16", "powersgd")}
+    gloo = {_color(name) for name in ("broadcast of 16 MB, gloo", "gloo, powersgd")}
+    assert len(ours) == len(gloo) == len({_color(ALONE)}) == 1
+    assert len(ours | gloo | {_color(ALONE)}) == 3
 
 
 @pytest.mark.parametrize(
