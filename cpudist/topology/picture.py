@@ -36,8 +36,13 @@ def _machine_line(machine: Machine) -> str:
         number_of(len(topology.cores), "core"),
         number_of(len(topology.cpus), "CPU") + (" (hardware threads)" if topology.threads_per_core > 1 else ""),
     ]
-    memory = sum(node.memory or 0 for node in topology.numa_nodes)
+    memory = _memory(topology)
     return "machine: " + ", ".join(parts) + (f", {size(memory)} of memory" if memory else "")
+
+
+def _memory(topology: Topology) -> int:
+    """Return the bytes of all NUMA nodes; 0 where they are unknown."""
+    return sum(node.memory or 0 for node in topology.numa_nodes)
 
 
 def _limit_lines(machine: Machine) -> Iterator[str]:
@@ -46,7 +51,9 @@ def _limit_lines(machine: Machine) -> Iterator[str]:
         yield f"this process may use only the CPUs {format_list(machine.usable.cpus)}"
     for origin in limits.origins:
         yield f"this process is limited by {origin}"
-    if limits.memory is not None:
+    memory = _memory(machine.topology)
+    # A group may be allowed more than there is, also where a virtual machine gets memory only when it needs it.
+    if limits.memory is not None and not 0 < memory <= limits.memory:
         yield f"this process may use only {size(limits.memory)} of memory"
 
 

@@ -107,7 +107,7 @@ RUN_BY = {
     r"(\$ )?cpudist plan": "topology/test_plan_command.py",
     r"cpudist doctor --hostfile": "hosts/test_launch.py",
     r"cpudist doctor": "doctor/test_doctor.py",
-    r"cpudist build|pip install|python3 -m venv|apt-get": "../scripts/environment.sh",  # before the tests
+    r"cpudist build|pip install|pip wheel|python3 -m venv|apt-get": "../scripts/environment.sh",  # before the tests
     r"cpudist launch .*--max-restarts": "hosts/test_launch.py",
     r"cpudist launch .*train_digits": "examples/test_train_digits.py",
     r"cpudist launch --host": "hosts/test_launch.py",

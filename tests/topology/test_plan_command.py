@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from layouts import FOLDER, LAYOUTS
 
 from cpudist.cli.main import main
 from cpudist.compiler import cache_folder
-from cpudist.topology import measured_ranks
-from cpudist.topology.machine import machine_from
+from cpudist.topology import NumaNode, measured_ranks
+from cpudist.topology.machine import Machine, machine_from
 from cpudist.topology.picture import draw
 from cpudist.topology.pinning_plan import PlanOptions, make_plan
 
@@ -72,6 +73,17 @@ def test_the_picture() -> None:
     assert "    CPUs 4-7            1  1  x  x" in text
     assert "0d loads its data, x not for this\n  process" in text
     assert "0     0-2          3        3        0" in text
+
+
+@pytest.mark.parametrize(("allowed", "said"), [(4, True), (128, False)])
+def test_a_memory_limit_is_shown_where_the_machine_has_more(allowed: int, said: bool) -> None:
+    """A virtual machine gets memory when it needs it: it may have less than it is allowed."""
+    machine = machine_from(FOLDER / "opteron-6134-4s-cgroup2.sysfs.tar.xz")
+    nodes = tuple(NumaNode(node.number, memory=1 << 30) for node in machine.topology.numa_nodes)
+    limits = replace(machine.limits, memory=allowed << 30)
+    machine = Machine(replace(machine.topology, numa_nodes=nodes), limits)
+    shown = draw(machine, make_plan(machine, PlanOptions(1)), 80)
+    assert (f"this process may use only {allowed} GB of memory" in shown) == said
 
 
 def test_by_hand_and_warnings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
