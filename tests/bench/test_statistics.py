@@ -8,8 +8,8 @@ import pytest
 
 from cpudist.bench.between_hosts import ALONE, CANDIDATES, HostTimes
 from cpudist.bench.collectives import CollectiveTimes, Comparison
-from cpudist.bench.report import time_cell
 from cpudist.bench.plot import _color
+from cpudist.bench.report import time_cell
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
 from cpudist.cli.main import main
 
