@@ -24,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _CODE_WORD = re.compile(r"(?<=[>\s])[^\s<>]{2,28}(?=[<\s])")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
-_COMMANDS = ("launch", "summary", "plan", "doctor", "stacks", "build", "bench", "docs")
+_COMMANDS = ("test", "launch", "summary", "plan", "doctor", "stacks", "build", "bench", "docs")
 _ERRORS = ("UserError", "StartupTimeout", "ArgumentTypeError", "RanksMissing", "StoreLost", "RuntimeError")
 _CPP_ERROR = re.compile(
     r"\b(?:value_error|check_value|check_type|type_error|backend_error|TransportError|runtime_error|abandon_all)"

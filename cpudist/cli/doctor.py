@@ -50,14 +50,19 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if options.json:
         print(json.dumps({"ok": not failing, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        width, in_color = shutil.get_terminal_size().columns, sys.stdout.isatty()
-        worst_last = sorted(findings, key=lambda finding: LEVELS.index(finding.level), reverse=True)
-        for finding in worst_last:
-            first, *more = _lines(finding, width)
-            print(_colored(first, finding.level) if in_color else first, *more, sep="\n")
-        print(_verdict(findings))
+        show(findings)
     if failing:
         raise SystemExit(1)
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Print findings, the worst last, and how many there are."""
+    width, in_color = shutil.get_terminal_size().columns, sys.stdout.isatty()
+    worst_last = sorted(findings, key=lambda finding: LEVELS.index(finding.level), reverse=True)
+    for finding in worst_last:
+        first, *more = _lines(finding, width)
+        print(_colored(first, finding.level) if in_color else first, *more, sep="\n")
+    print(_verdict(findings))
 
 
 def _hosts(path: Path) -> list[Finding]:

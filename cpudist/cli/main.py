@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from cpudist import launchers
-from cpudist.cli import bench, build, docs, doctor, launch, plan, stacks, summary
+from cpudist.cli import bench, build, docs, doctor, launch, plan, stacks, summary, test
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
@@ -21,6 +21,7 @@ from cpudist.version import __version__
 
 # Each has HELP, DESCRIPTION, EPILOG, `add_options` and `run`, which runs on rank 0 alone unless `every_rank` is set.
 COMMANDS = {
+    "test": test,
     "launch": launch,
     "stacks": stacks,
     "summary": summary,

@@ -213,10 +213,10 @@ class Bed:
         for other in self._hosts.values():  # an ARP request that was sent while the link was down has failed
             _in_network_of(other.first.pid, "ip", "neighbour", "flush", "dev", "eth0")
 
-    def limit(self, rate: str | None) -> None:
-        """Limit every link to `rate` in each direction; None: no limit."""
+    def limit(self, rate: str | None, *names: str) -> None:
+        """Limit the links of these hosts, or all, to `rate` in each direction; None: no limit."""
         discipline = ["tbf", "rate", rate, "burst", "256kb", "latency", "20ms"] if rate else ["noqueue"]
-        for host in self._hosts.values():
+        for host in (self._hosts[name] for name in names or self._hosts):
             self._on_switch("tc", "qdisc", "replace", "dev", host.port, "root", *discipline)
             _in_network_of(host.first.pid, "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
 

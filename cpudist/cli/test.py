@@ -1,0 +1,110 @@
+"""`cpudist test`: is this cluster all right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpudist.cli.doctor import show
+from cpudist.cli.parser import Parser
+from cpudist.console import say
+from cpudist.errors import FAILED, UserError
+from cpudist.launchers import Launcher
+
+if TYPE_CHECKING:
+    from cpudist.cluster.cluster_figures import ClusterFigures
+
+HELP = "is this cluster all right: hosts, links, a small training"
+DESCRIPTION = """\
+Measure each host (computing, memory), each link between two hosts, collectives and a small training, in a minute for
+four hosts. Say what is out of line with the other hosts or with the last time; the exit status is then 1.
+"""
+EPILOG = """\
+examples:
+  the hosts of a file, one rank on each:
+    cpudist test --hostfile hosts
+  under a launcher:
+    mpirun -f hosts -n 4 -ppn 1 cpudist test --json cluster.json
+    srun --ntasks-per-node=1 cpudist test
+"""
+_TIMEOUT = 300.0  # seconds, for the start and for any one call
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist test`."""
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start a rank on each host of this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and findings; - for the output")
+    parser.set_defaults(every_rank=True)
+
+
+def run(options: argparse.Namespace, launcher: Launcher) -> None:
+    """Measure, and print what was found; exit with status 1 if something is out of line."""
+    if options.hostfile is not None and launcher.name == "single":
+        figures = _on_hosts(options.hostfile)
+    else:
+        from cpudist import job  # late: it imports torch
+
+        try:
+            figures = _as_rank(launcher)
+        except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
+            job.fail(error, rank=launcher.rank)
+    if launcher.is_main_process:
+        _report(figures, options.json)
+
+
+def _as_rank(launcher: Launcher) -> ClusterFigures:
+    from cpudist import api, job
+    from cpudist.cluster.on_ranks import measure
+    from cpudist.job.job_options import JobOptions
+
+    running = job.current() or api.enter(launcher, JobOptions(timeout=_TIMEOUT, from_flags=True))
+
+    def progress(line: str) -> None:
+        if running.world.rank == 0:
+            say(line, program="cpudist test")
+
+    figures = measure(running, progress)
+    api.shutdown()
+    return figures
+
+
+def _on_hosts(hostfile: Path) -> ClusterFigures:
+    """Have `cpudist launch` start the ranks, the first of which writes the figures to its output.
+
+    Raises:
+        UserError: the hosts cannot be used; the command has said why.
+    """
+    from cpudist.cluster.cluster_figures import ClusterFigures
+
+    words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", "--", "-m", "cpudist", "test", "--json", "-"]
+    job = subprocess.run([sys.executable, "-m", "cpudist", *words], stdout=subprocess.PIPE, text=True, check=False)
+    if job.returncode:
+        raise SystemExit(job.returncode)
+    try:
+        return ClusterFigures.from_json(json.loads(job.stdout.splitlines()[-1])["figures"])
+    except (ValueError, IndexError, KeyError):
+        raise UserError("the ranks gave no figures; start them by mpirun -f hosts -ppn 1 cpudist test") from None
+
+
+def _report(figures: ClusterFigures, file: Path | None) -> None:
+    from cpudist.cluster.cluster_figures import keep, last_time
+    from cpudist.cluster.judgement import judge
+    from cpudist.cluster.tables import tables
+
+    findings = judge(figures, last_time(figures))
+    fields = json.dumps({"figures": figures.to_json(), "findings": [asdict(finding) for finding in findings]})
+    if str(file) == "-":
+        print(fields)
+        return
+    print(tables(figures), end="\n\n")
+    show(findings)
+    if file is not None:
+        file.write_text(fields + "\n", encoding="utf-8")
+    if findings:
+        raise SystemExit(FAILED)
+    keep(figures)

@@ -1,0 +1,124 @@
+"""The figures of a cluster, and the file that keeps those of the last time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """Figures of one host.
+
+    Attributes:
+        name: its host name.
+        versions: of Python, torch and cpudist.
+        cores: on which the rank computes.
+        flops: floating-point operations a second in a product of matrices, by type.
+        copied: bytes a second that a copy reads and writes.
+        clock: in Hz; None where the kernel does not say.
+        memory: free bytes.
+        shared_memory: free bytes of /dev/shm.
+        shares_folder: whether it has rank 0's working folder.
+    """
+
+    name: str
+    versions: Mapping[str, str]
+    cores: int
+    flops: Mapping[str, float]
+    copied: float
+    clock: float | None
+    memory: int
+    shared_memory: int
+    shares_folder: bool
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """Messages from one host to another.
+
+    Attributes:
+        source, target: numbers of the hosts.
+        latency: seconds for a small message, half of a round trip.
+        bandwidth: bytes a second of large messages.
+    """
+
+    source: int
+    target: int
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class ClusterFigures:
+    """Figures of all hosts of a job.
+
+    Attributes:
+        hosts: in the order of their first ranks.
+        links: between all pairs of hosts, in both directions.
+        allreduces: seconds of an allreduce over all ranks, by bytes.
+        loss: of a small training on all ranks, and of the same in one process.
+        backend: such as "ccl over mpi".
+        measured_at: the time, in ISO 8601.
+    """
+
+    hosts: list[HostFigures]
+    links: list[LinkFigures]
+    allreduces: dict[int, float]
+    loss: tuple[float, float]
+    backend: str
+    measured_at: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures for a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ClusterFigures:
+        """Return the figures that `to_json` has written.
+
+        Raises:
+            ValueError: they are none.
+        """
+        try:
+            return cls(
+                **{
+                    **fields,
+                    "hosts": [HostFigures(**host) for host in fields["hosts"]],
+                    "links": [LinkFigures(**link) for link in fields["links"]],
+                    "allreduces": {int(size): seconds for size, seconds in fields["allreduces"].items()},
+                    "loss": tuple(fields["loss"]),
+                }
+            )
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not the figures of a cluster: {error!r}") from None
+
+
+def last_time(now: ClusterFigures) -> ClusterFigures | None:
+    """Return the last figures of these hosts; None where there are none."""
+    try:
+        return ClusterFigures.from_json(json.loads(_file(now).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def keep(now: ClusterFigures) -> None:
+    """Keep the figures for the next time.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    file = _file(now)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(now.to_json()), encoding="utf-8")
+
+
+def _file(figures: ClusterFigures) -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    names = hashlib.sha256("\n".join(host.name for host in figures.hosts).encode()).hexdigest()[:16]
+    return Path(caches) / "cpudist" / f"cluster-{names}.json"

@@ -1,0 +1,59 @@
+"""How fast this host computes and copies, with the threads of one rank. The best of some rounds: noise only slows."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from cpudist.cluster.cluster_figures import HostFigures
+from cpudist.topology.machine import allowed_cpus
+from cpudist.version import __version__
+
+_SIZE = 1024  # rows and columns of the matrices
+_COPIED_BYTES = 1 << 27  # more than caches hold
+_ROUNDS, _SECONDS = 5, 0.2
+
+
+def measure_host(name: str, probe: str) -> HostFigures:
+    """Measure this host.
+
+    Args:
+        name: its host name.
+        probe: a file in rank 0's working folder.
+    """
+    flops = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        one, other = (torch.randn(_SIZE, _SIZE).to(dtype) for _ in range(2))
+        flops[str(dtype).removeprefix("torch.")] = 2 * _SIZE**3 / _best(lambda one=one, other=other: one @ other)  # type: ignore[misc]
+    source = torch.ones(_COPIED_BYTES, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    clock = psutil.cpu_freq()
+    return HostFigures(
+        name,
+        {"python": platform.python_version(), "torch": torch.__version__, "cpudist": __version__},
+        cores=min(len(allowed_cpus()), torch.get_num_threads()),
+        flops=flops,
+        copied=2 * _COPIED_BYTES / _best(lambda: target.copy_(source)),
+        clock=clock.current * 1e6 if clock is not None and clock.current else None,
+        memory=psutil.virtual_memory().available,
+        shared_memory=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
+        shares_folder=os.path.exists(probe),
+    )
+
+
+def _best(call: Callable[[], object]) -> float:
+    """Return the seconds of the fastest call."""
+    call()
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        end = time.perf_counter() + _SECONDS
+        while (begin := time.perf_counter()) < end:
+            call()
+            best = min(best, time.perf_counter() - begin)
+    return best

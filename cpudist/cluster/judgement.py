@@ -1,0 +1,136 @@
+"""Sentences about hosts and links that are out of line: against the other hosts, and against the last time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
+from cpudist.console import size
+from cpudist.errors import Finding
+
+# Of the median of all hosts, or links: the best of several rounds stays within these on a machine that is shared.
+_SLOW_HOST, _SLOW_LINK, _LATE_LINK = 0.75, 0.5, 5.0
+_SLOW_CLOCK = 0.9
+_LATENCY = 1e-3  # seconds: below this a late link costs a training nothing
+_SHARED_MEMORY = 64 << 20  # bytes; data loaders of several processes need more
+_LOSS = 1e-3  # relative: ranks add up in another order than one process
+
+
+def judge(now: ClusterFigures, before: ClusterFigures | None = None) -> list[Finding]:
+    """Return what is out of line, the worst first.
+
+    Args:
+        now: the figures.
+        before: those of an earlier time.
+    """
+    found = [*_versions(now.hosts), *_loss(now), *_hosts(now.hosts), *_links(now)]
+    return [*found, *(_since(now, before) if before is not None else ())]
+
+
+def _versions(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
+    for name in hosts[0].versions:
+        usual = statistics.mode(host.versions.get(name, "none") for host in hosts)
+        for host in hosts:
+            if (theirs := host.versions.get(name, "none")) != usual:
+                remedy = "install the same version on all hosts"
+                yield Finding("error", host.name, f"has {name} {theirs}, the others {usual}", remedy)
+
+
+def _loss(now: ClusterFigures) -> Iterator[Finding]:
+    together, alone = now.loss
+    if not abs(together - alone) <= _LOSS * abs(alone):
+        message = f"a small training ends at {together:.6g} on all ranks, and at {alone:.6g} in one process"
+        yield Finding("error", "training", message, "report it, with the figures of --json")
+
+
+def _hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
+    for dtype in hosts[0].flops:
+        usual = statistics.median_high(host.flops[dtype] for host in hosts)
+        for host in hosts:
+            if (share := host.flops[dtype] / usual) < _SLOW_HOST:
+                message = f"computes at {share:.2f} of the others in {dtype}{_cause(host, hosts)}"
+                yield Finding("warning", host.name, message, "every step waits for it: mend it, or leave it out")
+    usual = statistics.median_high(host.copied for host in hosts)
+    for host in hosts:
+        if (share := host.copied / usual) < _SLOW_HOST:
+            message = f"copies memory at {share:.2f} of the others ({size(host.copied)}/s)"
+            yield Finding("warning", host.name, message, "look for another program, or an empty memory slot")
+        if not host.shares_folder:
+            message = f"does not share the working folder of {hosts[0].name}: checkpoints need one"
+            yield Finding("warning", host.name, message, "share one by NFS, or save in a folder that is shared")
+        if host.shared_memory < _SHARED_MEMORY:
+            message = f"has {size(host.shared_memory)} free in /dev/shm"
+            remedy = "delete what fills it, or give more: mount -o remount,size=2G /dev/shm"
+            yield Finding("warning", host.name, message, remedy)
+
+
+def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> str:
+    """Return why a host computes slower, as far as the figures show it."""
+    cores = statistics.median(other.cores for other in hosts)
+    if host.cores < cores:
+        return f": on {host.cores} cores where others have {cores:g}"
+    clocks = [other.clock for other in hosts if other.clock is not None]
+    if host.clock is not None and host.clock < _SLOW_CLOCK * statistics.median(clocks):
+        return f": its clock is {host.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
+    return ""
+
+
+def _links(now: ClusterFigures) -> Iterator[Finding]:
+    if len(now.links) < 3:  # the two directions of one link: there are no others to compare with
+        return
+    usual = statistics.median(max(link.bandwidth for link in own) for own in _by_host(now))
+    slow = [link for link in now.links if link.bandwidth < _SLOW_LINK * usual]
+    yield from _named(now, slow, f"others have {bits(usual)}: look at its cable and switch port")
+    latency = statistics.median(min(link.latency for link in own) for own in _by_host(now))
+    late = [link for link in now.links if link.latency > max(_LATE_LINK * latency, _LATENCY)]
+    for link in late:
+        if link.source < link.target:  # one figure for both directions
+            about = f"{now.hosts[link.source].name} and {now.hosts[link.target].name}"
+            message = f"a message takes {1e6 * link.latency:.0f} us where others take {1e6 * latency:.0f}"
+            yield Finding("warning", about, message, "look for a detour, or for other traffic")
+
+
+def _by_host(now: ClusterFigures) -> list[list[LinkFigures]]:
+    """Return the links of each host. A host that is slow to all others leaves each of them a good one."""
+    return [[link for link in now.links if number in (link.source, link.target)] for number in range(len(now.hosts))]
+
+
+def _named(now: ClusterFigures, slow: Sequence[LinkFigures], others: str) -> Iterator[Finding]:
+    """Name slow links; a host all of whose links are slow in one direction, once."""
+    left = list(slow)
+    for number, host in enumerate(now.hosts):
+        for way, end in (("sends", "source"), ("receives", "target")):
+            own = [link for link in now.links if getattr(link, end) == number]
+            if len(own) > 1 and all(link in left for link in own):
+                left = [link for link in left if link not in own]
+                best = max(link.bandwidth for link in own)
+                yield Finding("warning", host.name, f"{way} at most {bits(best)} on all of its links", others)
+    for link in left:
+        about = f"{now.hosts[link.source].name} to {now.hosts[link.target].name}"
+        yield Finding("warning", about, bits(link.bandwidth), others)
+
+
+def _since(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
+    """Yield hosts and links that have become slower."""
+    since = f"of what it was at {before.measured_at}"
+    for host, old in zip(now.hosts, before.hosts, strict=True):
+        for dtype, flops in host.flops.items():
+            if (share := flops / old.flops.get(dtype, flops)) < _SLOW_HOST:
+                yield Finding(
+                    "warning", host.name, f"computes at {share:.2f} {since} in {dtype}", "look what runs there"
+                )
+    olds = {(link.source, link.target): link.bandwidth for link in before.links}
+    for link in now.links:
+        old_bandwidth = olds.get((link.source, link.target), link.bandwidth)
+        if (share := link.bandwidth / old_bandwidth) < _SLOW_LINK:
+            about = f"{now.hosts[link.source].name} to {now.hosts[link.target].name}"
+            yield Finding(
+                "warning", about, f"{bits(link.bandwidth)}, {share:.2f} {since}", "look at cable and switch port"
+            )
+
+
+def bits(bandwidth: float) -> str:
+    """Return bytes a second as bits, such as ``941 Mbit/s``."""
+    value = 8 * bandwidth
+    return f"{value / 1e9:.3g} Gbit/s" if value >= 1e9 else f"{value / 1e6:.3g} Mbit/s"

@@ -1,0 +1,103 @@
+"""Measure a cluster on all ranks of a running job; every rank calls `measure`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from cpudist import api
+from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
+from cpudist.cluster.host_speed import measure_host
+from cpudist.cluster.links import measure_links
+from cpudist.console import number_of
+
+if TYPE_CHECKING:
+    from cpudist.job import Job
+
+_ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
+_CALLS = 10
+_STEPS, _SAMPLES = 5, 24
+
+
+def measure(job: Job, say: Callable[[str], None]) -> ClusterFigures:
+    """Measure all hosts and links, and return the same figures on every rank.
+
+    Args:
+        job: the running job.
+        say: tells the user what is going on.
+    """
+    world = job.world
+    say(f"computing and memory of {number_of(len(world.hosts), 'host')}")
+    hosts: list[HostFigures] = _from_each_host(job, _measure_host(job))
+    ranks = _from_each_host(job, world.rank)
+    if len(hosts) > 1:
+        say(f"links between {len(hosts)} hosts")
+    own = measure_links(world.node_rank, ranks) if world.local_rank == 0 else []
+    links: list[LinkFigures] = [link for found in _from_each_host(job, own) for link in found]
+    say("collectives, and a small training")
+    transport = job.backend.transport()
+    return ClusterFigures(
+        hosts,
+        links,
+        {size: _allreduce(size) for size in _ALLREDUCED},
+        (_train(world.rank, world.size), _train(0, 1)),
+        f"{world.backend} over {transport}" if transport else world.backend,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _measure_host(job: Job) -> HostFigures | None:
+    """Return this host's figures on its first rank. Other ranks of the host wait, since they share its cores."""
+    world = job.world
+    with NamedTemporaryFile(prefix=".cpudist-", dir=os.getcwd()) as probe:
+        names: list[Any] = [probe.name]
+        dist.broadcast_object_list(names, 0)
+        found = measure_host(world.hosts[world.node_rank], names[0]) if world.local_rank == 0 else None
+        dist.barrier()  # the file stays until all have looked
+    return found
+
+
+def _from_each_host(job: Job, value: Any) -> list[Any]:
+    """Return the values of the first rank of each host, in the order of hosts."""
+    everyone: list[Any] = [None] * job.world.size
+    dist.all_gather_object(everyone, (job.world.node_rank, job.world.local_rank, value))
+    return [value for _, local_rank, value in sorted(everyone, key=lambda one: one[:2]) if local_rank == 0]
+
+
+def _allreduce(size: int) -> float:
+    """Return the median seconds of an allreduce of so many bytes, the largest of all ranks."""
+    tensor = torch.zeros(size // 4)
+    seconds = []
+    for _ in range(_CALLS):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(tensor)
+        seconds.append(time.perf_counter() - begin)
+    median = torch.tensor([statistics.median(seconds)], dtype=torch.float64)
+    dist.all_reduce(median, dist.ReduceOp.MAX)
+    return float(median)
+
+
+def _train(rank: int, size: int) -> float:
+    """Train a small model on this rank's part of the samples, and return the last loss over all samples."""
+    generator = torch.Generator().manual_seed(0)
+    samples, targets = (torch.randn(_SAMPLES * 4, 8, generator=generator) for _ in range(2))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8))
+    trained = api.wrap(model) if size > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        own = slice(rank, None, size)
+        error = (trained(samples[own]) - targets[own]).square().sum()
+        (error * size / samples.shape[0]).backward()  # gradients are averaged over ranks
+        optimizer.step()
+    return float((model(samples) - targets).square().mean().detach())

@@ -1,0 +1,169 @@
+"""What `cpudist test` says of made-up figures: every fault is named, and noise is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_time
+from cpudist.cluster.judgement import judge
+from cpudist.cluster.links import pairs_by_round
+from cpudist.cluster.tables import tables
+
+Change = Callable[[ClusterFigures], ClusterFigures]
+
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "cpudist": "0.2.0"}
+
+
+def cluster(hosts: int = 4, noise: float = 0.0, seed: int = 0) -> ClusterFigures:
+    """Equal hosts on 1 Gbit/s, each figure up to `noise` worse than it is."""
+    drawn = random.Random(seed)
+
+    def noisy(value: float) -> float:
+        return value * (1 - noise * drawn.random())
+
+    return ClusterFigures(
+        [
+            HostFigures(
+                f"h{number}",
+                VERSIONS,
+                8,
+                {"float32": noisy(8e11), "bfloat16": noisy(2e12)},
+                noisy(2e10),
+                noisy(3e9),
+                64 << 30,
+                32 << 30,
+                shares_folder=True,
+            )
+            for number in range(hosts)
+        ],
+        [LinkFigures(a, b, 1 / noisy(1 / 5e-5), noisy(1.17e8)) for a in range(hosts) for b in range(hosts) if a != b],
+        {1024: 1e-4, 1 << 20: 0.02},
+        (0.5, 0.5 + 1e-6),
+        "ccl over mpi",
+        "2026-11-26T12:00:00+00:00",
+    )
+
+
+def _host(number: int, **fields: Any) -> Change:
+    def change(figures: ClusterFigures) -> ClusterFigures:
+        hosts = list(figures.hosts)
+        hosts[number] = dataclasses.replace(hosts[number], **fields)
+        return dataclasses.replace(figures, hosts=hosts)
+
+    return change
+
+
+def _links(slow: Callable[[LinkFigures], bool], **fields: Any) -> Change:
+    def change(figures: ClusterFigures) -> ClusterFigures:
+        links = [dataclasses.replace(link, **fields) if slow(link) else link for link in figures.links]
+        return dataclasses.replace(figures, links=links)
+
+    return change
+
+
+SLOW = {"float32": 4.8e11, "bfloat16": 1.2e12}
+FAULTS: dict[str, tuple[Change, list[tuple[str, str]]]] = {
+    "clock": (
+        _host(3, flops=SLOW, clock=1.8e9),
+        [
+            ("h3", f"computes at 0.60 of the others in {dtype}: its clock is 1.8 GHz, that of others 3.0")
+            for dtype in SLOW
+        ],
+    ),
+    "cores": (
+        _host(1, flops=SLOW, cores=4),
+        [("h1", f"computes at 0.60 of the others in {dtype}: on 4 cores where others have 8") for dtype in SLOW],
+    ),
+    "neighbour": (_host(0, flops=SLOW), [("h0", f"computes at 0.60 of the others in {dtype}") for dtype in SLOW]),
+    "memory": (_host(2, copied=1e10), [("h2", "copies memory at 0.50 of the others (9.31 GB/s)")]),
+    "version": (
+        _host(2, versions={**VERSIONS, "torch": "2.8.0"}),
+        [("h2", "has torch 2.8.0, the others 2.13.0")],
+    ),
+    "folder": (
+        _host(1, shares_folder=False),
+        [("h1", "does not share the working folder of h0: checkpoints need one")],
+    ),
+    "shared memory": (_host(0, shared_memory=1 << 20), [("h0", "has 1 MB free in /dev/shm")]),
+    "one link": (
+        _links(lambda link: (link.source, link.target) == (1, 3), bandwidth=1.175e7),
+        [("h1 to h3", "94 Mbit/s")],
+    ),
+    "one host's sending": (
+        _links(lambda link: link.source == 3, bandwidth=1.175e7),
+        [("h3", "sends at most 94 Mbit/s on all of its links")],
+    ),
+    "latency": (
+        _links(lambda link: {link.source, link.target} == {0, 2}, latency=0.02),
+        [("h0 and h2", "a message takes 20000 us where others take 50")],
+    ),
+    "loss": (
+        lambda figures: dataclasses.replace(figures, loss=(0.51, 0.5)),
+        [("training", "a small training ends at 0.51 on all ranks, and at 0.5 in one process")],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_nothing_else(fault: str) -> None:
+    change, expected = FAULTS[fault]
+    found = judge(change(cluster()))
+    assert [(finding.about, finding.message) for finding in found] == expected
+    assert all(finding.remedy for finding in found)
+
+
+@given(st.integers(1, 12), st.integers(0, 10_000))
+def test_a_fifth_of_noise_is_no_fault(hosts: int, seed: int) -> None:
+    assert judge(cluster(hosts, 0.2, seed), cluster(hosts, 0.2, seed + 1)) == []
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 9])
+def test_a_host_whose_links_are_all_slow_is_named_alone(hosts: int) -> None:
+    change = _links(lambda link: hosts - 1 in (link.source, link.target), bandwidth=1.175e7)
+    found = [(finding.about, finding.message) for finding in judge(change(cluster(hosts)))]
+    assert found == [(f"h{hosts - 1}", f"{way} at most 94 Mbit/s on all of its links") for way in ("sends", "receives")]
+
+
+def test_a_host_or_a_link_that_has_become_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert last_time(cluster(2)) is None
+    keep(cluster(2))
+    before = last_time(cluster(2))
+    assert before == cluster(2)
+    (slower,) = judge(_links(lambda link: link.source == 0, bandwidth=1.17e7)(cluster(2)), before)
+    assert (slower.about, slower.message) == (
+        "h0 to h1",
+        "93.6 Mbit/s, 0.10 of what it was at 2026-11-26T12:00:00+00:00",
+    )
+    assert last_time(cluster(3)) is None, "other hosts"
+    for file in (tmp_path / "cpudist").iterdir():
+        file.write_text("{}")
+    assert last_time(cluster(2)) is None
+
+
+@given(st.integers(1, 40))
+def test_every_pair_of_hosts_has_its_round(hosts: int) -> None:
+    rounds = pairs_by_round(hosts)
+    assert len(rounds) <= hosts
+    pairs = [pair for round in rounds for pair in round]
+    assert sorted(pairs) == [(a, b) for a in range(hosts) for b in range(a + 1, hosts)]
+    for round in rounds:
+        busy = [host for pair in round for host in pair]
+        assert len(busy) == len(set(busy))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_tables_fit_a_terminal(hosts: int) -> None:
+    text = tables(cluster(hosts))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("936 Mbit/s") == hosts * (hosts - 1)
+    assert json.dumps(cluster(hosts).to_json())
