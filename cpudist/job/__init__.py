@@ -7,6 +7,7 @@
 - `watch.py`, `failure.py`, `abort.py`: one rank fails or is lost, and the job and its launcher end everywhere.
 - `heartbeat.py`: the thread of each rank in which the watch, `--stall` and signals are served once a second.
 - `stall.py`: the end of a job in which nothing goes on.
+- `pace.py`: the rank that makes the others wait, and why.
 - `rank_status.py`, `reports.py`: what a rank is doing, and which ranks keep the others waiting or were lost.
 - `stack_server.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
 - `record.py`: the run record.

@@ -83,6 +83,7 @@ class Job:
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")
         peers.on_end = self.finish
+        peers.watch_the_pace()
         if options.stall is not None:
             peers.end_when_stalled(options.stall)
 

@@ -13,7 +13,8 @@ from cpudist.changes import Changes
 from cpudist.console import is_interactive, say
 from cpudist.job import failure
 from cpudist.job.heartbeat import Heartbeat
-from cpudist.job.rank_status import RankStatus, status_of
+from cpudist.job.pace import PaceMeter, Stragglers
+from cpudist.job.rank_status import RankStatus, published, status_of
 from cpudist.job.reports import summary
 from cpudist.job.stack_server import StackServer
 from cpudist.job.stall import Stall
@@ -24,6 +25,7 @@ from cpudist.world import elsewhere, gather_rank_info
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.launchers import Launcher
+    from cpudist.store import Connection
 
 
 class Peers:
@@ -37,6 +39,7 @@ class Peers:
         heartbeat: this rank's thread for what is done once a second.
         changes: what the job changes in this process; `close` undoes it.
         backend: reports the calls that are under way; None until it has started.
+        pace: reads the pace of this rank's training; None until the backend has started.
         on_failure: called on rank 0 before it ends in a failure.
         on_end: called when the process ends in a job that nothing has shut down; it waits for the other ranks.
         unfinished: waits for work in the background that must be done before the job ends.
@@ -59,6 +62,7 @@ class Peers:
         self.launcher = launcher
         self.changes = changes
         self.backend: Backend | None = None
+        self.pace: PaceMeter | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = self.wait_for_all
         self.unfinished: list[Callable[[], None]] = []
@@ -114,6 +118,21 @@ class Peers:
             lambda: self.on_failure(),
             self.changes,
         )
+
+    def watch_the_pace(self) -> None:
+        """Measure this rank's pace from now on; rank 0 names a rank that makes the others wait."""
+        assert self.backend is not None
+        self.pace = pace = PaceMeter(self.backend, self.changes)
+        if self.world.rank or self._watch is None:
+            return
+        stragglers = Stragglers([f"rank {rank} ({one.host})" for rank, one in enumerate(self.members)])
+
+        def compare(store: Connection | None) -> None:
+            if store is not None and stragglers.are_due(pace.steps):
+                statuses = published(store, self.world.size).values()
+                stragglers.compare({one.rank: one.pace for one in statuses if one.pace is not None})
+
+        self.heartbeat.add(compare)
 
     def wait_for_all(self) -> None:
         """Wait until all ranks have finished; does nothing a second time."""
@@ -183,4 +202,5 @@ class Peers:
             self._stacks.show()
 
     def _status(self, *, at_end: bool) -> RankStatus:
-        return status_of(self.world, self.backend, at_end=at_end)
+        pace = None if self.pace is None else self.pace.read()
+        return status_of(self.world, self.backend, pace, at_end=at_end)

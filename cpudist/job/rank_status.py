@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpudist.backends.interface import Call
 from cpudist.errors import is_user_code
+from cpudist.job.pace import Pace
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
@@ -39,6 +40,7 @@ class RankStatus:
         finished: the collective that was completed last in each group.
         at_end: whether the script has ended and the rank waits for the others.
         calls_known: whether the backend could say which calls there are.
+        pace: its training so far; None where it is not measured.
     """
 
     rank: int
@@ -49,6 +51,7 @@ class RankStatus:
     finished: tuple[Call, ...] = ()
     at_end: bool = False
     calls_known: bool = True
+    pace: Pace | None = None
 
     def to_json(self) -> str:
         """Return the status as JSON."""
@@ -65,17 +68,19 @@ class RankStatus:
             fields = json.loads(text)
             for key in ("under_way", "finished"):
                 fields[key] = tuple(map(_call, fields[key]))
-            return cls(**fields)
+            pace = fields.pop("pace")
+            return cls(**fields, pace=None if pace is None else Pace(**pace))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not the status of a rank: {error!r}") from None
 
 
-def status_of(world: World, backend: Backend | None, *, at_end: bool = False) -> RankStatus:
+def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *, at_end: bool = False) -> RankStatus:
     """Return the status of this rank; for another thread than the main thread.
 
     Args:
         world: this rank's place in the job.
         backend: reports the calls that are under way; None before it has started.
+        pace: this rank's training so far.
         at_end: whether the script has ended.
     """
     calls = backend.calls() if backend is not None else None
@@ -89,6 +94,7 @@ def status_of(world: World, backend: Backend | None, *, at_end: bool = False) ->
         calls.finished if calls else (),
         at_end,
         backend is None or calls is not None,
+        pace,
     )
 
 

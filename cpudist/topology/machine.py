@@ -68,6 +68,12 @@ def cpu_model() -> str:
     return next(names, platform.machine())
 
 
+def clock_of(cpu: int) -> float | None:
+    """Return the clock of a CPU in Hz; None where the kernel does not say, as in most virtual machines."""
+    kilohertz = _ROOT.read(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
+    return None if kilohertz is None or not kilohertz.strip().isdecimal() else 1000.0 * int(kilohertz)
+
+
 def features(files: Files) -> frozenset[str] | None:
     """Return the features of this machine's processors; None where the kernel does not list them."""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", files.read("proc/cpuinfo") or "", re.MULTILINE)

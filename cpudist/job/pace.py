@@ -1,0 +1,185 @@
+"""The pace of each rank, and the rank that makes the others wait, with the cause where one shows.
+
+Every rank publishes its pace with its status. Rank 0 compares the ranks each time all of them have made 50 steps: since
+ranks step together, a slow rank is the one that waits least.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data.dataloader as dataloader
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cpudist.console import say
+from cpudist.topology.machine import clock_of
+
+if TYPE_CHECKING:
+    from cpudist.backends import Backend
+    from cpudist.changes import Changes
+
+_STEPS = 50  # that a comparison is made over
+_SHARE = 0.1  # of the time that others wait for a rank, beyond what it waits itself
+_FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
+
+_DATA_SHARE = 0.05  # of the time, beyond others'
+_SLOW_CLOCK = 0.93
+_SWITCHES, _FAULTS = 20.0, 2000.0  # a second, beyond 3 times others'
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a rank has done so far, in training steps and in seconds.
+
+    Attributes:
+        steps: of its optimizers.
+        at: its clock when this was read.
+        waited: blocked in communication.
+        loading: waiting for its data loaders.
+        switches: how often the kernel has given its core to another program.
+        faults: its page faults.
+        clock: of one of its CPUs, in Hz; None: unknown.
+        threads: that compute.
+    """
+
+    steps: int
+    at: float
+    waited: float
+    loading: float
+    switches: int
+    faults: int
+    clock: float | None
+    threads: int
+
+
+class PaceMeter:
+    """Reads this rank's pace.
+
+    Attributes:
+        steps: of all optimizers so far.
+
+    Args:
+        backend: the backend, started.
+        changes: where to note the changes of torch.
+    """
+
+    def __init__(self, backend: Backend, changes: Changes) -> None:
+        self._backend = backend
+        self.steps = 0
+        self._loading = 0.0
+        changes.then(register_optimizer_step_post_hook(self._step).remove)
+        iterator = dataloader._BaseDataLoaderIter
+        changes.attribute(iterator, "__next__", self._timing(iterator.__next__))
+
+    def read(self) -> Pace | None:
+        """Return this rank's pace; None before its first steps, and where communication is not measured."""
+        waited = self._backend.communication_seconds()
+        if waited is None or self.steps < _FIRST_STEPS:
+            return None
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return Pace(
+            self.steps,
+            time.monotonic(),
+            waited,
+            self._loading,
+            used.ru_nivcsw,
+            used.ru_minflt + used.ru_majflt,
+            clock_of(min(os.sched_getaffinity(0))),
+            torch.get_num_threads(),
+        )
+
+    def _step(self, *_: Any) -> None:
+        self.steps += 1
+
+    def _timing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return original(iterator)
+            finally:
+                self._loading += time.perf_counter() - begin
+
+        return next_batch
+
+
+class Stragglers:
+    """Names ranks that make the others wait, each once; on rank 0.
+
+    Args:
+        names: the name of each rank, such as "rank 3 (h1)".
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._first: Mapping[int, Pace] = {}
+        self._named: set[int] = set()
+
+    def are_due(self, steps: int) -> bool:
+        """Return whether rank 0 has made enough steps for a comparison."""
+        first = self._first.get(0)
+        return steps >= (_FIRST_STEPS if first is None else first.steps + _STEPS)
+
+    def compare(self, paces: Mapping[int, Pace]) -> None:
+        """Compare the ranks, if all of them have made enough steps since the last time."""
+        if len(paces) < len(self._names):
+            return
+        if self._first:
+            rates = {rank: _Rates(self._first[rank], last) for rank, last in paces.items()}
+            if min(one.steps for one in rates.values()) < _STEPS:
+                return
+            if sentence := self._sentence(rates):
+                say(sentence)
+        self._first = dict(paces)
+
+    def _sentence(self, rates: Mapping[int, _Rates]) -> str:
+        number = min(rates, key=lambda rank: rates[rank].waited)
+        slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
+        waited = statistics.median(one.waited for one in others)
+        if number in self._named or waited - slow.waited < _SHARE:
+            return ""
+        self._named.add(number)
+        cause = _cause(slow, others)
+        return (
+            f"{self._names[number]} makes the others wait: in {slow.steps} steps they have waited for "
+            f"{100 * waited:.0f} % of the time, and it for {100 * slow.waited:.0f} %" + (f"; {cause}" if cause else "")
+        )
+
+
+class _Rates:
+    """A rank between two readings: its steps, and the rest by second."""
+
+    def __init__(self, first: Pace, last: Pace) -> None:
+        self.steps = last.steps - first.steps
+        seconds = max(last.at - first.at, 1e-9)
+        self.waited = (last.waited - first.waited) / seconds
+        self.loading = (last.loading - first.loading) / seconds
+        self.switches = (last.switches - first.switches) / seconds
+        self.faults = (last.faults - first.faults) / seconds
+        self.clock = last.clock
+        self.threads = last.threads
+
+
+def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:
+    """Return why a rank is slower than the others, as far as it shows."""
+    threads = statistics.median(one.threads for one in others)
+    clocks = [one.clock for one in others if one.clock is not None]
+    if slow.loading > statistics.median(one.loading for one in others) + _DATA_SHARE:
+        return f"its data loader takes {100 * slow.loading:.0f} % of its time"
+    if slow.threads < threads:
+        return f"it computes with {slow.threads} threads, others with {threads:g}"
+    if slow.clock is not None and clocks and slow.clock < _SLOW_CLOCK * statistics.median(clocks):
+        return f"its clock is {slow.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
+    if slow.switches > _SWITCHES + 3 * statistics.median(one.switches for one in others):
+        return f"another program computes on its cores: it lost them {slow.switches:.0f} times a second"
+    if slow.faults > _FAULTS + 3 * statistics.median(one.faults for one in others):
+        return f"it has {slow.faults:.0f} page faults a second"
+    return ""

@@ -1,0 +1,113 @@
+"""A rank that makes the others wait is named once, with its cause; equal ranks never."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import mpirun, run, train
+
+from cpudist.job import pace
+from cpudist.job.pace import Pace, Stragglers
+
+FIRST = Pace(10, 5.0, 0.0, 0.0, 0, 0, 3e9, 8)
+
+
+def _later(waited: float, **fields: Any) -> Pace:
+    """A rank 60 steps and 10 seconds later, of which it has waited for this share."""
+    return replace(FIRST, **{"steps": 70, "at": 15.0, "waited": 10 * waited, **fields})
+
+
+def _said(last: dict[int, Pace], monkeypatch: pytest.MonkeyPatch, times: int = 1) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(pace, "say", lines.append)
+    stragglers = Stragglers([f"rank {rank} (h0)" for rank in last])
+    stragglers.compare(dict.fromkeys(last, FIRST))
+    for _ in range(times):
+        stragglers.compare(last)
+        last = {
+            rank: replace(one, steps=one.steps + 60, at=one.at + 10, waited=one.waited + one.waited)
+            for rank, one in last.items()
+        }
+    return lines
+
+
+WAITS = "rank 2 (h0) makes the others wait: in 60 steps they have waited for 15 % of the time, and it for 1 %"
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({}, ""),
+        ({"loading": 2.0}, "; its data loader takes 20 % of its time"),
+        ({"threads": 4}, "; it computes with 4 threads, others with 8"),
+        ({"clock": 1.8e9}, "; its clock is 1.8 GHz, that of others 3.0"),
+        ({"clock": None}, ""),
+        ({"switches": 1000}, "; another program computes on its cores: it lost them 100 times a second"),
+        ({"faults": 100_000}, "; it has 10000 page faults a second"),
+    ],
+)
+def test_a_slow_rank_is_named_once(fields: dict[str, Any], cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = {rank: _later(0.15) for rank in range(4)} | {2: _later(0.01, **fields)}
+    assert _said(last, monkeypatch, times=3) == [WAITS + cause]
+
+
+@given(st.lists(st.floats(0.3, 0.399), min_size=2, max_size=16))
+def test_equal_ranks_are_not_named(shares: list[float]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert _said({rank: _later(share) for rank, share in enumerate(shares)}, monkeypatch) == []
+
+
+def test_not_before_all_ranks_have_made_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _said({0: _later(0.3), 1: _later(0.0, steps=59)}, monkeypatch) == []
+    stragglers = Stragglers(["rank 0", "rank 1"])
+    stragglers.compare({0: FIRST})
+    assert stragglers.are_due(10)
+    stragglers.compare({0: FIRST, 1: FIRST})
+    assert not stragglers.are_due(59)
+    assert stragglers.are_due(60)
+
+
+_SCRIPT = """
+import sys, time
+import torch
+import torch.distributed as dist
+import cpudist
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, index):
+        if dist.get_rank() == 1:
+            time.sleep(0.02)
+        return torch.ones(8)
+
+world = cpudist.init()
+model = cpudist.wrap(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+begin = time.monotonic()
+for step, batch in enumerate(torch.utils.data.DataLoader(Data())):
+    model(batch).sum().backward()
+    optimizer.step()
+    ends = torch.tensor([float(time.monotonic() - begin > 8 and step > 150)])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    if ends:
+        break
+cpudist.shutdown()
+"""
+
+
+@pytest.mark.job
+def test_a_rank_with_a_slow_data_loader_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    result = run(mpirun(2, *train("--backend", "ccl", str(script))), timeout=100)
+    assert result.returncode == 0, result.output
+    (line,) = re.findall("^cpudist: .* makes the others wait: .*$", result.stderr, re.MULTILINE)
+    assert re.match(r"cpudist: rank 1 \(\S+\) makes", line), line
+    assert re.search(r"; its data loader takes \d+ % of its time$", line), line
