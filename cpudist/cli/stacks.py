@@ -63,7 +63,7 @@ def _ask(hosts: Sequence[Host]) -> tuple[list[RankStacks], list[str]]:
     """Return the ranks on hosts, and a line for each host that does not answer."""
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
     words = python_main("cpudist.job.stack_server", path=path)
-    answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS))
+    answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS), "asking the hosts")
     missing = [
         f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
         for host, answer in zip(hosts, answers, strict=True)

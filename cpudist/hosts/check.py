@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from cpudist.console import size
+from cpudist.console import names_of, number_of, say, size
 from cpudist.errors import Finding, Level, UserError
 from cpudist.hosts.remote import ask_all, is_here, run_on
 from cpudist.launchers.mpi_launcher import Host
@@ -88,7 +88,8 @@ def check(hosts: Sequence[Host], script: str = "", by_name: bool = True, shared:
     """
     here = Host("localhost", where="this host")
     with _probe() if shared else nullcontext("") as probe:
-        reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, script, probe))
+        task = f"checking {number_of(len(hosts), 'host')}"
+        reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, script, probe), task)
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
     facts: dict[Host, Facts] = {}
@@ -109,7 +110,7 @@ def wait_for(hosts: Sequence[Host], seconds: float) -> None:
         UserError: some are not up after so many seconds; a line for each.
     """
     deadline = time.monotonic() + seconds
-    missing = list(hosts)
+    missing, said = list(hosts), False
     while True:
         troubles = ask_all(missing, _why_not_up)
         missing = [host for host, trouble in zip(missing, troubles, strict=True) if trouble]
@@ -117,6 +118,9 @@ def wait_for(hosts: Sequence[Host], seconds: float) -> None:
             return
         if time.monotonic() + _BETWEEN_SECONDS > deadline:
             raise UserError("\n".join(f"after {seconds:g} s, {trouble}" for trouble in troubles if trouble))
+        if not said:
+            said = True
+            say(f"waiting up to {seconds:g} s for {names_of(host.name for host in missing)}")
         time.sleep(_BETWEEN_SECONDS)
 
 

@@ -43,6 +43,7 @@ class NodeAgents:
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
         self.first_ended: dict[str, int | None] = {}
+        self._hosts = hosts
         _allow_files(_FILES_OF_AGENT * len(hosts) + _OTHER_FILES)
         self._agents: list[_Agent] = []
         waiting = [*hosts]
@@ -67,6 +68,11 @@ class NodeAgents:
     def had_ranks(self) -> bool:
         """Whether a rank has started on any host."""
         return any(agent.had_ranks for agent in self._agents)
+
+    @property
+    def without_ranks(self) -> list[Host]:
+        """The job's hosts on which no rank has started."""
+        return [agent.host for agent in self._agents if agent.host in self._hosts and not agent.had_ranks]
 
     @property
     def ranks_ended(self) -> bool:

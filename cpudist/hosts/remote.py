@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cpudist.console import names_of, say
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import addresses
 
@@ -27,6 +28,7 @@ _OPTIONS = (
 )
 _SSH = ("ssh", "-T", "-x", *(word for option in _OPTIONS for word in ("-o", option)))
 _SSH_FAILED = 255
+_SILENT_SECONDS = 2.0
 
 # ssh's messages, and the remedy for each.
 _REMEDIES = {
@@ -78,17 +80,32 @@ def quoted(word: str) -> str:
     return "'" + re.sub(r"(['\\!])", r"'\\\1'", word) + "'"
 
 
-def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]) -> list[T]:
-    """Await `ask` for every host, up to 64 at the same time, and return the results in order. Ctrl-C cancels all."""
+def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]], task: str = "") -> list[T]:
+    """Await `ask` for every host, up to 64 at the same time, and return the results in order. Ctrl-C cancels all.
+
+    With the words of a `task`, a line names after two seconds the hosts that it still waits for.
+    """
+    missing = [*hosts]
 
     async def ask_each() -> list[T]:
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(host: Host) -> T:
             async with places:
-                return await ask(host)
+                answer = await ask(host)
+            missing.remove(host)
+            return answer
 
-        return await asyncio.gather(*map(one, hosts))
+        async def tell() -> None:
+            await asyncio.sleep(_SILENT_SECONDS)
+            say(f"{task}: waiting for {names_of(host.name for host in missing)}")
+
+        telling = asyncio.create_task(tell()) if task else None
+        try:
+            return await asyncio.gather(*map(one, hosts))
+        finally:
+            if telling:
+                telling.cancel()
 
     return asyncio.run(ask_each())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import select
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from cpudist.console import say
+from cpudist.console import names_of, number_of, say
 from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
@@ -23,6 +24,7 @@ from cpudist.lost_ranks import JOB_ID, LostRank, first_killed
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
+_SILENT_SECONDS = 2.0  # a start may show nothing for so long
 _START_SECONDS = 300.0  # until the first rank has started; the default of cpudist-train's --timeout
 _ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have ended
 _STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
@@ -89,7 +91,8 @@ def supervise(
             outputs = [_Output("standard output", sys.stdout, mpi.banner), _Output("standard error", sys.stderr)]
             pipes = (process.stdout, process.stderr)
             relays = [Relay(pipe, output.write) for pipe, output in zip(pipes, outputs, strict=True)]
-            reason = _wait(process, agents, relays, stop, _STOP_SECONDS if grace is None else grace)
+            said = _StartLine(hosts, agents, outputs)
+            reason = _wait(process, agents, relays, said, stop, _STOP_SECONDS if grace is None else grace)
             ended = _has_ended(process)
         finally:
             lost, unreached = agents.lost, agents.end()
@@ -131,6 +134,7 @@ def _wait(
     process: subprocess.Popen[bytes],
     agents: NodeAgents,
     relays: Sequence[Relay],
+    said: _StartLine,
     stop: list[int],
     stop_seconds: float,
 ) -> str:
@@ -142,6 +146,7 @@ def _wait(
     while not _has_ended(process):
         time.sleep(_LOOK_SECONDS)
         agents.tick()
+        said.look()
         now = time.monotonic()
         if len(stop) > passed_on:
             # Forward SIGHUP as SIGTERM: ranks handle SIGTERM, and SIGHUP would kill them.
@@ -168,6 +173,29 @@ def _wait(
         if alone_since is not None and now - alone_since > _ALONE_SECONDS:
             return "all ranks that can be reached have ended, but the launcher has not"
     return ""
+
+
+class _StartLine:
+    """Says in one line how far the start has come, where a job has shown nothing for two seconds."""
+
+    def __init__(self, hosts: Sequence[Host], agents: NodeAgents, outputs: Sequence[_Output]) -> None:
+        self._hosts, self._agents, self._outputs = hosts, agents, outputs
+        self._due = time.monotonic() + _SILENT_SECONDS
+
+    def look(self) -> None:
+        """Call this several times per second."""
+        if time.monotonic() < self._due:
+            return
+        self._due = math.inf
+        ranks = sum(host.slots or 0 for host in self._hosts)
+        if any(output.tail for output in self._outputs):
+            return
+        if waiting := self._agents.without_ranks:
+            names = names_of(host.name for host in waiting)
+            say(f"starting on {number_of(len(self._hosts), 'host')}: waiting for {names}")
+        elif ranks > 1:
+            names = names_of(host.name for host in self._hosts)
+            say(f"starting on {names}: {ranks} ranks import torch and find each other")
 
 
 class _Output:

@@ -83,7 +83,8 @@ def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path:
     hosts = hostfile(tmp_path, f"h0:2\nnosuchhost:2\nh1:2\n{address}:2\n10.77.0.99:2\n")
     result = bed.run("h0", launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path)), timeout=60, env=CACHE)
     assert result.returncode == 2, result.output
-    unknown, twice, unreachable = result.stderr.splitlines()
+    assert "cpudist: checking 5 hosts: waiting for " in result.stderr, "10.77.0.99 takes three seconds"
+    unknown, twice, unreachable = result.report.splitlines()
     assert "hosts, line 2: nosuchhost ssh cannot reach it" in unknown
     assert "/etc/hosts" in unknown
     assert "hosts, line 5: 10.77.0.99 ssh cannot reach it" in unreachable
@@ -98,7 +99,7 @@ def test_waiting_for_hosts_has_an_end(bed: Bed, tmp_path: Path) -> None:
     command = launch("--hostfile", hosts, "--wait", "1", "--", str(SCRIPT), str(tmp_path))
     result = bed.run("h0", [*renamed, *command], timeout=60, env=CACHE)
     assert result.returncode == 2, result.output
-    unknown, unknowing = result.stderr.splitlines()
+    unknown, unknowing = result.report.splitlines()
     assert unknown.startswith(f"cpudist: after 1 s, {hosts}, line 2: nosuchhost ssh cannot reach it")
     assert "line 3: h1 cannot resolve the name elsewhere; add it to DNS" in unknowing
     assert seen(tmp_path) == {}
@@ -111,7 +112,7 @@ def test_hosts_by_address_that_do_not_know_this_hosts_name(bed: Bed, tmp_path: P
     words = ["--hostfile", hosts, "--mpi", "intel", "--", "--backend", "gloo", str(SCRIPT), str(tmp_path)]
     result = bed.run("h0", [*renamed, *launch(*words)], timeout=60, env=CACHE)
     assert result.returncode == 2, result.output
-    assert all("cannot resolve this host's name elsewhere" in line for line in result.stderr.splitlines())
+    assert all("cannot resolve this host's name elsewhere" in line for line in result.report.splitlines())
     assert seen(tmp_path) == {}
     result = bed.run("h0", [*renamed, *launch("--interface", "eth0", *words)], timeout=100, env=CACHE)
     assert seen(tmp_path) == {"0-0": "elsewhere", "0-1": "h1"}, result.output
@@ -126,7 +127,7 @@ def test_a_host_that_does_not_let_us_in(bed: Bed, tmp_path: Path) -> None:
     finally:
         away.rename(keys)
     assert result.returncode == 2, result.output
-    (line,) = result.stderr.splitlines()
+    (line,) = result.report.splitlines()
     assert "line 2: h1 ssh cannot reach it" in line
     assert "ssh-copy-id h1" in line
 

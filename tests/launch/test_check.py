@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from cpudist.doctor.facts import facts
 from cpudist.errors import Finding
 from cpudist.hosts import check as module
+from cpudist.hosts import remote
 from cpudist.hosts.check import Facts, check, sentence
 from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
@@ -18,6 +20,20 @@ from cpudist.processes import python_main
 
 RANKS = {"socket": 1, "numa": 2, "l3": 4, "default": 2}
 FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, RANKS, "a")
+
+
+@pytest.mark.parametrize(("task", "said"), [("asking", "cpudist: asking: waiting for h1\n"), ("", "")])
+def test_a_line_names_the_hosts_that_take_long(
+    task: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "_SILENT_SECONDS", 0.05)
+
+    async def ask(host: Host) -> str:
+        await asyncio.sleep(0.5 if host.name == "h1" else 0)
+        return host.name
+
+    assert ask_all([Host("h0"), Host("h1")], ask, task) == ["h0", "h1"]
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.job

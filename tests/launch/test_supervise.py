@@ -125,7 +125,9 @@ def test_a_launcher_that_starts_no_rank_is_ended() -> None:
     words = [sys.executable, "-c", SUPERVISE, "import time; time.sleep(1000)"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith("the launcher has started no rank within 5 s; ")
+    said, reason = done.stderr.splitlines()
+    assert said == "cpudist: starting on 1 host: waiting for localhost"
+    assert reason.startswith("the launcher has started no rank within 5 s; ")
 
 
 def test_a_reader_without_blocking_gets_all() -> None:
