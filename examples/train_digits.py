@@ -49,9 +49,9 @@ def main() -> None:
             cpudist.step(optimizer)
             optimizer.zero_grad()
         mean = cpudist.mean(loss)
+        checkpoints.save(epoch + 1, model=model, optimizer=optimizer)
         if world.rank == 0:
             print(f"epoch {epoch + 1}: loss {mean:.3f}")
-        checkpoints.save(epoch + 1, model=model, optimizer=optimizer)
 
     # Every rank counts on its own part of the test set, each digit once.
     part = range(world.rank, len(test), world.size)
