@@ -51,7 +51,7 @@ class Pinning:
 
     def bind(self, changes: Changes) -> Pinning:
         """Move the process to its cores, if it is to be bound, until `changes` are undone; return the new state."""
-        threads.keep_data_cores(len(self.plan.data_cpus), changes)
+        changes.attribute(threads.kept, "data_cores", len(self.plan.data_cpus))
         if self.bound:
             try:
                 threads.bind(self.plan, changes)
@@ -91,7 +91,6 @@ def decide(
     """Return what `pin` would assign to this rank. Nothing is changed.
 
     Args:
-        launcher, arguments: as for `pin`.
         chosen_threads: torch's number of threads, and its origin; None where it is decided here.
     """
     try:
@@ -133,9 +132,6 @@ def data_workers(arguments: Sequence[str]) -> int:
     """Return the number of data workers: cpudist-train's --data-workers, or Trainer's dataloader_num_workers.
 
     The latter is read from the command line or from a file of arguments; a number in a script's code is not seen.
-
-    Args:
-        arguments: all words of the command, the script's name among them.
     """
     for name in (_OWN_OPTION, _TRAINERS):
         if (value := _option(arguments, name)).isdecimal():

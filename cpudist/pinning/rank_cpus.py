@@ -62,10 +62,7 @@ def own_share(machine: Machine, starter_cpus: frozenset[int], rank: int, ranks: 
     """Return the share of local rank `rank` of `ranks`.
 
     Args:
-        machine: this machine, limited to what this process may use.
         starter_cpus: the CPUs of the process that started the ranks.
-        rank: the local rank.
-        ranks: the number of ranks on this node.
         options: the user's options; their `ranks` is ignored.
 
     Raises:

@@ -9,14 +9,13 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cpudist.changes import Changes
-from cpudist.topology.cpulist import parse_list
 from cpudist.topology.pinning_plan import RankPlan
 
 COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
@@ -27,19 +26,20 @@ _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred-many
 _DEFAULT, _LOCAL = _NAMES.index("default"), _NAMES.index("local")
 _MODE_FLAGS = 0xE000  # what set_mempolicy takes in the mode's upper bits
 
-_mask_of_children: tuple[int, ...] = ()  # of processes that load data; empty: they inherit the mask of their parent
-_data_cores = 0
+
+@dataclass
+class _Kept:
+    """What this process keeps for its children; `Changes` restores it."""
+
+    data_cores: int = 0
+    mask: tuple[int, ...] = ()  # of processes that load data; empty: they inherit the mask of their parent
 
 
-@dataclass(frozen=True)
-class Thread:
-    """One thread.
+kept = _Kept()
 
-    Attributes:
-        number: the kernel's number.
-        name: as /proc shows it.
-        mask: the CPUs that it may run on.
-    """
+
+class Thread(NamedTuple):
+    """A thread: the kernel's number, its name as /proc shows it, and the CPUs that it may run on."""
 
     number: int
     name: str
@@ -48,35 +48,17 @@ class Thread:
 
 def threads() -> list[Thread]:
     """Return the threads of this process."""
-    return [thread for task in Path("/proc/self/task").iterdir() if (thread := _read(task))]
-
-
-def _read(task: Path) -> Thread | None:
-    """Read a thread from its folder in /proc/self/task; return None if it has ended."""
-    try:
-        status = (task / "status").read_text()
-        name = (task / "comm").read_text().strip()
-    except OSError:
-        return None
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
-    return Thread(int(task.name), name, parse_list(allowed[1]) if allowed else frozenset())
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            number, name = int(task.name), (task / "comm").read_text().strip()
+            found.append(Thread(number, name, frozenset(os.sched_getaffinity(number))))
+    return found
 
 
 def data_cores() -> int:
     """Return the number of this process's cores that are kept for data workers."""
-    return _data_cores
-
-
-def keep_data_cores(count: int, changes: Changes) -> None:
-    """Make `data_cores` return `count` until `changes` are undone."""
-    global _data_cores
-    before, _data_cores = _data_cores, count
-
-    def undo() -> None:
-        global _data_cores
-        _data_cores = before
-
-    changes.then(undo)
+    return kept.data_cores
 
 
 def bind(plan: RankPlan, changes: Changes) -> None:
@@ -141,7 +123,6 @@ def _call(which: int, *arguments: object) -> int:
 
 def settle(plan: RankPlan, changes: Changes) -> None:
     """Move communication threads and the calling thread to their own cores, once the job's own threads run."""
-    global _mask_of_children
     if plan.mask == plan.cpus:
         return
     if plan.communication_cpus:
@@ -150,8 +131,7 @@ def settle(plan: RankPlan, changes: Changes) -> None:
                 _move(thread.number, plan.communication_cpus)
     os.sched_setaffinity(0, plan.cpus)  # OpenMP's threads inherit it
     if plan.data_cpus:
-        _mask_of_children = plan.mask
-        changes.then(_forget_children)
+        changes.attribute(kept, "mask", plan.mask)
 
 
 def _release(plan: RankPlan, before: frozenset[int]) -> None:
@@ -167,14 +147,9 @@ def _move(thread: int, cpus: Iterable[int]) -> None:
         os.sched_setaffinity(thread, cpus)
 
 
-def _forget_children() -> None:
-    global _mask_of_children
-    _mask_of_children = ()
-
-
 def _after_fork_in_child() -> None:
-    if _mask_of_children:
-        os.sched_setaffinity(0, _mask_of_children)
+    if kept.mask:
+        os.sched_setaffinity(0, kept.mask)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
