@@ -10,7 +10,7 @@ It must not import jobs, optimization, transformers, programs or command lines.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -95,11 +95,7 @@ def get(name: str) -> type[Backend]:
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
-    """Return a backend that is configured and not started.
-
-    Args:
-        name: its name; not "auto".
-        options: the user's options for this backend; see `Backend.configure`.
+    """Return a backend, not "auto", that is configured with the user's options and not started.
 
     Raises:
         UserError: no backend has that name, or it does not take these options.
@@ -113,11 +109,6 @@ def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) 
     """Return the `options` of a program that have an effect on a backend; one line names the others.
 
     So a program can name options of several backends. One that no backend has is kept, and `make` refuses it.
-
-    Args:
-        backend: its name, or "auto".
-        options: the program's options; see `Backend.configure`.
-        is_main_process: whether this process tells the user.
 
     Raises:
         UserError: no backend has that name.
@@ -150,8 +141,6 @@ def choose(
     """Return a backend that every rank can use, not started. All ranks call it.
 
     Args:
-        backend: its name, or "auto". Only "auto" falls back to another one.
-        options: the user's options for this backend; see `Backend.configure`.
         ask_everyone: sends a key and this rank's answer to all ranks; returns the answers of all, in rank order.
         is_main_process: whether this rank tells the user why a faster backend is not used.
 
@@ -159,15 +148,26 @@ def choose(
         UserError: the backend does not exist, does not take these options, or some rank cannot use it; the same on
             every rank.
     """
-    for name in AUTO if backend == "auto" else (backend,):
+    chosen = first_usable(AUTO if backend == "auto" else (backend,), options, ask_everyone, is_main_process)
+    if backend == "auto" and is_main_process:
+        _tell_of_other_devices(chosen.name)
+    return chosen
+
+
+def first_usable(
+    candidates: Sequence[str],
+    options: Mapping[str, Any],
+    ask_everyone: Callable[[str, str], list[str]],
+    is_main_process: bool,
+) -> Backend:
+    """Return the first of several backends that every rank can use; arguments and errors are those of `choose`."""
+    for name in candidates:
         candidate = make(name, options)
         reasons = ask_everyone(f"backend/{name}", candidate.unavailable() or "")
         rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (0, ""))
         if not reason:
-            if backend == "auto" and is_main_process:
-                _tell_of_other_devices(name)
             return candidate
-        if backend != "auto":
+        if len(candidates) == 1:
             raise UserError(f"backend {name} cannot be used on rank {rank}: {reason}")
         if is_main_process:
             say(f"warning: not using {name}, rank {rank} says: {reason}")

@@ -5,7 +5,7 @@
 - `xla_group.py`, `transfers.py`: the process group, and tensors through the host.
 - `patches.py`: changes of torch_xla, torch and accelerate. `left_alone.py`: a warning without a job.
 - `graphs.py`: the graphs that the runtime compiles, and why.
-- `mesh.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD). `checkpoint.py`: its checkpoints.
+- `mesh.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD).
 
 It is registered through the entry point ``cpudist.backends`` like a backend of another package. Only this folder
 imports torch_xla, and only when a job starts on it. torch_xla ends with release 2.9; see docs/xla.md.

@@ -25,12 +25,7 @@ _UNEXPLAINED = 3  # tolerated compiles without a new shape: logging, a learning 
 
 
 class Graphs:
-    """Counter of one job's compiled graphs. `note_batch` is called for every batch, `end_step` for every optimizer
-    step.
-
-    Args:
-        warns: whether this rank warns the user.
-    """
+    """Counter of one job's compiled graphs; `end_step` is called for every optimizer step."""
 
     def __init__(self, warns: bool) -> None:
         self._warns = warns
@@ -50,19 +45,14 @@ class Graphs:
 
     def watch(self, model: torch.nn.Module) -> Any:
         """Note the shapes of all inputs of `model`, by a hook; return the hook's handle."""
+        return model.register_forward_pre_hook(self._note_batch, with_kwargs=True)
 
-        def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
-            shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, torch.Tensor)}
-            self.note_batch(shapes, training=module.training)
-
-        return model.register_forward_pre_hook(note, with_kwargs=True)
-
-    def note_batch(self, shapes: Shapes, training: bool) -> None:
-        """Note a batch of these shapes, and whether the model is in training mode."""
-        if not training:  # evaluation compiles its own graphs
+    def _note_batch(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not module.training:  # evaluation compiles its own graphs
             self._aside = True
             return
+        named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+        shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, torch.Tensor)}
         self._trained = True
         key = tuple(sorted(shapes.items()))
         if self._shapes is not None and key not in self._known:

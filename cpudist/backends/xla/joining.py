@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 
+from cpudist import backends
 from cpudist.changes import Changes
-from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.launchers.env import Env
 from cpudist.rendezvous import all_gather
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from cpudist.backends.ccl.ccl_backend import CclBackend
-    from cpudist.backends.gloo import GlooBackend
+    from cpudist.backends.process_group import ProcessGroupBackend
     from cpudist.world import World
 
 _POD_PORT = "12355"  # the runtime's own default
 
 
-def agree_on_host(world: World, store: Store, timeout: float) -> CclBackend | GlooBackend:
+def agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBackend:
     """Return the fastest backend between hosts that every rank can use: ccl, else gloo with one warning line."""
-    from cpudist.backends.ccl.ccl_backend import CclBackend
-    from cpudist.backends.gloo import GlooBackend
 
-    ccl = CclBackend()
-    reasons = all_gather(store, world.rank, world.size, "xla/ccl", ccl.unavailable() or "", timeout)
-    reason = next((f"rank {rank} says: {text}" for rank, text in enumerate(reasons) if text), None)
-    if reason is None:
-        return ccl
-    if world.rank == 0 and world.size > 1:
-        say(f"warning: xla sends gradients over gloo and not over ccl, {reason}")
-    return GlooBackend()
+    def ask_everyone(key: str, own: str) -> list[str]:
+        return all_gather(store, world.rank, world.size, key, own, timeout)
+
+    found = backends.first_usable(backends.AUTO, {}, ask_everyone, is_main_process=world.rank == 0 and world.size > 1)
+    return cast("ProcessGroupBackend", found)
 
 
 def join_runtime(world: World) -> None:
@@ -101,10 +96,7 @@ def pod_worker() -> dict[str, str]:
 def _torchrun_variables(world: World) -> dict[str, str]:
     """Return torchrun's variables of this rank: the runtime supports no other launcher."""
     return {
-        "RANK": str(world.rank),
-        "WORLD_SIZE": str(world.size),
-        "LOCAL_RANK": str(world.local_rank),
-        "LOCAL_WORLD_SIZE": str(world.local_size),
+        **{name: str(getattr(world, field)) for field, name in Env.placement_variables.items()},
         "MASTER_ADDR": world.hosts[0],
         "TORCHELASTIC_RUN_ID": "cpudist",
     }

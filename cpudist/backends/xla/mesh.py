@@ -83,11 +83,9 @@ def fit(axes: Sequence[Axis], devices: int) -> tuple[Axis, ...]:
 
 
 def make(axes: Sequence[Axis], device: str) -> Any:
-    """Return the runtime's mesh of `axes`. On a TPU its devices are ordered by how they are connected.
+    """Return the runtime's mesh of `axes`, without -1, on the kind of device that the runtime calls `device`.
 
-    Args:
-        axes: without -1.
-        device: the runtime's name of the kind of device, such as "TPU".
+    On a TPU its devices are ordered by how they are connected.
 
     Raises:
         UserError: the axes do not fit the TPU's slices, or how its chips are connected.

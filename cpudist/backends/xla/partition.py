@@ -97,13 +97,7 @@ def parts(entry: Entry, sizes: Mapping[str, int]) -> int:
 
 
 def check(what: str, shape: Sequence[int], spec: Spec, sizes: Mapping[str, int]) -> Spec:
-    """Return `spec` with an entry for each axis of a tensor.
-
-    Args:
-        what: the tensor's name in messages.
-        shape: its shape.
-        spec: how it is to be divided.
-        sizes: the sizes of the mesh's axes, by name.
+    """Return `spec` with an entry for each axis of the tensor `what`, on a mesh whose axes have these sizes.
 
     Raises:
         UserError: the spec has more entries than the tensor has axes, an axis that is not the mesh's, an axis twice, or

@@ -87,27 +87,15 @@ def keep_new_group(changes: Changes) -> None:
 def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
     """Let `torch_xla.launch` and `xmp.spawn` call their function in this process: the ranks have been started already.
 
-    Args:
-        world: this rank's place.
-        changes: undone at the job's end.
-        mesh: whether --mesh has made one program of the job; both functions then raise `UserError`, as the runtime
-            does.
+    Under --mesh, which has made one program of the job, both raise `UserError`, as the runtime does.
     """
 
     def launch(
         fn: Callable[..., Any], args: Any = (), start_method: str = "spawn", debug_single_process: bool = False
     ) -> None:
-        _check_devices_are_used(world, mesh, 1 if debug_single_process else None)
-        fn(world.rank, *args)
+        spawn(fn, args, 1 if debug_single_process else None)
 
-    def spawn(
-        fn: Callable[..., Any],
-        args: Any = (),
-        nprocs: int | None = None,
-        join: bool = True,
-        daemon: bool = False,
-        start_method: str = "spawn",
-    ) -> None:
+    def spawn(fn: Callable[..., Any], args: Any = (), nprocs: int | None = None, *_: Any, **__: Any) -> None:
         _check_devices_are_used(world, mesh, nprocs)
         fn(world.rank, *args)
 
@@ -195,17 +183,7 @@ def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
-    """Replace `xm.all_reduce`: reduce over all ranks of the job.
-
-    Args:
-        reduce_type: one of torch_xla's names of reductions.
-        inputs: a tensor, which is left as it is, or several, which are reduced in place.
-        scale: factor of the result.
-        groups: must be empty.
-        pin_layout: ignored.
-
-    Returns:
-        A new tensor, or `inputs`.
+    """Replace `xm.all_reduce`: reduce over all ranks of the job, one tensor into a new one, several in place.
 
     Raises:
         UserError: groups are given, or the host does not have the reduction.
@@ -229,12 +207,8 @@ def all_gather(
 ) -> Any:
     """Replace `xm.all_gather`: return every rank's `value`, concatenated along `dim`, on the device.
 
-    Args:
-        value: a tensor; without dimensions it becomes one entry of a vector. Or a list of tensors.
-        dim: the axis that grows.
-        groups: must be empty.
-        output: a second place for the result; as many tensors as `value` has. pin_layout,
-        ids, more: ignored; they are about the runtime's own numbers and layouts.
+    A value without dimensions becomes one entry of a vector. `output` is a second place for the result. The arguments
+    after it are about the runtime's own numbers and layouts, and are ignored.
 
     Raises:
         UserError: groups are given.
@@ -268,10 +242,7 @@ def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, 
 def _check_devices_are_used(world: World, mesh: bool, processes: int | None) -> None:
     """Raise `UserError` where the job does not have as many ranks as the script wants calls of a function.
 
-    Args:
-        world: this rank's place.
-        mesh: whether --mesh has made one program of the job.
-        processes: the number that the script asks for; None for one on each device.
+    `processes` is the number that the script asks for; None for one on each device.
     """
     if mesh:
         raise UserError(

@@ -106,15 +106,10 @@ def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
 
 
 def check_one_program(variables: Mapping[str, str], ranks: int, *, meshed: bool) -> None:
-    """Check that the runtime's variables fit the job's form: ranks, or one program over a mesh.
-
-    Args:
-        variables: the environment.
-        ranks: how many ranks the job has.
-        meshed: whether --mesh makes one program of it.
+    """Check that the runtime's variables fit the job's form: many `ranks`, or one program over a mesh (`meshed`).
 
     Raises:
-        UserError: they do.
+        UserError: they do not.
     """
     on = [name for name in ("XLA_AUTO_SPMD", "XLA_USE_SPMD") if variables.get(name, "") in _ON]
     if meshed and "XLA_AUTO_SPMD" in on:
@@ -127,12 +122,7 @@ def check_one_program(variables: Mapping[str, str], ranks: int, *, meshed: bool)
 
 
 def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> None:
-    """Set the variables by which the runtime finds the devices of a job.
-
-    Args:
-        choice: the kind of device.
-        mesh_text: the value of ``--mesh``; None without one.
-        changes: undone at the job's end.
+    """Set the variables by which the runtime finds the devices of a job, until `changes` are undone.
 
     Raises:
         UserError: the mesh is wrong, or an earlier job of this process has started the runtime with other devices. It

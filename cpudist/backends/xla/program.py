@@ -17,8 +17,7 @@ from cpudist.console import say
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from cpudist.backends.ccl.ccl_backend import CclBackend
-    from cpudist.backends.gloo import GlooBackend
+    from cpudist.backends.process_group import ProcessGroupBackend
     from cpudist.changes import Changes
     from cpudist.world import World
 
@@ -33,12 +32,6 @@ class Program:
         host: the backend for tensors of the CPU; None under a mesh, which allows no other process group.
         sharding: how tensors lie on the mesh; None without one.
         graphs: the compiled graphs.
-
-    Args:
-        choice: the kind of device.
-        options: the backend's options, as `Backend.configured` has them.
-        world, store, timeout: as for `Backend.start`.
-    changes: undone at the job's end.
 
     Raises:
         UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
@@ -55,18 +48,17 @@ class Program:
     ) -> None:
         self._choice = choice
         self._changes = changes
-        self.host: CclBackend | GlooBackend | None = None
+        self.host: ProcessGroupBackend | None = None
         self.sharding: Sharding | None = None
         if options["mesh"] is not None:
-            table, show = options["sharding"], options["show_sharding"]
-            self.sharding = Sharding.start(options["mesh"], table, show, world, changes)
+            self.sharding = Sharding(options, world, changes)
         else:
             self.host = joining.agree_on_host(world, store, timeout)
             if not self.through_host:
                 joining.join_runtime(world)
             elif world.size > 1 or runtime.addressable_runtime_device_count() > 1:
                 patches.make_one_world(world, changes)
-        # After `Sharding.start`, which needs the runtime's own use_spmd.
+        # After `Sharding`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)

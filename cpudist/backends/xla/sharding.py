@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -29,45 +29,20 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """The mesh that a job computes on.
+    """The mesh that a job computes on: one program of all devices, made before the first tensor is on one of them.
 
     Args:
-        axes: of the mesh, without -1.
-        table: the partition specs of parameters.
-        show: prints a line about the division of tensors; None where the user has not asked for it.
-        warns: whether this process warns the user.
+        options: the backend's options, with the value of ``--mesh``.
+        world: this rank's place.
+        changes: undone at the job's end.
+
+    Raises:
+        UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
     """
 
-    def __init__(
-        self, axes: tuple[mesh.Axis, ...], table: partition.Table, show: Callable[[str], object] | None, warns: bool
-    ) -> None:
-        self.mesh = mesh.make(axes, runtime.device_type())
-        self.mesh_text = mesh.text_of(axes)
-        self.sizes = {axis.name: axis.size for axis in axes}
-        self.table = table
-        self._show = show
-        self._warns = warns
-        batch = tuple(name for name in mesh.BATCH_AXES if name in self.sizes)
-        self._batch: Entry = batch or None
-        self._placed: Any = WeakIdKeyDictionary()  # parameters that are divided, with their names
-        self._mark: Callable[..., Any] = spmd.mark_sharding
-
-    @classmethod
-    def start(cls, text: str, table_file: str | None, show: bool, world: World, changes: Changes) -> Sharding:
-        """Make one program of all devices. Call it before the first tensor is on a device.
-
-        Args:
-            text: the value of ``--mesh``.
-            table_file: the value of ``--sharding``; None for the default table.
-            show: whether rank 0 prints how tensors are divided.
-            world: this rank's place.
-            changes: undone at the job's end.
-
-        Raises:
-            UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
-        """
-        axes = mesh.parse(text)
-        table = partition.DEFAULT if table_file is None else partition.read(table_file)
+    def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
+        axes = mesh.parse(options["mesh"])
+        self.table = partition.DEFAULT if options["sharding"] is None else partition.read(options["sharding"])
         become_one_program()
         if runtime.process_count() != world.size:
             raise UserError(
@@ -75,15 +50,21 @@ class Sharding:
                 f"of the job's {world.size} processes and works beside no other process group; on the CPU, start one "
                 "process, or leave --mesh out"
             )
-        first = world.rank == 0
+        self._warns = world.rank == 0
         count = runtime.global_runtime_device_count()
-        if count == 1 and mesh.places(axes) is None and first:
-            say(f"warning: --mesh {text} has one device; on the CPU CPU_NUM_DEVICES says how many there are")
-        sharding = cls(mesh.fit(axes, count), table, print if show and first else None, warns=first)
+        if count == 1 and mesh.places(axes) is None and self._warns:
+            say(f"warning: --mesh {options['mesh']} has one device; on the CPU CPU_NUM_DEVICES says how many there are")
+        axes = mesh.fit(axes, count)
+        self.mesh = mesh.make(axes, runtime.device_type())
+        self.mesh_text = mesh.text_of(axes)
+        self.sizes = {axis.name: axis.size for axis in axes}
+        self._show: Callable[[str], object] | None = print if options["show_sharding"] and self._warns else None
+        self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes) or None
+        self._placed: Any = WeakIdKeyDictionary()  # parameters that are divided, with their names
+        self._mark: Callable[..., Any] = spmd.mark_sharding
         changes.then(partial(spmd.set_global_mesh, spmd.get_global_mesh()))
-        spmd.set_global_mesh(sharding.mesh)
-        patches.replace(spmd, {"mark_sharding": sharding.mark_for_script}, changes)
-        return sharding
+        spmd.set_global_mesh(self.mesh)
+        patches.replace(spmd, {"mark_sharding": self.mark_for_script}, changes)
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
         """Check that options of `DistributedDataParallel` have no effect here: no model is wrapped in it.
@@ -227,13 +208,6 @@ def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
 
 
 def _holders_text(holders: dict[tuple[int, ...], list[str]]) -> str:
-    starts = np.array(sorted(holders))
-    cut = [axis for axis in range(starts.shape[1]) if len(set(starts[:, axis])) > 1]
-    text, before = "", None
-    for start in sorted(holders):
-        if before is not None:
-            same_row = not cut or all(start[axis] == before[axis] for axis in cut[:-1])
-            text += " | " if same_row else " / "
-        text += ",".join(holders[start])
-        before = start
-    return text
+    cut = [axis for axis, starts in enumerate(zip(*holders, strict=True)) if len(set(starts)) > 1]
+    rows = itertools.groupby(sorted(holders), lambda start: [start[axis] for axis in cut[:-1]])
+    return " / ".join(" | ".join(",".join(holders[start]) for start in row) for _, row in rows)

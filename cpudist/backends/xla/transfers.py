@@ -70,13 +70,9 @@ def done(value: Any) -> Any:
 
 
 def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, scale: float) -> None:
-    """Reduce tensors of a device over all ranks, in place.
+    """Reduce tensors of a device over all ranks of `group`, in place, and multiply them by `scale`.
 
-    Args:
-        group: a c10d backend for CPU tensors.
-        tensors: of any shapes and types; they are sent in buckets of one type each.
-        operation: a `ReduceOp`.
-        scale: factor of the result.
+    They have any shapes and types, and are sent in buckets of one type each.
     """
     buckets: list[list[torch.Tensor]] = []
     room: dict[torch.dtype, int] = {}

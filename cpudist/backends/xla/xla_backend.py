@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from cpudist.backends.ccl.ccl_backend import CclBackend
-    from cpudist.backends.gloo import GlooBackend
     from cpudist.backends.interface import Calls
+    from cpudist.backends.process_group import ProcessGroupBackend
     from cpudist.backends.xla.program import Program
     from cpudist.backends.xla.sharding import Sharding
     from cpudist.world import World
@@ -64,7 +63,7 @@ class XlaBackend(Backend):
         return None if self._program is None else self._program.sharding
 
     @property
-    def _host(self) -> CclBackend | GlooBackend | None:
+    def _host(self) -> ProcessGroupBackend | None:
         return None if self._program is None else self._program.host
 
     @property

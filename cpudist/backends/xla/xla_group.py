@@ -28,12 +28,9 @@ _CALLS = {
 
 
 class TwoSidedGroup(dist.ProcessGroup):
-    """Process group that hands each call to the side that its tensors are on.
+    """Process group that hands each call to the side that its tensors are on, `host` for the CPU and `device`.
 
-    Args:
-        host: a c10d backend for CPU tensors, which also has barriers.
-        device: a backend with the same calls for tensors of a device. rank, size: this rank in the group, and the
-        group's size.
+    The sides are c10d backends; the host's also has barriers.
     """
 
     def __init__(self, host: Any, device: Any, rank: int, size: int) -> None:

@@ -71,7 +71,7 @@ def test_every_collective_takes_tensors_of_the_device(tmp_path: Path) -> None:
     result = _start(2, sys.executable, IN_TURN, str(CHECKS / "collectives.py"), str(tmp_path), *jobs)
     for host, rank in itertools.product(("ccl", "gloo"), (0, 1)):
         assert f"rank {rank}: all collectives agree over xla_{host}" in result.stdout, result.output
-    warning = "warning: xla sends gradients over gloo and not over ccl, rank 1 says: no compiler\n"
+    warning = "warning: not using ccl, rank 1 says: no compiler\n"
     assert result.stderr.count(warning) == 1, result.output
     assert result.stderr.count("xla averages gradients without compress=bf16,") == 2, result.output
 
@@ -142,19 +142,6 @@ def test_a_compile_after_warm_up_is_one_line_with_its_cause() -> None:
     assert details["graphs_compiled"] > 2
     assert details["compile_seconds"] > 0
     assert 6 <= details["steps_that_waited_for_data_from_the_device"] < 12, "those that ask for the loss"
-
-
-def test_a_checkpoint_in_pieces_is_resumed_on_other_meshes_and_on_none(tmp_path: Path) -> None:
-    pieces = str(tmp_path / "pieces")
-    jobs = [json.dumps({"words": [pieces, *words]}) for words in (["data=2,model=2", "save"], ["fsdp=4", "load"])]
-    result = _start(1, sys.executable, IN_TURN, str(CHECKS / "checkpoints.py"), str(tmp_path), *jobs)
-    saved, loaded = (float(text) for text in re.findall(r"^loss (\S+)$", result.stdout, re.MULTILINE))
-    # Meshes add in different orders. With an empty optimizer or another model the loss differs in its second digit.
-    assert loaded == pytest.approx(saved, abs=1e-3)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
-    dcp.load({"model": model.state_dict()}, checkpoint_id=pieces, no_dist=True)
-    torch.testing.assert_close(model.state_dict(), torch.load(f"{pieces}.pt"), rtol=0, atol=0)
-    assert "torch_xla" not in sys.modules
 
 
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
