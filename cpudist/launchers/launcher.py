@@ -35,14 +35,11 @@ class Placement:
         _check_pair("local rank", self.local_rank, "local size", self.local_size)
         _check_pair("node rank", self.node_rank, "node count", self.node_count)
         if self.local_size is not None:
-            self._check_local_size(self.local_size, self.node_count or 1)
-
-    def _check_local_size(self, local_size: int, node_count: int) -> None:
-        """Check that this node's ranks, and at least one on every other node, are no more than the job has."""
-        least = local_size + node_count - 1
-        if least > self.size or (self.node_count == 1 and local_size != self.size):
-            nodes = "" if self.node_count is None else f" on {self.node_count} node(s)"
-            raise _contradiction(f"{local_size} ranks on this node do not fit a job of {self.size}{nodes}")
+            # This node's ranks, and at least one on every other node.
+            least = self.local_size + (self.node_count or 1) - 1
+            if least > self.size or (self.node_count == 1 and self.local_size != self.size):
+                nodes = "" if self.node_count is None else f" on {self.node_count} node(s)"
+                raise _contradiction(f"{self.local_size} ranks on this node do not fit a job of {self.size}{nodes}")
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,11 @@ def connect(
         case AtAddress(served=True):
             return _connect_by_agent(rendezvous, placement, attempt, timeout, interface)
         case AtAddress():
-            return _connect_at(rendezvous, placement, attempt, timeout, interface)
+            if placement.rank == 0:
+                _server_at(rendezvous, interface)
+            return _connect_in(rendezvous, attempt, placement, timeout)
         case InStore():
-            job = f"{rendezvous.job}/{attempt}"
-            store_address = Address(
-                (rendezvous.host,), rendezvous.port, rendezvous.token.encode(), keepalive_timeout(timeout), job
-            )
-            return _connect_in(store_address, placement, timeout)
+            return _connect_in(rendezvous, f"{rendezvous.job}/{attempt}", placement, timeout)
         case Alone():
             from torch.distributed import HashStore
 
@@ -148,23 +146,14 @@ def _connect_by_agent(
         ) from None
 
 
-def _connect_at(
-    address: AtAddress, placement: Placement, attempt: str, timeout: float, interface: str | None
-) -> Rendezvous:
-    """Connect to the store that rank 0 serves at a fixed address."""
-    if placement.rank == 0:
-        _server_at(address, interface)
-    store_address = Address((address.host,), address.port, address.token.encode(), keepalive_timeout(timeout), attempt)
-    return _connect_in(store_address, placement, timeout)
-
-
-def _connect_in(store_address: Address, placement: Placement, timeout: float) -> Rendezvous:
-    """Connect to the job's store; all ranks have its address."""
+def _connect_in(where: AtAddress | InStore, job: str, placement: Placement, timeout: float) -> Rendezvous:
+    """Connect to the store at an address that all ranks have; `job` is its key namespace."""
+    store_address = Address((where.host,), where.port, where.token.encode(), keepalive_timeout(timeout), job)
     joined = _reach(store_address, timeout, timeout)
     _arrive(joined, placement)
     if placement.rank == 0:
         joined.store.set("free_port", str(free_port()))
-    return replace(joined, host=store_address.hosts[0], port=int(joined.store.get("free_port")))
+    return replace(joined, host=where.host, port=int(joined.store.get("free_port")))
 
 
 # The address is the same for every job of a process. A rank may start the next job before rank 0 does, and must not
