@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d
 from torch_xla import amp, runtime
 from torch_xla.core import xla_model
 
-from cpudist.backends.xla import graphs
+from cpudist.backends.xla import graphs, pjrt
 from cpudist.backends.xla.transfers import fetch, reduce_flat, track_ddp_models
 from cpudist.errors import UserError
 
@@ -110,13 +110,8 @@ def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
     original = runtime.use_spmd
 
     def use_spmd(auto: bool = False) -> None:
-        if mesh and auto:
-            raise UserError("use_spmd(auto=True) lets the compiler choose how tensors lie; leave --mesh out")
-        if not mesh and world.size > 1:
-            raise UserError(
-                "use_spmd() makes one program over the devices of one runtime and works beside no other process group, "
-                f"and {world.launcher} has started {world.size} ranks, each with a device of its own; start one process"
-            )
+        asked = "use_spmd(auto=True)" if auto else "use_spmd()"
+        pjrt.check_one_program(asked, world.size, auto=auto, meshed=mesh)
         if not mesh:
             original(auto)
 

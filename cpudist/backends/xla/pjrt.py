@@ -105,19 +105,25 @@ def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
     return Choice("cpu", "PJRT_DEVICE and --device are not set, and no TPU or GPU that PyTorch/XLA could use is here")
 
 
-def check_one_program(variables: Mapping[str, str], ranks: int, *, meshed: bool) -> None:
-    """Check that the runtime's variables fit the job's form: many `ranks`, or one program over a mesh (`meshed`).
+def check_variables(variables: Mapping[str, str], ranks: int, *, meshed: bool) -> None:
+    """Check that the runtime's variables fit the job's form; errors are those of `check_one_program`."""
+    for name in ("XLA_AUTO_SPMD", "XLA_USE_SPMD"):
+        if variables.get(name, "") in _ON:
+            check_one_program(name, ranks, auto=name == "XLA_AUTO_SPMD", meshed=meshed)
+
+
+def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> None:
+    """Check that a job may be one program as `asked`, a variable or a call, where the compiler may choose (`auto`).
 
     Raises:
-        UserError: they do not.
+        UserError: --mesh makes one program of it (`meshed`) in another way, or it has several ranks.
     """
-    on = [name for name in ("XLA_AUTO_SPMD", "XLA_USE_SPMD") if variables.get(name, "") in _ON]
-    if meshed and "XLA_AUTO_SPMD" in on:
-        raise UserError("XLA_AUTO_SPMD lets the compiler choose how tensors lie; unset it, or leave --mesh out")
-    if on and not meshed and ranks > 1:
+    if meshed and auto:
+        raise UserError(f"{asked} lets the compiler choose how tensors lie; leave that, or --mesh, out")
+    if not meshed and ranks > 1:
         raise UserError(
-            f"{on[0]} makes one program over the devices of one runtime and works beside no other process group, and "
-            f"this job has {ranks} ranks; unset it, or start one process"
+            f"{asked} makes one program over the devices of one runtime and works beside no other process group, and "
+            f"this job has {ranks} ranks, each with a device of its own; leave that out, or start one process"
         )
 
 

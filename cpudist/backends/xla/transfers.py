@@ -74,17 +74,8 @@ def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, sca
 
     They have any shapes and types, and are sent in buckets of one type each.
     """
-    buckets: list[list[torch.Tensor]] = []
-    room: dict[torch.dtype, int] = {}
-    open_bucket: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if room.get(tensor.dtype, -1) < size:
-            open_bucket[tensor.dtype] = []
-            buckets.append(open_bucket[tensor.dtype])
-            room[tensor.dtype] = BUCKET_BYTES
-        open_bucket[tensor.dtype].append(tensor)
-        room[tensor.dtype] -= size
+    numbers, _ = dist._compute_bucket_assignment_by_size(list(tensors), [BUCKET_BYTES])
+    buckets = [[tensors[number] for number in bucket] for bucket in numbers]
     options = dist.AllreduceOptions()
     options.reduceOp = operation
     with torch.no_grad():

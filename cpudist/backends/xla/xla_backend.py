@@ -93,7 +93,7 @@ class XlaBackend(Backend):
 
     def _make_program(self, world: World, store: Store, timeout: float) -> Program:
         self._world_size = world.size
-        pjrt.check_one_program(os.environ, world.size, meshed=self.configured["mesh"] is not None)
+        pjrt.check_variables(os.environ, world.size, meshed=self.configured["mesh"] is not None)
         choice = pjrt.choose(self.configured["device"], os.environ)
         pjrt.set_variables(choice, self.configured["mesh"], self._changes)
         from cpudist.backends.xla.program import Program

@@ -88,13 +88,13 @@ def test_devices_that_contradict_each_other(asked: str | None, variables: dict[s
 
 def test_the_runtimes_variables_do_not_make_another_program() -> None:
     for variables in ({}, {"XLA_USE_SPMD": "0"}):
-        pjrt.check_one_program(variables, 2, meshed=False)
-    pjrt.check_one_program({"XLA_USE_SPMD": "1"}, 1, meshed=False)
-    pjrt.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=True)
-    with pytest.raises(UserError, match=r"XLA_USE_SPMD makes one program .* this job has 2 ranks; unset it"):
-        pjrt.check_one_program({"XLA_USE_SPMD": "1"}, 2, meshed=False)
-    with pytest.raises(UserError, match=r"XLA_AUTO_SPMD lets the compiler choose .* leave --mesh out"):
-        pjrt.check_one_program({"XLA_AUTO_SPMD": "1"}, 1, meshed=True)
+        pjrt.check_variables(variables, 2, meshed=False)
+    pjrt.check_variables({"XLA_USE_SPMD": "1"}, 1, meshed=False)
+    pjrt.check_variables({"XLA_USE_SPMD": "1"}, 2, meshed=True)
+    with pytest.raises(UserError, match=r"XLA_USE_SPMD makes one program .* this job has 2 ranks, .*; leave that out"):
+        pjrt.check_variables({"XLA_USE_SPMD": "1"}, 2, meshed=False)
+    with pytest.raises(UserError, match=r"XLA_AUTO_SPMD lets the compiler choose .* or --mesh, out"):
+        pjrt.check_variables({"XLA_AUTO_SPMD": "1"}, 1, meshed=True)
 
 
 @pytest.mark.parametrize(
