@@ -43,7 +43,7 @@ class LostRank:
         """Return the sentence for the user, without a full stop."""
         who = "a rank" if self.rank is None else f"rank {self.rank}"
         where = f" on {self.host}" if self.host else ""
-        how = _killed_by(self.how) if isinstance(self.how, int) else _HOW[self.how]
+        how = killed_by(self.how) if isinstance(self.how, int) else _HOW[self.how]
         return f"{who}{where} {how}" + (f"; it was {self.last_seen}" if self.last_seen else "")
 
 
@@ -96,7 +96,8 @@ def _file(job: str) -> str:
     return f"/tmp/cpudist-failure-{job}.json"  # not in TMPDIR, which an ssh session may not have
 
 
-def _killed_by(number: int) -> str:
+def killed_by(number: int) -> str:
+    """Return the end of a process by a signal, in words that follow its name."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (dmesg there tells whether memory ran out)" if number == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"

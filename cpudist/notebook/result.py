@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import socket
 import time
 import traceback
@@ -17,6 +16,7 @@ import cloudpickle
 
 from cpudist.console import one_line
 from cpudist.errors import UserError
+from cpudist.lost_ranks import killed_by
 
 _LENGTH = 8  # bytes of the length in front of each content of a mailbox
 _HEAD_START = 1.0  # seconds by which failures of other ranks may come before the notice of a killed rank
@@ -76,9 +76,7 @@ class Failure:
         now = time.monotonic()
         if status >= 0:
             return cls(_rank_here(rank), f"ended with exit status {status} and without an exception", now, "ended")
-        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        hint = " (dmesg tells whether memory ran out)" if -status == signal.SIGKILL else ""
-        return cls(_rank_here(rank), f"was killed by {name}{hint}", now, "killed")
+        return cls(_rank_here(rank), killed_by(-status), now, "killed")
 
     @property
     def order(self) -> tuple[bool, float]:

@@ -37,31 +37,22 @@ _GPT2 = {
     "*.mlp.c_fc.weight": _BY_INPUTS,
     "*.mlp.c_proj.weight": _BY_OUTPUTS,
 }
-# The second layers of Llama and models like it; of OPT and torch's own transformer; of GPT-NeoX.
-_SECOND_OF_DECODERS = dict.fromkeys(
+_SECOND = dict.fromkeys(
     (
+        # Of Llama and models like it; of OPT and torch's own transformer; of GPT-NeoX.
         *("*.o_proj.weight", "*.down_proj.weight"),
         *("*.out_proj.weight", "*.fc2.weight", "*.linear2.weight"),
         *("*.attention.dense.weight", "*.dense_4h_to_h.weight"),
-    ),
-    _BY_INPUTS,
-)
-# The second layers of BERT, RoBERTa and ViT; of DistilBERT; of ALBERT.
-_SECOND_OF_ENCODERS = dict.fromkeys(
-    (
+        # Of BERT, RoBERTa and ViT; of DistilBERT; of ALBERT.
         *("*.attention.output.dense.weight", "*.output.dense.weight"),
         *("*.out_lin.weight", "*.ffn.lin2.weight"),
-        *("*.attention.dense.weight", "*.ffn_output.weight"),
+        "*.ffn_output.weight",
     ),
     _BY_INPUTS,
 )
-_EMBEDDINGS = dict.fromkeys(
-    ("*embed*.weight", "*wte.weight", "*wpe.weight", "lm_head.weight"),
-    _EMBEDDING,
-)
+_EMBEDDINGS = dict.fromkeys(("*embed*.weight", "*wte.weight", "*wpe.weight", "lm_head.weight"), _EMBEDDING)
 # The convolution by which ViT embeds the patches of an image.
 _PATCHES = {"*.projection.weight": _BY_OUTPUTS}
-_SECOND = {**_SECOND_OF_DECODERS, **_SECOND_OF_ENCODERS}
 _ANY: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _BY_OUTPUTS}
 
 
