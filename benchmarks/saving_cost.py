@@ -31,7 +31,7 @@ from cpudist.bench.between_hosts import bert, random_tokens, train_on
 from cpudist.bench.report import table, time_cell
 from cpudist.bench.timing import Timings
 from cpudist.checkpoints import files, state
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Ranks
 
 STEPS = 12  # in a round, while nothing is saved
 FOREGROUND, BACKGROUND = "foreground", "background"

@@ -36,11 +36,7 @@ def has(backend: Backend, scheme: str) -> bool:
 
 
 def check_backend(backend: Backend, scheme: str, asked: str) -> None:
-    """Check that gradients can cross the network in `scheme`, a result of `check_scheme`; `asked` is as there.
-
-    Raises:
-        UserError: they cannot on this backend; the message names the remedy.
-    """
+    """Check that gradients can cross the network in `scheme`, a result of `check_scheme`; `asked` is as there."""
     if not has(backend, scheme):
         known = " or ".join(sorted(backend.compressions))
         remedy = f"use {known}" if known else "leave it out"

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cpudist.backends.process_group import BACKGROUND
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Ranks
 from cpudist.job import current
 
 _LIMIT = timedelta(days=1)

@@ -18,8 +18,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from cpudist.backends import error_feedback
 from cpudist.checkpoints import folders, manifest, state
-from cpudist.checkpoints.publishing import Publisher
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Publisher, Ranks
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.job import current

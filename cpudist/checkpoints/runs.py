@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Ranks
 from cpudist.console import say
 from cpudist.errors import UserError
 

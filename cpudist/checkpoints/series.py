@@ -14,8 +14,7 @@ import torch
 
 from cpudist.checkpoints import files, folders, manifest, state
 from cpudist.checkpoints.background import Background, unpaced
-from cpudist.checkpoints.publishing import publisher_of
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.checkpoints.runs import is_of_run, newest_whole, say_from_the_beginning, started_again
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -161,11 +160,7 @@ class Checkpoints:
         return {step: path for step, path in ours if not named or path in saved or _may_be_of(job, path)}
 
     def _check_no_others(self) -> None:
-        """Check that a new training does not begin in a folder with another run's checkpoints.
-
-        Raises:
-            UserError: there are some; the message says how to go on from them.
-        """
+        """Check that a new training does not begin in a folder with another run's checkpoints."""
         own = self._own()
         others = [path for step, path in _ours(self.folder) if step not in own]
         if not others:
@@ -213,11 +208,7 @@ def _may_be_of(job: Job | None, path: Path) -> bool:
 
 
 def _checked(step: int, ranks: Ranks) -> int:
-    """Return `step`, the same on all ranks.
-
-    Raises:
-        UserError: it is no number of steps, or another one on another rank.
-    """
+    """Check that `step` is a number of steps, the same on all ranks, and return it."""
     steps = ranks.all_gather(step)
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UserError(f"step must be a whole number of steps from 0 on, not {step!r}")

@@ -161,11 +161,7 @@ def _of_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 
 def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
-    """Yield the names of the parameters in each of the optimizer's groups.
-
-    Raises:
-        UserError: the model does not have them.
-    """
+    """Yield the names of the parameters in each of the optimizer's groups."""
     names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
     for group in optimizer.param_groups:
         strange = [parameter for parameter in group["params"] if id(parameter) not in names]

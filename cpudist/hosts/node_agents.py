@@ -128,11 +128,7 @@ class NodeAgents:
 
 
 def _allow_files(count: int) -> None:
-    """Let this process open so many files.
-
-    Raises:
-        UserError: it may not.
-    """
+    """Let this process open so many files, or raise `UserError`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
         raise UserError(f"so many hosts need {count} open files, and this session may have {hard}; raise ulimit -Hn")

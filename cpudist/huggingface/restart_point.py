@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cpudist.checkpoints import manifest, runs
 from cpudist.checkpoints.folders import numbered, restore
 from cpudist.checkpoints.manifest import Manifest
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Ranks
 from cpudist.console import say
 from cpudist.job import current
 

@@ -25,8 +25,7 @@ from cpudist.backends import error_feedback
 from cpudist.changes import replaced
 from cpudist.checkpoints import folders, manifest
 from cpudist.checkpoints.background import unpaced
-from cpudist.checkpoints.publishing import publisher_of
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.huggingface.restart_point import HOSTS, adopt
 
 if TYPE_CHECKING:

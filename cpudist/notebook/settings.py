@@ -75,11 +75,7 @@ class Settings:
 
 
 def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> Settings:
-    """Check the arguments of `notebook_launcher`, `given` by name, and return them as `Settings`.
-
-    Raises:
-        UserError: an argument is wrong.
-    """
+    """Check the arguments of `notebook_launcher`, `given` by name, and return them as `Settings`."""
     _check_here()
     if not callable(function):
         raise UserError(f"notebook_launcher takes a function, not {_shown(function)}; give its name without brackets")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpudist.checkpoints.folders import numbered
-from cpudist.checkpoints.publishing import Publisher
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Publisher, Ranks
 from cpudist.errors import UserError
 
 

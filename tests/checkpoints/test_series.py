@@ -15,7 +15,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 import cpudist
 from cpudist.checkpoints import folders
-from cpudist.checkpoints.rank_group import Ranks
+from cpudist.checkpoints.publishing import Ranks
 from cpudist.checkpoints.runs import newest_whole
 from cpudist.checkpoints.series import check_shared
 from cpudist.errors import UserError

@@ -167,11 +167,7 @@ def become_one_program() -> None:
 
 
 def _check_fed_in_parts(batch: Tensor) -> None:
-    """Check that a host has fed its part of a batch as a part; otherwise the runtime takes it for the whole batch.
-
-    Raises:
-        UserError: the batch is not divided over the mesh yet.
-    """
+    """Check that a host has fed its part of a batch as a part; otherwise the runtime takes it for the whole batch."""
     if not isinstance(spmd.wrap_if_sharded(batch), spmd.XLAShardedTensor):
         raise UserError(
             "several hosts feed their own part of a batch: take the batches from cpudist.batches(loader), or give "
