@@ -130,10 +130,8 @@ class Backend(ABC):
     rank before it is pinned). So the module of a backend of another package imports torch in its methods only.
 
     Attributes:
-        name: its name for users.
         options: the options of this backend; `configure` takes them.
         compressions: the schemes of `compression.SCHEMES` in which gradients can cross a network.
-        devices: the devices of its ranks.
         configured: the values of all `options`, once `configure` was called.
     """
 

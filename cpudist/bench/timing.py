@@ -25,8 +25,6 @@ class Turns:
     """How candidates take turns.
 
     Attributes:
-        rounds: turns of each candidate.
-        calls: timed calls in a turn.
         warm_up: untimed calls at the start of a turn, since the caches hold another candidate's data.
         means: whether a round's time is the mean of its calls, not their median. Where few calls take most of the
             time, the mean has them and the median does not.

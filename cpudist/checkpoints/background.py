@@ -50,9 +50,7 @@ class Background:
     def start(self, work: Callable[[Callable[[], None]], None]) -> None:
         """Do `work` in a thread of its own; call `wait` before.
 
-        Args:
-            work: what to do. It calls the function that it gets after every few megabytes; the function pauses so that
-                the training has the core.
+        After every few megabytes the work calls the function that it gets, which pauses: the training has the core.
         """
         self._hurry.clear()
 

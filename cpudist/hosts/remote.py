@@ -44,12 +44,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a program on a host.
-
-    Attributes:
-        output: its standard output.
-        failure, remedy: why it failed, and what to do; empty where it succeeded.
-    """
+    """The answer of a program on a host: its standard output, or why it failed and a remedy."""
 
     output: str = ""
     failure: str = ""

@@ -34,15 +34,12 @@ class LaunchOptions:
 
     Attributes:
         hosts: the hosts of the hostfile; None: this host.
-        arguments: the arguments of cpudist-train.
         script: the script among them, which all hosts must have; empty where the target is no script.
         ranks: the number of all ranks; None: as many as the hosts take.
         per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise the fastest
             number that `cpudist plan --measure` has found there, otherwise one for each NUMA node.
         interface: the network interface for all traffic; None: each library chooses.
-        all_output: show the output of all ranks, each line marked with its rank.
-        max_restarts: how many failures within `restart_window` are followed by a restart.
-        restart_window: seconds.
+        max_restarts: how many failures within `restart_window` seconds are followed by a restart.
         min_nodes: restart with no fewer hosts; None: with no fewer than at first.
         wait: seconds to wait for hosts that are still starting.
         grace: seconds that ranks get to save a checkpoint after a signal.

@@ -45,11 +45,9 @@ class Context:
     """The shared state of one job's patches.
 
     Attributes:
-        job: the running job.
         geometries: the batch geometry of each Trainer's training.
         trainings: the number of each Trainer's training among those of its output folder.
         weights: for each Trainer whose ranks have unequal shares, the weights of the batches of the current step.
-        background: the thread that writes checkpoints with `--async-checkpoint`.
     """
 
     job: Job

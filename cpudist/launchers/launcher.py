@@ -12,12 +12,9 @@ from cpudist.errors import UserError
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of this process among the ranks, as its launcher gives it; None: the launcher does not say.
+    """The place of this process among the ranks, those of its node, and the nodes, as its launcher gives it.
 
-    Attributes:
-        rank, size: the rank and the number of ranks.
-        local_rank, local_size: the same among the ranks of this node.
-        node_rank, node_count: the number of this node and how many nodes there are.
+    None: the launcher does not say.
 
     Raises:
         UserError: the numbers contradict each other.
@@ -60,7 +57,6 @@ class AtAddress:
     """The ranks find each other in a store at a TCP address.
 
     Attributes:
-        host, port: the address.
         served: whether torchrun's agent, or another process that is no rank, serves the store; otherwise rank 0 does.
         token: the secret that clients must have (CPUDIST_TOKEN); empty where the user has set none.
     """
@@ -76,7 +72,6 @@ class InStore:
     """The ranks find each other in the job's own store; the process that started them serves it.
 
     Attributes:
-        host, port: the address.
         job: key namespace of this job; the store outlives jobs.
         token: the secret that clients must have; may be empty.
     """

@@ -35,8 +35,6 @@ class MpirunOptions:
     """The options of a start by mpirun.
 
     Attributes:
-        count: the number of ranks.
-        program: what each rank runs.
         hostfile: a file in the MPI's own form; None: all ranks run on this host.
         variables: the names of the environment variables that are set.
         interface: the network interface to use; None: the launcher chooses.

@@ -30,9 +30,6 @@ _READ_SECONDS = 5.0  # for the other nodes to read why the job has failed
 class Nodes:
     """This node's connection to the store, and on node 0 the store itself.
 
-    Attributes:
-        several: whether there are other nodes.
-
     Raises:
         UserError: the store cannot be served, or the arguments in another node's cell differ.
         StartupTimeout: the store cannot be reached in time.

@@ -50,7 +50,6 @@ class Share:
     Attributes:
         plan: its cores and threads; its `rank` is the local one.
         bind: whether to narrow the rank's mask to the plan.
-        hint: one line for the user; empty if there is nothing to say.
     """
 
     plan: RankPlan

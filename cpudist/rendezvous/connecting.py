@@ -41,7 +41,6 @@ class Rendezvous:
     """The store that all ranks share, and where it is.
 
     Attributes:
-        store: the store.
         address: where it is served; None where this process is alone.
         host: the address of rank 0's host, as this rank reaches it.
         port: a free port of that host for the job's scripts and libraries: their MASTER_PORT.

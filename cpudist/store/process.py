@@ -23,7 +23,6 @@ class StoreProcess:
     Args:
         addresses: addresses to listen on; empty: all of this machine.
         port: port to listen on; 0: any free one.
-        token: the secret that clients must have.
         keepalive_timeout: seconds after which a silent client is treated as unreachable.
 
     Raises:

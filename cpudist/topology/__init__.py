@@ -22,7 +22,6 @@ class Core:
 
     Attributes:
         cpus: its hardware threads, ascending; more than one with SMT.
-        socket, numa_node: the numbers of its socket and of its NUMA node.
         l3: the number of the group of cores that share its last-level cache, from 0 on over the machine. A group lies
             in one NUMA node, even if the cache spans several.
         efficiency: whether it is one of the slower cores of a hybrid processor.

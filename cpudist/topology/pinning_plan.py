@@ -60,10 +60,8 @@ class RankPlan:
     Attributes:
         rank: its number on this node.
         cpus: where it computes: one CPU for each OpenMP thread, unless the user has set another number of threads.
-        omp_threads: how many threads compute (OpenMP's, torch's intra-op).
         communication_cpus: for the thread that moves messages while others compute; empty if none can be spared.
         data_cpus: for the processes that load data; empty if none can be spared.
-        numa_nodes: the nodes that its cores are in.
     """
 
     rank: int
@@ -84,11 +82,9 @@ class Plan:
     """The ranks of one node, in the order of their local ranks.
 
     Attributes:
-        ranks: the share of each rank.
         idle_cpus: CPUs that may be used and are not: second hardware threads, cores beyond a quota.
         pinned: whether ranks are bound to their CPUs. Ranks are not bound under a CPU quota smaller than all CPUs: the
             quota limits time, not CPUs, and other containers may have chosen the same ones.
-        warnings: one line each.
     """
 
     ranks: tuple[RankPlan, ...]

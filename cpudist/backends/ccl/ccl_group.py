@@ -34,7 +34,6 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     """Create a c10d backend. All ranks of the group call it.
 
     Args:
-        options: torch's ``_DistributedBackendOptions``.
         backend_options: the user's ``pg_options``, of torch's base class. torch replaces their timeout by its argument.
 
     Raises:
