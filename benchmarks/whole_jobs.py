@@ -24,8 +24,7 @@ from cpudist.bench.timing import Timings, ratio
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology.identity import free_port
 from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import PlanOptions, make_plan
-from cpudist.topology.thread_variables import THREADS
+from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan
 
 RANKS, ROUNDS, STEPS, SAMPLES = 2, 3, 8, 8
 BIN = Path(sys.executable).parent

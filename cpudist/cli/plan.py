@@ -23,8 +23,7 @@ from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology import measured_ranks
 from cpudist.topology.machine import machine_from, this_machine
 from cpudist.topology.picture import draw
-from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
-from cpudist.topology.thread_variables import THREADS, threads_set
+from cpudist.topology.pinning_plan import THREADS, Plan, PlanOptions, make_plan, threads_set
 
 HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\

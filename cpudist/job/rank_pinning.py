@@ -8,8 +8,8 @@ import sys
 from cpudist.changes import Changes
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, decide
-from cpudist.topology import thread_variables
 from cpudist.topology.machine import this_machine
+from cpudist.topology.pinning_plan import BINDING, THREADS, threads_set
 
 _BY_SCRIPT = "torch.set_num_threads"
 
@@ -20,7 +20,7 @@ def decide_in_place(launcher: Launcher) -> Pinning | None:
     A number of threads that the script has chosen is kept. If a variable made OpenMP bind its threads, it did so when
     torch was imported, and this process no longer shows the CPUs that it may use.
     """
-    if any(name in os.environ for name in thread_variables.BINDING):
+    if any(name in os.environ for name in BINDING):
         return None
     return decide(launcher, sys.argv, _chosen_threads())
 
@@ -33,7 +33,7 @@ def follow(pinning: Pinning, changes: Changes) -> Pinning:
     """
     import torch
 
-    changes.variable(thread_variables.THREADS, str(pinning.plan.omp_threads))  # for processes that the rank starts
+    changes.variable(THREADS, str(pinning.plan.omp_threads))  # for processes that the rank starts
     before = torch.get_num_threads()
     if before != pinning.plan.omp_threads:
         torch.set_num_threads(pinning.plan.omp_threads)
@@ -46,7 +46,7 @@ def _chosen_threads() -> tuple[int, str] | None:
     import torch
 
     found = torch.get_num_threads()
-    given = thread_variables.threads_set(os.environ)
+    given = threads_set(os.environ)
     if given is None:
         usable = this_machine().usable
         return None if found in (len(usable.cpus), len(usable.cores)) else (found, _BY_SCRIPT)

@@ -1,6 +1,13 @@
 """Write a plan as environment variables and command lines, for jobs that run without cpudist.
 
 Variables that are set already stay; the result names the differences from the plan.
+
+GNU's and Intel's OpenMP stay inside the process's affinity mask; a mask of as many CPUs as threads binds them well
+enough. OMP_PROC_BIND and KMP_AFFINITY are left alone: they bind the main thread to one core, and every process that it
+starts, such as a data worker, inherits that core.
+
+oneCCL's worker threads ("Execution of Communication Operations" in its developer guide) matter only to jobs without
+cpudist's backend: its communication thread needs no variable.
 """
 
 from __future__ import annotations
@@ -14,8 +21,7 @@ from cpudist.launchers.intel_mpi import PINNING_VARIABLES
 from cpudist.launchers.mpis import MPIS
 from cpudist.launchers.openmpi import OpenMpi
 from cpudist.launchers.slurm import Slurm
-from cpudist.topology import thread_variables
-from cpudist.topology.pinning_plan import Plan
+from cpudist.topology.pinning_plan import BINDING, THREADS, Plan, threads_set
 
 _TRAIN = ("python", "train.py")
 
@@ -39,18 +45,18 @@ class ExportedPlan:
 
 def export(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> ExportedPlan:
     """Return the plan of a node for jobs that run without cpudist and have the variables `env` set."""
-    wanted = thread_variables.environment(plan)
+    wanted = _thread_variables(plan)
     for mpi in MPIS:
         wanted |= mpi.pinning_variables(plan)
     if preload is not None:
         wanted["LD_PRELOAD"] = str(preload)
-    if thread_variables.threads_set(env) is not None:
-        del wanted[thread_variables.THREADS]  # the plan has the user's number already
-    decided = [name for name in (*PINNING_VARIABLES, *thread_variables.BINDING) if name in env and name not in wanted]
+    if threads_set(env) is not None:
+        del wanted[THREADS]  # the plan has the user's number already
+    decided = [name for name in (*PINNING_VARIABLES, *BINDING) if name in env and name not in wanted]
     kept = [f"{name}={env[name]} is set and stays" for name in decided]
     variables = {}
     for name, value in wanted.items():
-        if name in env and name != thread_variables.THREADS:
+        if name in env and name != THREADS:
             if env[name] != value:
                 kept.append(f"{name}={env[name]} is set and stays; the plan has {value}")
         elif not (name in PINNING_VARIABLES and any(name in env for name in PINNING_VARIABLES)):
@@ -59,3 +65,21 @@ def export(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> E
     commands["Slurm"] = shlex.join(["srun", *Slurm.pinning_arguments(plan), *_TRAIN])
     rankfile = OpenMpi.rankfile(plan, "localhost") if plan.pinned else ""
     return ExportedPlan(variables, tuple(kept), commands, rankfile)
+
+
+def _thread_variables(plan: Plan) -> dict[str, str]:
+    """Return the variables by which OpenMP and oneCCL follow a plan.
+
+    A launcher gives all ranks of a node the same environment, so OpenMP's number is that of the smallest rank.
+    """
+    return {THREADS: str(min(rank.omp_threads for rank in plan.ranks)), **_oneccl(plan)}
+
+
+def _oneccl(plan: Plan) -> dict[str, str]:
+    """Set one worker for each rank, on its communication core; no worker where a rank has no such core."""
+    if not all(rank.communication_cpus for rank in plan.ranks):
+        return {"CCL_WORKER_OFFLOAD": "0"}
+    variables = {"CCL_WORKER_COUNT": "1"}
+    if plan.pinned:  # one entry for each worker of the node, in the order of local ranks
+        variables["CCL_WORKER_AFFINITY"] = ",".join(str(rank.communication_cpus[0]) for rank in plan.ranks)
+    return variables

@@ -27,8 +27,7 @@ from cpudist.pinning.rank_cpus import Starter, own_share, starter_of
 from cpudist.pinning.threads import data_cores
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import this_machine
-from cpudist.topology.pinning_plan import PlanOptions, RankPlan
-from cpudist.topology.thread_variables import THREADS, threads_set
+from cpudist.topology.pinning_plan import THREADS, PlanOptions, RankPlan, threads_set
 
 __all__ = ["Pinning", "data_cores", "decide", "pin", "preload_allocator"]
 

@@ -5,7 +5,7 @@
   `hwloc.py` read them; `kernel_files.py` opens them or a copy, `cpulist.py` parses lists and masks.
 - `limits.py`: the part of the machine that this process may use. `machine.py`: the topology and the limits together.
 - `pinning_plan.py`: a `Plan` from a machine and options. It reads no file: any machine can plan for any other.
-- `picture.py`: the plan as text. `thread_variables.py`: the variables by which OpenMP and oneCCL follow it.
+- `picture.py`: the plan as text.
 
 Nothing is changed here. It must not import torch, MPI or launchers.
 """

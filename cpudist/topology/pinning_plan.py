@@ -14,7 +14,7 @@ The rules, in the order in which they win:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +25,12 @@ from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine
 
 Part = Literal["socket", "numa", "l3"]
+
+THREADS = "OMP_NUM_THREADS"
+# A torch that is built with MKL takes the number of threads from MKL, and MKL reads its own variable first.
+_THREADS = ("MKL_NUM_THREADS", THREADS)
+# Each of these decides on which CPU each thread runs.
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 # Across hosts, a rank with at least so many cores keeps one for communication: at most an eighth of its cores. Intel's
 # guide keeps one of 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); on two cores it costs more than it gains. In a host
@@ -49,7 +55,7 @@ class PlanOptions:
     ranks: int | Part = "numa"
     data_workers: int = 0
     omp_threads: int | None = None
-    threads_variable: str = "OMP_NUM_THREADS"
+    threads_variable: str = THREADS
     across_hosts: bool = True
 
 
@@ -120,6 +126,18 @@ def make_plan(machine: Machine, options: PlanOptions) -> Plan:
         pinned=len(cores) == len(allowed.cores),
         warnings=(*_core_warnings(machine, ranks, cores, computing), *_rank_warnings(ranks, options)),
     )
+
+
+def threads_set(variables: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return the number of threads that the user has set, and the name of its variable.
+
+    A value that is not a positive number is ignored.
+    """
+    for name in _THREADS:
+        text = variables.get(name, "").strip()
+        if text.isdecimal() and int(text) > 0:
+            return int(text), name
+    return None
 
 
 def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
