@@ -64,43 +64,14 @@ while os.getppid() == parent:
         pass
 """
 
-# An operation takes the number of elements, the number of ranks and a device; it allocates its buffers and returns the
-# call, for any group. The elements are zero, and stay zero however often they are summed.
-Call = Callable[[dist.ProcessGroup], object]
-Operation = Callable[[int, int, torch.dtype, torch.device], Call]
-Measurement = tuple[str, torch.dtype, int]
-
-
-def _whole(collective: Callable[..., object], **options: Any) -> Operation:
-    """Return the operation in which every rank has one buffer of all elements."""
-
-    def operation(count: int, ranks: int, dtype: torch.dtype, device: torch.device) -> Call:
-        data = torch.zeros(count, dtype=dtype, device=device)
-        return lambda group: collective(data, group=group, **options)
-
-    return operation
-
-
-def _two(collective: Callable[..., object], divides_output: bool, divides_input: bool) -> Operation:
-    """Return the operation with an output and an input; a divided one of them holds one rank's part of the elements."""
-
-    def operation(count: int, ranks: int, dtype: torch.dtype, device: torch.device) -> Call:
-        output, given = (
-            torch.zeros(count // ranks if divided else count, dtype=dtype, device=device)
-            for divided in (divides_output, divides_input)
-        )
-        return lambda group: collective(output, given, group=group)
-
-    return operation
-
-
 _ALLREDUCE = "allreduce"
-_OPERATIONS: dict[str, Operation] = {
-    _ALLREDUCE: _whole(dist.all_reduce),
-    "all_gather_into_tensor": _two(dist.all_gather_into_tensor, False, True),
-    "reduce_scatter_tensor": _two(dist.reduce_scatter_tensor, True, False),
-    "broadcast": _whole(dist.broadcast, src=0),
-    "all_to_all_single": _two(dist.all_to_all_single, False, False),
+# By name: the collective, and for each of its tensors whether it holds one rank's part of the elements.
+_OPERATIONS: dict[str, tuple[Callable[..., object], tuple[bool, ...]]] = {
+    _ALLREDUCE: (dist.all_reduce, (False,)),
+    "all_gather_into_tensor": (dist.all_gather_into_tensor, (False, True)),
+    "reduce_scatter_tensor": (dist.reduce_scatter_tensor, (True, False)),
+    "broadcast": (partial(dist.broadcast, src=0), (False,)),
+    "all_to_all_single": (dist.all_to_all_single, (False, False)),
 }
 
 
@@ -178,7 +149,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, beside_ot
             buffers = max(2, min(32, _ROTATED_BYTES // size))
             count = size // dtype.itemsize // world.size * world.size
             calls = {
-                device: in_turn([_OPERATIONS[name](count, world.size, dtype, device) for _ in range(buffers)])
+                device: in_turn([_call(name, count, world.size, dtype, device) for _ in range(buffers)])
                 for device in {*devices.values()}
             }
             others = candidates(size, dtype, buffers) if name == _ALLREDUCE else {}
@@ -192,6 +163,15 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, beside_ot
             )
             comparisons.append(Comparison(name, size, times, precision.name(dtype)))
     return CollectiveTimes(tuple(comparisons), beside_others)
+
+
+def _call(
+    name: str, count: int, ranks: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[dist.ProcessGroup], object]:
+    """Return an operation on buffers of its own, for any group. The elements stay zero, however often they are summed."""
+    collective, divided = _OPERATIONS[name]
+    tensors = [torch.zeros(count // ranks if one else count, dtype=dtype, device=device) for one in divided]
+    return lambda group: collective(*tensors, group=group)
 
 
 def _completed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -228,7 +208,7 @@ def _cpus_of_node(world: World, group: dist.ProcessGroup) -> list[int]:
     return sorted(here) if world.local_rank == 0 else []
 
 
-def _plan(quick: bool, beside_others: bool) -> list[Measurement]:
+def _plan(quick: bool, beside_others: bool) -> list[tuple[str, torch.dtype, int]]:
     allreduces = [(_ALLREDUCE, dtype, size) for dtype, sizes in _ALLREDUCE_SIZES.items() for size in sizes]
     others = [(name, torch.float32, size) for name in list(_OPERATIONS)[1:] for size in _OTHER_SIZES]
     if beside_others:
