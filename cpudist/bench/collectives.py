@@ -168,7 +168,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, beside_ot
 def _call(
     name: str, count: int, ranks: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[dist.ProcessGroup], object]:
-    """Return an operation on buffers of its own, for any group. The elements stay zero, however often they are summed."""
+    """Return an operation on buffers of its own, for any group. The elements stay zero, however often summed."""
     collective, divided = _OPERATIONS[name]
     tensors = [torch.zeros(count // ranks if one else count, dtype=dtype, device=device) for one in divided]
     return lambda group: collective(*tensors, group=group)
