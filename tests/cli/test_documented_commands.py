@@ -122,7 +122,7 @@ RUN_BY = {
     r"mpirun -f \S+ .*python3 run_qa.py": "huggingface/test_documented.py",
     r"mpirun -f \S+ .*python3 -m trl": "examples/test_trl.py",
     r"mpirun -f \S+ .*cpudist-train": "hosts/test_jobs.py",
-    r"srun .*cpudist-train": "launch/test_srun.py",
+    r"srun .*cpudist-train": "launchers/test_srun.py",
     r"torchrun .*cpudist-train": "huggingface/test_checkpoints.py",
     r"ssh-keygen|for host in|printf": "helpers/bed/keys.py",  # by its own commands: the bed needs no password
 }

@@ -19,16 +19,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import jobs
 import psutil
 from bed import Bed
 from control_group import control_group
+from mpis import mpirun_on, named
 
-from cpudist.compiler import cache_folder
-from cpudist.launchers.mpis import MPIS
+from cpudist.checkpoints.folders import numbered
 from cpudist.waiting import poll
 
-# What is compiled here serves the other host too, whose ranks may have another home.
-CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0  # what a job may take beyond its timeout
 
@@ -68,10 +67,7 @@ class Job:
 
 def _rank_of(process: psutil.Process) -> int:
     variables = process.environ()
-    for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"):
-        if name in variables:
-            return int(variables[name])
-    return -1
+    return int(variables.get("PMI_RANK") or variables.get("OMPI_COMM_WORLD_RANK", -1))
 
 
 def kill(number: int) -> Callable[[Job], None]:
@@ -190,16 +186,12 @@ def leave_a_child(job: Job) -> None:
 def kill_with_checkpoints(job: Job, *, damage: bool = False) -> None:
     """Kill rank 3 once there are two checkpoints; the next attempt ends by itself."""
     saved = job.folder / "out"
-    deadline = time.monotonic() + START_SECONDS
-    while len(found := sorted(saved.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))) < 2:
-        assert time.monotonic() < deadline, "no checkpoints"
-        time.sleep(0.1)
+    assert poll(lambda: len(numbered(saved)) > 1, START_SECONDS), "no checkpoints"
     job.rank(3).suspend()  # nothing is saved any more
     time.sleep(1)
     if damage:
-        found = sorted(saved.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
-        with (found[-1] / "__0_0.distcp").open("r+b") as file:
-            file.truncate(100)
+        *_, newest = numbered(saved).values()
+        os.truncate(newest / "__0_0.distcp", 100)
     job.rank(3).kill()
     job.order("end")
 
@@ -275,27 +267,21 @@ FAULTS: dict[str, Fault] = {
 
 @dataclass(frozen=True)
 class Way:
-    """A way to start two ranks on either host: an MPI's own mpirun, or `cpudist launch` with that MPI."""
+    """A way to start two ranks on either host: an MPI's own mpirun, or `cpudist launch --mpi` with it."""
 
     mpi: str
     launch: bool
 
     def __str__(self) -> str:
-        return f"`launch`, {self.mpi}" if self.launch else self.mpi
+        name = named(self.mpi).name
+        return f"`launch`, {name}" if self.launch else name
 
     def command(self, bed: Bed, timeout: float, fault: Fault) -> list[str]:
         """All that comes before the script."""
         if self.launch:
-            name = next(mpi.option for mpi in MPIS if mpi.name == self.mpi)
-            program = str(Path(sys.executable).with_name("cpudist"))
-            start = [program, "launch", "--mpi", name, "--hostfile", bed.hostfile(), "--ppn", "2", *fault.options]
-            return [*start, "--", "--timeout", str(timeout)]
-        if self.mpi == "open-mpi":
-            start = ["mpirun.openmpi", "--allow-run-as-root", "--hostfile", bed.hostfile(2), "-n", "4"]
-            passed = [word for name in ("PATH", "PYTHONPATH", *CACHE, *fault.variables) for word in ("-x", name)]
-            return [*start, *passed, sys.executable]
-        mpirun = "mpirun" if self.mpi == "intel-mpi" else "mpirun.mpich"
-        return [mpirun, "-f", bed.hostfile(), "-n", "4", "-ppn", "2", sys.executable]
+            options = ["--mpi", self.mpi, "--hostfile", bed.hostfile(2), *fault.options]
+            return jobs.launch(*options, "--", "--timeout", str(timeout))
+        return [*mpirun_on(bed, self.mpi, 2, *fault.variables), sys.executable]
 
 
 @dataclass(frozen=True)
@@ -333,9 +319,7 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
             broken: list[float] = []
 
             def break_it() -> None:
-                deadline = time.monotonic() + START_SECONDS
-                while len(list(folder.glob("ready-*"))) < 4 and time.monotonic() < deadline:
-                    time.sleep(0.1)
+                poll(lambda: len(list(folder.glob("ready-*"))) == 4, START_SECONDS)
                 broken.append(time.monotonic())
                 FAULTS[fault].strike(job)
 
@@ -346,7 +330,7 @@ def run(way: Way, fault: str, timeout: float) -> Ending:
             if FAULTS[fault].shell:
                 command = ["sh", "-c", FAULTS[fault].shell, "sh", *command]
             bound = START_SECONDS + timeout + MARGIN_SECONDS
-            ended = bed.watch("h0", command, bound, {**CACHE, **FAULTS[fault].variables})
+            ended = bed.watch("h0", command, bound, FAULTS[fault].variables)
             breaker.join(60)
             assert broken, f"the job ended before it was at work: {ended.returncode}\n{ended.output}"
             ranks = folder / "stderr"

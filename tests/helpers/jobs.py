@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
+
+from cpudist.topology.identity import free_port
+from cpudist.waiting import poll
 
 BIN = Path(sys.prefix) / "bin"
 _MARK = "CPUDIST_TEST_JOB"
@@ -31,6 +37,15 @@ COMPLETED = r"cpudist: completed after [\d.:]+( s)?(, \d+ steps)?(; record in .+
 # Variables that jobs do not inherit: those of a launcher that runs the tests, and the one that conftest.py sets.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USE_TORCH_XLA")
 
+_SIGNALLED = """
+import os, subprocess, sys, time
+process = subprocess.Popen(sys.argv[3:])
+while not os.path.exists(sys.argv[2]) and process.poll() is None:
+    time.sleep(0.05)
+process.send_signal(int(sys.argv[1]))
+sys.exit(process.wait())
+"""
+
 started: list[str] = []  # the marks of all jobs so far
 
 
@@ -41,13 +56,11 @@ class Result:
     Attributes:
         returncode: exit status; negative for a signal.
         stdout, stderr: what it wrote.
-        seconds: wall time.
     """
 
     returncode: int
     stdout: str
     stderr: str
-    seconds: float
 
     @property
     def output(self) -> str:
@@ -83,7 +96,6 @@ def run(
 
     # Files, not pipes: a process that is left behind and holds a pipe open would block reading.
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        start = time.monotonic()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -99,13 +111,12 @@ def run(
         except subprocess.TimeoutExpired:
             expired = True
         finally:
-            seconds = time.monotonic() - start
             left = [] if process.poll() is None else _wait_until_gone(mark)
             if left or process.poll() is None:
                 _kill(mark, process)
         stdout.seek(0)
         stderr.seek(0)
-        result = Result(process.returncode, stdout.read(), stderr.read(), seconds)
+        result = Result(process.returncode, stdout.read(), stderr.read())
 
     assert not expired, f"{command} did not end within {timeout} s\n{result.output}"
     assert not left, f"{command} left processes behind: {left}\n{result.output}"
@@ -135,6 +146,28 @@ def train(*args: str) -> list[str]:
     return [str(BIN / "cpudist-train"), *args]
 
 
+def launch(*args: str) -> list[str]:
+    """Return the command line of this virtual environment's `cpudist launch`."""
+    return [str(BIN / "cpudist"), "launch", *args]
+
+
+def by_hand(command: list[str]) -> list[str]:
+    """Return the command that runs two ranks without a launcher, and prints their exit statuses, rank 1's first."""
+    start = f"""
+        export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}
+        RANK=0 {shlex.join(command)} & other=$!
+        RANK=1 {shlex.join(command)}; one=$?
+        wait $other; other=$?
+        echo $one $other; exit $((one || other))
+    """
+    return ["bash", "-c", start]
+
+
+def signalled(number: int, when: Path, command: list[str]) -> list[str]:
+    """Return the command that runs `command` and sends it a signal as soon as the file `when` is there."""
+    return [sys.executable, "-c", _SIGNALLED, str(number), str(when), *command]
+
+
 def orphans() -> set[str]:
     """Return the files in /dev/shm that no process has mapped or open.
 
@@ -153,38 +186,29 @@ def orphans() -> set[str]:
 
 def _members(mark: str) -> dict[int, str]:
     """Return the running processes of a job: process id -> command line."""
-    wanted = f"{_MARK}={mark}".encode()
     members = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                members[int(entry.name)] = line.strip()
-        except OSError:  # it has ended, or belongs to another user
-            continue
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            if process.environ().get(_MARK) == mark:
+                members[process.pid] = " ".join(process.cmdline())
     return members
 
 
 def _wait_until_gone(mark: str) -> list[str]:
     """Wait until the job's processes have ended; return the command lines of those that have not."""
-    deadline = time.monotonic() + _LEAVE_SECONDS
-    while (members := _members(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return list(members.values())
+    poll(lambda: not _members(mark), _LEAVE_SECONDS)
+    return list(_members(mark).values())
 
 
 def _kill(mark: str, process: subprocess.Popen[bytes]) -> None:
     """Kill all processes of a job, repeatedly, because one may fork meanwhile."""
-    for _ in range(20):
+
+    def none_left() -> bool:
         members = _members(mark)
         for pid in members:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        if not members:
-            break
-        time.sleep(0.05)
+        return not members
+
+    poll(none_left, _LEAVE_SECONDS)
     process.wait()

@@ -19,7 +19,7 @@ _PROGRAMS = {
     "mpich": ["mpirun.mpich"],
     "openmpi": ["mpirun.openmpi", "--allow-run-as-root"],
 }
-_PASSED_ON = [word for name in ("PATH", "PYTHONPATH", "CPUDIST_CACHE", "MPI4PY_LIBMPI") for word in ("-x", name)]
+_PASSED_ON = ("PATH", "PYTHONPATH", "CPUDIST_CACHE", "MPI4PY_LIBMPI")
 
 
 def named(mpi: str) -> type[MpiLauncher]:
@@ -39,9 +39,10 @@ def mpirun(mpi: str) -> list[str]:
     return _PROGRAMS[mpi]
 
 
-def mpirun_on(bed: Bed, mpi: str, per_host: int) -> list[str]:
-    """Return the command that starts so many ranks on each host of a bed, with the variables that tests set."""
+def mpirun_on(bed: Bed, mpi: str, per_host: int, *variables: str) -> list[str]:
+    """Return the command that starts so many ranks on each host of a bed, with these variables of the environment."""
     count = ["-n", str(per_host * len(bed.addresses))]
     if mpi == "openmpi":
-        return [*mpirun(mpi), "--hostfile", bed.hostfile(per_host), *count, *_PASSED_ON]
+        passed_on = [word for name in (*_PASSED_ON, *variables) for word in ("-x", name)]
+        return [*mpirun(mpi), "--hostfile", bed.hostfile(per_host), *count, *passed_on]
     return [*mpirun(mpi), "-f", bed.hostfile(), *count, "-ppn", str(per_host)]

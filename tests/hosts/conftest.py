@@ -8,21 +8,21 @@ import pytest
 from bed import Bed, missing
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def possible() -> None:
     if reason := missing():
         pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+def bed(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     """Two hosts that a file's tests share: leave them as you find them."""
     with Bed(tmp_path_factory.mktemp("bed")) as bed:
         yield bed
 
 
 @pytest.fixture
-def own_bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+def own_bed(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     """Two hosts that a test may break."""
     with Bed(tmp_path_factory.mktemp("bed")) as bed:
         yield bed

@@ -9,7 +9,7 @@ import pytest
 from bed import Bed
 from jobs import BIN
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.usefixtures("possible")]
 
 
 def test_a_slow_link_is_named(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -11,14 +11,10 @@ from bed import Bed
 from jobs import train
 from mpis import MPIS, mpirun, mpirun_on, named
 
-from cpudist.compiler import cache_folder
-
 pytestmark = pytest.mark.job
 
 TESTS = Path(__file__).resolve().parents[1]
 SCRIPT = TESTS / "huggingface" / "checks" / "course.py"
-# What is compiled here serves the other host too, whose ranks may have another home.
-CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 COLLECTIVES = TESTS / "backends" / "ccl" / "checks" / "collectives.py"
 
 
@@ -41,7 +37,7 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
     compressed = (mpi, backend) == ("intel", "ccl")
     options += ["--ddp_compress", "int8"] if compressed else []
     script = train("--backend", backend, "--record", str(record), str(SCRIPT), "--output_dir", str(tmp_path), *options)
-    result = bed.run("h0", [*mpirun_on(bed, mpi, 2), *script], timeout=240, env=CACHE)
+    result = bed.run("h0", [*mpirun_on(bed, mpi, 2), *script], timeout=240)
     assert result.returncode == 0, result.output
     fields = json.loads(record.read_text())
     assert fields["launcher"] == named(mpi).name
@@ -56,7 +52,7 @@ def test_the_documented_command(bed: Bed, tmp_path: Path, mpi: str, backend: str
 @pytest.mark.parametrize("mpi", MPIS)
 def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
     command = [*mpirun_on(bed, mpi, 1), sys.executable, str(COLLECTIVES), "15"]
-    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore", **CACHE})
+    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore"})
     assert result.returncode == 0, result.output
     said = "collectives passed on World(rank=0(2), local_rank=0(1), node=0(2), backend='ccl'"
     assert said in result.stdout, result.output
@@ -69,7 +65,7 @@ def test_unequal_shares(bed: Bed, hosts: str, transport: str) -> None:
     ranks = [["-n", "1", "-host", host, sys.executable, str(COLLECTIVES), "5"] for host in hosts.split()]
     command = mpirun("intel") + [word for rank in ranks for word in [":", *rank]][1:]
     variables = {"CPUDIST_TEST_ONLY": "unequal", "CCL_ATL_TRANSPORT": transport}
-    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore", **CACHE, **variables})
+    result = bed.run("h0", command, timeout=240, env={"PYTHONWARNINGS": "ignore", **variables})
     assert result.returncode == 0, result.output
     assert "collectives passed on World(rank=0(4)" in result.stdout, result.output
 
@@ -79,7 +75,7 @@ def test_what_spares_the_network_is_measured_on_it(bed: Bed, tmp_path: Path) -> 
     kept = tmp_path / "hosts.json"
     words = ["bench", "hosts", "--quick", "--json", str(kept), "--only", "bf16", "--only", "bf16, tied weight whole"]
     command = [*mpirun_on(bed, "intel", 1), str(Path(sys.executable).with_name("cpudist")), *words]
-    result = bed.run("h0", command, timeout=240, env=CACHE)
+    result = bed.run("h0", command, timeout=240)
     assert result.returncode == 0, result.output
     (entry,) = json.loads(kept.read_text())["results"]
     calls = {name: timings["calls_per_round"] for name, timings in entry["seconds"].items()}

@@ -1,29 +1,25 @@
-"""`cpudist launch` over two hosts, with each MPI: what it starts, what it finds before, and that nothing stays."""
+"""`cpudist launch` over two hosts, and `doctor` and `stacks` with --hostfile."""
 
 from __future__ import annotations
 
 import json
-import sys
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bed import Bed
-from jobs import BIN, Result
+from jobs import BIN, Result, launch, signalled
 from mpis import MPIS, require
 
-from cpudist.compiler import cache_folder
 from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
 
 SCRIPT = Path(__file__).with_name("checks") / "greets.py"
-CACHE = {"CPUDIST_CACHE": str(cache_folder())}
-
-
-def launch(*words: str) -> list[str]:
-    return [str(BIN / "cpudist"), "launch", *words]
+# This host is temporarily called otherwise.
+RENAMED = ["sh", "-c", 'hostname elsewhere; "$@"; status=$?; hostname h0; exit $status', "sh"]
 
 
 def hostfile(folder: Path, text: str) -> str:
@@ -44,7 +40,7 @@ def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, m
     hosts = hostfile(tmp_path, "h0:2  # first\nh1 slots=2\n")
     words = ["--hostfile", hosts, "--mpi", mpi, "--max-restarts", "1"]
     command = launch(*words, "--", "--backend", "ccl", str(SCRIPT), str(tmp_path), "once", "3")
-    result = bed.run("h0", command, timeout=120, env=CACHE)
+    result = bed.run("h0", command, timeout=120)
     assert result.returncode == 0, result.output
     ranks = {"0": "h0", "1": "h0", "2": "h1", "3": "h1"}
     assert seen(tmp_path) == {f"{attempt}-{rank}": host for attempt in "01" for rank, host in ranks.items()}
@@ -60,7 +56,7 @@ def test_by_hand_with_a_line_that_intel_mpi_drops(bed: Bed, tmp_path: Path) -> N
     """Intel MPI runs all ranks on the first host, with exit status 0; cpudist warns."""
     hosts = hostfile(tmp_path, "h0\nh1:abc\n")
     train = [str(BIN / "cpudist-train"), "--backend", "gloo", str(SCRIPT), str(tmp_path)]
-    result = bed.run("h0", ["mpirun", "-f", hosts, "-n", "4", "-ppn", "2", *train], timeout=120, env=CACHE)
+    result = bed.run("h0", ["mpirun", "-f", hosts, "-n", "4", "-ppn", "2", *train], timeout=120)
     assert set(seen(tmp_path).values()) == {"h0"}, result.output
     assert "cpudist: warning: intel-mpi was asked for 2 hosts, but all ranks run on h0" in result.stderr
 
@@ -68,12 +64,11 @@ def test_by_hand_with_a_line_that_intel_mpi_drops(bed: Bed, tmp_path: Path) -> N
 @pytest.mark.parametrize("mpi", MPIS)
 def test_what_a_dry_run_prints_runs_by_hand(bed: Bed, tmp_path: Path, mpi: str) -> None:
     require(mpi)
-    hosts = hostfile(tmp_path, "h0:1\nh1:1\n")
-    words = ["--hostfile", hosts, "--mpi", mpi, "--dry-run", "--", "--backend", "gloo", str(SCRIPT), str(tmp_path)]
-    printed = bed.run("h0", launch(*words), timeout=60, env=CACHE)
+    words = ["--hostfile", bed.hostfile(1), "--mpi", mpi, "--dry-run"]
+    printed = bed.run("h0", launch(*words, "--", "--backend", "gloo", str(SCRIPT), str(tmp_path)), timeout=60)
     assert printed.returncode == 0, printed.output
     assert seen(tmp_path) == {}
-    result = bed.run("h0", ["sh", "-c", printed.stdout], timeout=120, env=CACHE, cwd=tmp_path)
+    result = bed.run("h0", ["sh", "-c", printed.stdout], timeout=120, cwd=tmp_path)
     assert seen(tmp_path) == {"0-0": "h0", "0-1": "h1"}, printed.stdout + result.output
     assert result.stdout == "rank 0 of 2 on h0\n"
 
@@ -81,7 +76,7 @@ def test_what_a_dry_run_prints_runs_by_hand(bed: Bed, tmp_path: Path, mpi: str) 
 def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path: Path) -> None:
     address = bed.addresses["h1"][0]
     hosts = hostfile(tmp_path, f"h0:2\nnosuchhost:2\nh1:2\n{address}:2\n10.77.0.99:2\n")
-    result = bed.run("h0", launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path)), timeout=60, env=CACHE)
+    result = bed.run("h0", launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path)), timeout=60)
     assert result.returncode == 2, result.output
     assert "cpudist: checking 5 hosts: waiting for " in result.stderr, "10.77.0.99 takes three seconds"
     unknown, twice, unreachable = result.report.splitlines()
@@ -93,11 +88,10 @@ def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path:
 
 
 def test_waiting_for_hosts_has_an_end(bed: Bed, tmp_path: Path) -> None:
-    """One host does not exist; the other cannot resolve this host's name, which is temporarily `elsewhere`."""
+    """One host does not exist; the other cannot resolve this host's name."""
     hosts = hostfile(tmp_path, "h0:2\nnosuchhost:2\nh1:2\n")
-    renamed = ["sh", "-c", 'hostname elsewhere; "$@"; status=$?; hostname h0; exit $status', "sh"]
     command = launch("--hostfile", hosts, "--wait", "1", "--", str(SCRIPT), str(tmp_path))
-    result = bed.run("h0", [*renamed, *command], timeout=60, env=CACHE)
+    result = bed.run("h0", [*RENAMED, *command], timeout=60)
     assert result.returncode == 2, result.output
     unknown, unknowing = result.report.splitlines()
     assert unknown.startswith(f"cpudist: after 1 s, {hosts}, line 2: nosuchhost ssh cannot reach it")
@@ -108,39 +102,22 @@ def test_waiting_for_hosts_has_an_end(bed: Bed, tmp_path: Path) -> None:
 def test_hosts_by_address_that_do_not_know_this_hosts_name(bed: Bed, tmp_path: Path) -> None:
     """Hydra's processes connect to it by name, or by the address of an interface."""
     hosts = hostfile(tmp_path, "".join(f"{bed.addresses[host][0]}:1\n" for host in ("h0", "h1")))
-    renamed = ["sh", "-c", 'hostname elsewhere; "$@"; status=$?; hostname h0; exit $status', "sh"]
     words = ["--hostfile", hosts, "--mpi", "intel", "--", "--backend", "gloo", str(SCRIPT), str(tmp_path)]
-    result = bed.run("h0", [*renamed, *launch(*words)], timeout=60, env=CACHE)
-    assert result.returncode == 2, result.output
-    assert all("cannot resolve this host's name elsewhere" in line for line in result.report.splitlines())
-    assert seen(tmp_path) == {}
-    result = bed.run("h0", [*renamed, *launch("--interface", "eth0", *words)], timeout=100, env=CACHE)
+    result = bed.run("h0", [*RENAMED, *launch("--interface", "eth0", *words)], timeout=100)
     assert seen(tmp_path) == {"0-0": "elsewhere", "0-1": "h1"}, result.output
 
 
 def test_a_host_that_does_not_let_us_in(bed: Bed, tmp_path: Path) -> None:
     keys = Path(bed.hostfile()).parent / "ssh" / "authorized_keys"
-    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
     away = keys.rename(keys.with_name("away"))
     try:
-        result = bed.run("h0", launch("--hostfile", hosts, "--", str(SCRIPT), str(tmp_path)), timeout=60, env=CACHE)
+        result = bed.run("h0", launch("--hostfile", bed.hostfile(2), "--", str(SCRIPT), str(tmp_path)), timeout=60)
     finally:
         away.rename(keys)
     assert result.returncode == 2, result.output
     (line,) = result.report.splitlines()
     assert "line 2: h1 ssh cannot reach it" in line
     assert "ssh-copy-id h1" in line
-
-
-INTERRUPTED = """
-import signal, subprocess, sys, time
-from pathlib import Path
-process = subprocess.Popen(sys.argv[3:])
-while not (Path(sys.argv[2]) / "waiting").exists():
-    time.sleep(0.05)
-process.send_signal(int(sys.argv[1]))
-sys.exit(process.wait())
-"""
 
 
 @pytest.mark.parametrize(
@@ -150,12 +127,9 @@ sys.exit(process.wait())
 def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int, status: int) -> None:
     """After SIGKILL, which cannot be handled, the node agents clean up. `bed.run` checks that no process is left."""
     require(mpi)
-    hosts = hostfile(tmp_path, "h0:1\nh1:1\n")
-    command = launch(
-        "--hostfile", hosts, "--mpi", mpi, "--max-restarts", "3", "--", str(SCRIPT), str(tmp_path), "hang", "0"
-    )
-    wrapped = [sys.executable, "-c", INTERRUPTED, str(number), str(tmp_path), *command]
-    result = bed.run("h0", wrapped, timeout=120, env=CACHE)
+    options = ["--hostfile", bed.hostfile(1), "--mpi", mpi, "--max-restarts", "3"]
+    command = launch(*options, "--", str(SCRIPT), str(tmp_path), "hang", "0")
+    result = bed.run("h0", signalled(number, tmp_path / "waiting", command), timeout=120)
     assert result.returncode == status % 256, result.output
     assert "starting again" not in result.stderr
 
@@ -163,8 +137,7 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
 @pytest.mark.parametrize("how", ["kill", "disconnect"])
 def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
     """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
-    hosts = hostfile(tmp_path, "h0:2\nh1:2\n")
-    words = ["--hostfile", hosts, "--max-restarts", "1", "--min-nodes", "1"]
+    words = ["--hostfile", own_bed.hostfile(2), "--max-restarts", "1", "--min-nodes", "1"]
     words += ["--", str(SCRIPT), str(tmp_path), "wait", "0"]
 
     def lose_h1() -> None:
@@ -180,8 +153,8 @@ def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path
 
 def test_a_host_that_comes_back_is_waited_for(own_bed: Bed, tmp_path: Path) -> None:
     """The link is up again when the first check has found the host missing."""
-    hosts, said = hostfile(tmp_path, "h0:1\nh1:1\n"), tmp_path / "said"
-    words = ["--hostfile", hosts, "--max-restarts", "9", "--", str(SCRIPT), str(tmp_path), "wait", "0"]
+    said = tmp_path / "said"
+    words = ["--hostfile", own_bed.hostfile(1), "--max-restarts", "9", "--", str(SCRIPT), str(tmp_path), "wait", "0"]
 
     def lose_h1_for_a_moment() -> None:
         _wait_for(tmp_path / "waiting")
@@ -198,7 +171,7 @@ def test_a_host_that_comes_back_is_waited_for(own_bed: Bed, tmp_path: Path) -> N
 def _run_beside(breaks: Callable[[], None], bed: Bed, command: list[str]) -> Result:
     breaker = threading.Thread(target=breaks, daemon=True)
     breaker.start()
-    result = bed.run("h0", command, timeout=200, env=CACHE)
+    result = bed.run("h0", command, timeout=200)
     breaker.join(10)
     return result
 
@@ -209,9 +182,41 @@ def _wait_for(file: Path, text: str = "") -> None:
 
 def test_doctor_checks_the_hosts_of_a_file(bed: Bed, tmp_path: Path) -> None:
     hosts = hostfile(tmp_path, "h0:2\nnosuchhost:2\nh1:2\n")
-    result = bed.run("h0", [str(BIN / "cpudist"), "doctor", "--hostfile", hosts, "--json"], timeout=60, env=CACHE)
+    result = bed.run("h0", [str(BIN / "cpudist"), "doctor", "--hostfile", hosts, "--json"], timeout=60)
     assert result.returncode == 1, result.output
     answer = json.loads(result.stdout)
     assert not answer["ok"]
     levels = {finding["about"].split()[-1]: finding["level"] for finding in answer["findings"]}
     assert levels == {"nosuchhost": "error", "h0": "ok", "h1": "ok"}
+
+
+ASKS = """
+import subprocess, sys
+import torch.distributed as dist
+
+dist.barrier()
+if dist.get_rank() == 0:
+    asked = subprocess.run([*sys.argv[1:]], capture_output=True, text=True)
+    print(asked.stdout, asked.stderr, asked.returncode, sep="")
+dist.barrier()
+"""
+
+
+def test_the_ranks_of_all_hosts_are_one_job(bed: Bed, tmp_path: Path) -> None:
+    script, more, hosts = tmp_path / "asks.py", tmp_path / "more", bed.hostfile(1)
+    script.write_text(ASKS)
+    more.write_text("h0\nh1\nnowhere\n")
+    ask = [str(BIN / "cpudist"), "stacks", "--hostfile"]
+    job = launch("--hostfile", hosts, "--", "--backend", "gloo", str(script))
+    shown = bed.run("h0", [*job, *ask, str(more)], timeout=120)
+    lines = shown.stdout.splitlines()
+    assert re.fullmatch(r"job of h0:\d+: 2 of 2 ranks are on these hosts", lines[0]), shown.output
+    assert re.fullmatch(r"rank 0 on h0 \(process \d+\): in asks\.py:7.*", lines[1]), shown.output
+    assert re.fullmatch(r"rank 1 on h1 \(process \d+\): in barrier #2 \(asks\.py:9\) for [\d.]+ s", lines[2]), (
+        shown.output
+    )
+    assert re.fullmatch(rf"cpudist: {more}, line 3: nowhere ssh cannot reach it: .*; correct its name, .*", lines[3])
+    assert lines[4:] == ["2"], shown.output
+    none = bed.run("h0", [*ask, hosts], timeout=60)
+    assert (none.returncode, none.stdout) == (2, ""), none.output
+    assert "no rank of yours runs on these hosts" in none.stderr

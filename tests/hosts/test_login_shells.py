@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 from bed import Bed
-from jobs import BIN
+from jobs import launch
 from mpis import require
-
-from cpudist.compiler import cache_folder
 
 pytestmark = pytest.mark.job
 
@@ -34,11 +32,9 @@ def test_another_login_shell_and_home(own_bed: Bed, tmp_path: Path, shell: str, 
     users = tmp_path / "passwd"
     users.write_text(f"root:x:0:0:root:{home}:{program}\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n")
     own_bed.run("h1", ["mount", "--bind", str(users), "/etc/passwd"], timeout=60)
-    hosts = tmp_path / "hosts"
-    hosts.write_text("h0:1\nh1:1\n")
-
-    words = ["launch", "--hostfile", str(hosts), "--mpi", mpi, "--", "--backend", "gloo", str(SCRIPT), str(here)]
-    variables = {"CPUDIST_CACHE": str(cache_folder()), "PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
-    result = own_bed.run("h0", [str(BIN / "cpudist"), *words], timeout=120, env=variables, cwd=here)
+    hosts = ["--hostfile", own_bed.hostfile(1), "--mpi", mpi]
+    command = launch(*hosts, "--", "--backend", "gloo", str(SCRIPT), str(here))
+    path = {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
+    result = own_bed.run("h0", command, timeout=120, env=path, cwd=here)
     assert result.returncode == 0, result.output
     assert {path.name: path.read_text() for path in here.iterdir()} == {"0-0": "h0", "0-1": "h1"}, result.output

@@ -1,4 +1,4 @@
-"""docs/moving.md over two hosts: what replaces horovodrun's command and torchrun's, and the lines of their scripts."""
+"""docs/moving.md over two hosts: what replaces horovodrun's command and its script's lines, and torchrun's command."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ from pathlib import Path
 
 import pytest
 from bed import Bed
-from jobs import BIN
-
-from cpudist.compiler import cache_folder
+from jobs import BIN, launch, train
 
 pytestmark = pytest.mark.job
 
 CHECKS = Path(__file__).with_name("checks")
 HOROVOD = CHECKS / "from_horovod.py"
 PAGE = Path(__file__).parents[2] / "docs" / "moving.md"
-CACHE = {"CPUDIST_CACHE": str(cache_folder())}
-
-
-def _trained(folder: Path) -> None:
-    """Both ranks have one another's gradients, parameters and mean."""
-    first, second = ((folder / name).read_text() for name in "01")
-    assert first.startswith("0 of 2 on ccl\n")
-    assert first == second
 
 
 def test_horovods_lines(bed: Bed, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("h0:1\nh1:1\n")
-    command = [str(BIN / "cpudist"), "launch", "--hostfile", str(tmp_path / "hosts"), "--"]
-    result = bed.run("h0", [*command, str(HOROVOD), str(tmp_path)], timeout=240, env=CACHE)
+    """Both ranks have one another's gradients, parameters and mean."""
+    command = launch("--hostfile", bed.hostfile(1), "--", str(HOROVOD), str(tmp_path))
+    result = bed.run("h0", command, timeout=240)
     assert result.returncode == 0, result.output
-    _trained(tmp_path)
+    first, second = ((tmp_path / name).read_text() for name in "01")
+    assert first.startswith("0 of 2 on ccl\n")
+    assert first == second
 
 
 def test_the_check_has_the_pages_lines() -> None:
@@ -44,10 +36,10 @@ def test_the_check_has_the_pages_lines() -> None:
 
 def test_torchruns_command_on_each_of_two_hosts(bed: Bed, tmp_path: Path) -> None:
     command = [str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "h0:29400", "--no-python", str(BIN / "cpudist-train")]
-    command += [str(CHECKS / "from_torchrun.py"), str(tmp_path)]
-    other = bed.start("h1", command, tmp_path / "h1.log", CACHE)
-    result = bed.run("h0", command, timeout=240, env=CACHE)
-    assert result.returncode == 0, result.output + (tmp_path / "h1.log").read_text()
-    assert other.wait(30) == 0, (tmp_path / "h1.log").read_text()
-    _trained(tmp_path)
+    command += ["--rdzv-endpoint", "h0:29400", "--no-python", *train(str(CHECKS / "greets.py"), str(tmp_path))]
+    log = tmp_path / "h1.log"
+    other = bed.start("h1", command, log)
+    result = bed.run("h0", command, timeout=240)
+    assert (result.returncode, other.wait(30)) == (0, 0), result.output + log.read_text()
+    assert {path.read_text() for path in tmp_path.glob("0-[01]")} == {"h0", "h1"}
+    assert (result.stdout + log.read_text()).count("rank 0 of 2 on ") == 1, result.output

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import BIN, Result, mpirun, run, train
+from jobs import Result, launch, mpirun, run, train
 from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -29,10 +29,13 @@ _WORDS = ["--do_train", "--report_to", "none", "--disable_tqdm", "true", "--no_c
 _WORDS += ["--logging_steps", "1", "--learning_rate", "1e-2", "--save_strategy", "steps"]
 
 
-def _start(ranks: int, output: Path, script: list[str], *words: str, options: tuple[str, ...] = ()) -> Result:
-    command = train("--backend", "ccl", "--record", str(output.with_suffix(".json")), *options)
+def _start(
+    ranks: int, output: Path, script: list[str], *words: str, options: tuple[str, ...] = (), launched: bool = False
+) -> Result:
+    command = ["--backend", "ccl", "--record", str(output.with_suffix(".json")), *options]
     command += [str(SCRIPTS / script[0]), *script[1:], "--output_dir", str(output), *_WORDS, *words]
-    return run(mpirun(ranks, *command), timeout=BOUND)
+    restarts = ["--max-restarts", "1", "--", *command]
+    return run(launch("--nproc", str(ranks), *restarts) if launched else mpirun(ranks, *train(*command)), BOUND)
 
 
 def _train(ranks: int, output: Path, script: list[str], *words: str) -> dict[str, Any]:
@@ -110,8 +113,7 @@ def test_a_restarted_script_goes_on_by_itself(
     script = [str(SCRIPTS / "killed.py"), "open", "/checkpoint-6/trainer_state.json", "--dropout"]
     script += ["--output_dir", str(output), *_WORDS, *_EIGHT]
     if launcher == "launch":
-        command = [str(BIN / "cpudist"), "launch", "--nproc", "2", "--max-restarts", "1", "--", "--backend", "ccl"]
-        result = run([*command, *script], timeout=2 * BOUND)
+        result = run(launch("--nproc", "2", "--max-restarts", "1", "--", "--backend", "ccl", *script), 2 * BOUND)
     else:
         meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
         agent = shlex.join(["torchrun", "--nnodes", "2", "--max-restarts", "1", *meet, "--no-python", *train(*script)])
@@ -129,8 +131,7 @@ def test_a_run_that_is_killed_before_it_has_begun_takes_no_other_runs_checkpoint
     output = tmp_path / "out"
     _earlier_run(whole[0], output)
     script = [str(SCRIPTS / "killed.py"), "import", "transformers", "--output_dir", str(output), *_WORDS]
-    command = [str(BIN / "cpudist"), "launch", "--nproc", "2", "--max-restarts", "1", "--", *script]
-    result = run([*command, "--max_steps", "2"], timeout=2 * BOUND)
+    result = run(launch("--nproc", "2", "--max-restarts", "1", "--", *script, "--max_steps", "2"), 2 * BOUND)
     assert result.returncode == 0, result.output
     said = f"cpudist: restart 1: no checkpoint of this run in {output} yet, starting from the beginning\n"
     assert result.stderr.count(said) == 1, result.output
@@ -237,29 +238,25 @@ def test_goes_on_with_unequal_shares_and_the_same_samples(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rank", "name", "status"), [pytest.param("1", "SIGTERM", 143, marks=pytest.mark.versions), ("0", "SIGINT", 130)]
+    ("target", "name", "status"),
+    [pytest.param("1", "SIGTERM", 143, marks=pytest.mark.versions), ("0", "SIGINT", 130), ("command", "SIGUSR1", 138)],
 )
-def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(tmp_path: Path, rank: str, name: str, status: int) -> None:
-    """And the callbacks of the script see it, although the job's own stand before them."""
-    output = tmp_path / "out"
+def test_a_signal_stops_all_ranks_after_a_checkpoint(tmp_path: Path, target: str, name: str, status: int) -> None:
+    """A rank or `cpudist launch` gets it. The script's callbacks see it, although the job's own stand before them."""
+    output, script = tmp_path / "out", ["signalled.py", target, name]
     words = ["--max_steps", "1000000", "--save_steps", "1000000", "--dataloader_num_workers", "1"]
-    result = _start(2, output, ["signalled.py", rank, name], *words, options=("--checkpoint-on-signal",))
+    result = _start(2, output, script, *words, options=("--checkpoint-on-signal",), launched=target == "command")
     assert result.returncode == status, result.output
+    assert "starting again" not in result.stderr
     ((step, checkpoint),) = checkpoints(output).items()
     assert step > 3
     _load(checkpoint, ranks=2)
+    assert [path for path in output.iterdir() if path.is_dir()] == [checkpoint], "nothing is left half written"
     assert f"cpudist: {name}: saved {checkpoint}; ending the job\n" in result.stderr, result.output
     record = json.loads(output.with_suffix(".json").read_text())
     assert (record["exit"], record["steps"]) == ("interrupted", step)
     for event in ("saved", "ended"):
         assert result.stdout.count(f"the script's callback: {event}") == 1, result.output
-
-
-def test_without_the_option_a_signal_ends_the_job(tmp_path: Path) -> None:
-    words = ["--max_steps", "1000000", "--save_steps", "1000000"]
-    result = _start(2, tmp_path / "out", ["signalled.py", "1", "SIGTERM"], *words)
-    assert result.returncode != 0, result.output
-    assert not checkpoints(tmp_path / "out")
 
 
 @pytest.fixture

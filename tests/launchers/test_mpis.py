@@ -117,11 +117,8 @@ MPICH = """
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   PID 26962 RUNNING AT h1
 =   EXIT CODE: 11
-=   CLEANING UP REMAINING PROCESSES
-=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
 ===================================================================================
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
-This typically refers to a problem with your application.
 """
 OPEN_MPI = """
 --------------------------------------------------------------------------

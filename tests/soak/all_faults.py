@@ -1,6 +1,6 @@
 """Break jobs of 2 hosts x 2 ranks in every way that the tests know, and print how each one ended.
 
-    scripts/faults.sh [--mpi intel-mpi,mpich,open-mpi] [--launch] [--timeout 20] [FAULT ...]
+    scripts/faults.sh [--mpi intel,mpich,openmpi] [--launch] [--timeout 20] [FAULT ...]
 
 The jobs are started by each MPI's own mpirun and by `cpudist launch`. A cell of the table holds the seconds from the
 fault until the launcher had returned and no process of the job was left on any host, and the exit status. "LEFT" names
@@ -35,7 +35,7 @@ def report(fault: str, endings: dict[faults.Way, faults.Ending | None], timeout:
 def main() -> None:
     """Print the table; exit with status 1 if a job ended otherwise than it should."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mpi", default="intel-mpi,mpich,open-mpi")
+    parser.add_argument("--mpi", default="intel,mpich,openmpi")
     parser.add_argument("--launch", action="store_true", help="only the jobs that `cpudist launch` starts")
     parser.add_argument("--timeout", type=float, default=20.0)
     parser.add_argument("fault", nargs="*", metavar="FAULT", help=f"of {', '.join(faults.FAULTS)}; all by default")

@@ -27,8 +27,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from bed import Bed, missing
-from faults import CACHE, Job, lose_ssh
-from jobs import BIN
+from faults import Job, lose_ssh
+from jobs import launch
 
 from cpudist.waiting import poll
 
@@ -54,15 +54,15 @@ class _Training:
         self.restarts, self.again, self.lost = 0, 0, 0.0
         self._step, self._at, self._behind, self._rest = 0, 0.0, False, ""
         text = sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py")))
-        words = ["launch", "--hostfile", self.job.bed.hostfile(), "--ppn", "2", "--max-restarts", "1000", "--"]
+        words = ["--hostfile", self.job.bed.hostfile(), "--ppn", "2", "--max-restarts", "1000", "--"]
         words += ["--timeout", "30", "--compress", "none"]  # auto would choose by what it measures: another loss
         words += [_SCRIPT, "--config_overrides", "n_layer=2,n_embd=64,n_head=4", "--vocab_size", "512"]
         words += ["--block_size", "64", "--train_files", *text, "--output_dir", str(folder / "out")]
         words += ["--max_steps", "10000000", "--lr_scheduler_type", "constant", "--logging_steps", "1"]
         words += ["--save_steps", "100", "--save_total_limit", "2"]
         words += ["--learning_rate", "1e-3", "--per_device_train_batch_size", "4", "--disable_tqdm", "true"]
-        variables = {**CACHE, "HF_DATASETS_CACHE": str(folder / "data")}
-        self._launch = self.job.bed.start("h0", [str(BIN / "cpudist"), *words], folder / "log", variables)
+        variables = {"HF_DATASETS_CACHE": str(folder / "data")}
+        self._launch = self.job.bed.start("h0", launch(*words), folder / "log", variables)
         self._log = stack.enter_context((folder / "log").open(errors="replace"))
 
     def read(self) -> None:

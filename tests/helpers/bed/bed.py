@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,11 @@ import jobs
 import psutil
 
 from bed import keys
+from cpudist.compiler import cache_folder
+from cpudist.waiting import poll
 
+# What is compiled here serves all hosts, whose ranks may have another home.
+_CACHE = {"CPUDIST_CACHE": str(cache_folder())}
 _START_SECONDS = 30.0
 _LEAVE_SECONDS = 5.0  # what a job's processes get to be gone by themselves after its command has ended
 
@@ -119,8 +123,8 @@ class Bed:
     ) -> jobs.Result:
         """Run `command` on a host to its end, as `jobs.run` does; processes left on any host fail the test too."""
         try:
-            result = jobs.run(self._inside(host, command, cwd), timeout, env)
-            _wait_until(lambda: not self._left(), _LEAVE_SECONDS)
+            result = jobs.run(self._inside(host, command, cwd), timeout, {**_CACHE, **(env or {})})
+            poll(lambda: not self._left(), _LEAVE_SECONDS)
             left = self._left()
         finally:
             self._kill_jobs()
@@ -130,23 +134,15 @@ class Bed:
     def watch(self, host: str, command: list[str], timeout: float, env: Mapping[str, str] | None = None) -> Ended:
         """Run `command` on a host and see how it ends; what is left after `timeout`, on any host, is killed."""
         deadline = time.monotonic() + timeout
-        with open(self._folder / "output.log", "w+") as output:
-            process = subprocess.Popen(
-                self._inside(host, command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=jobs.environment(env),
-                start_new_session=True,
-            )
-            over = _wait_until(lambda: process.poll() is not None and not self._left(), timeout)
-            at = time.monotonic() if over else deadline
-            status, left = process.poll(), self._left()
-            self._kill_jobs()
-            process.kill()
-            process.wait(_START_SECONDS)
-            output.seek(0)
-            return Ended(status, output.read(), left, at)
+        output = self._folder / "output.log"
+        process = self.start(host, command, output, env)
+        over = poll(lambda: process.poll() is not None and not self._left(), timeout)
+        at = time.monotonic() if over else deadline
+        status, left = process.poll(), self._left()
+        self._kill_jobs()
+        process.kill()
+        process.wait(_START_SECONDS)
+        return Ended(status, output.read_text(), left, at)
 
     def start(
         self,
@@ -163,7 +159,7 @@ class Bed:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=jobs.environment(env),
+                env=jobs.environment({**_CACHE, **(env or {})}),
                 start_new_session=True,
             )
         self._end.callback(process.wait, _START_SECONDS)
@@ -209,7 +205,7 @@ class Bed:
         def forwards() -> bool:
             return "state forwarding" in self._on_switch("ip", "-details", "link", "show", port)
 
-        assert _wait_until(forwards, _START_SECONDS), f"the switch does not forward to {host}"
+        assert poll(forwards, _START_SECONDS), f"the switch does not forward to {host}"
         for other in self._hosts.values():  # an ARP request that was sent while the link was down has failed
             _in_network_of(other.first.pid, "ip", "neighbour", "flush", "dev", "eth0")
 
@@ -232,7 +228,7 @@ class Bed:
                     states.add(process.status())
             return states <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
 
-        assert _wait_until(all_stopped, _LEAVE_SECONDS), f"{host} has processes that cannot be stopped"
+        assert poll(all_stopped, _LEAVE_SECONDS), f"{host} has processes that cannot be stopped"
 
     def thaw(self, host: str) -> None:
         """Continue the processes of a frozen host."""
@@ -259,7 +255,6 @@ class Bed:
                 start_new_session=True,  # Ctrl-C is for pytest, which ends us
             )
         self._end.callback(_kill, process)
-        assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
         if not ready or process.stdout.readline() != "ready\n":
             raise RuntimeError(f"{name} did not start: {(self._folder / f'{name}.log').read_text()}")
@@ -304,7 +299,7 @@ class Bed:
                         os.kill(pid, signal.SIGKILL)
             return not self._left()
 
-        assert _wait_until(nothing_left, _LEAVE_SECONDS), f"processes that cannot be killed: {self._left()}"
+        assert poll(nothing_left, _LEAVE_SECONDS), f"processes that cannot be killed: {self._left()}"
 
 
 def _end(host: _Host) -> None:
@@ -325,12 +320,3 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def _in_network_of(pid: int, *command: str) -> str:
     inside = ["nsenter", "--target", str(pid), "--net", *command]
     return subprocess.run(inside, check=True, stdout=subprocess.PIPE, text=True, timeout=_START_SECONDS).stdout
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

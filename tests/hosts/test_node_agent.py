@@ -17,6 +17,7 @@ from cpudist.waiting import poll
 
 pytestmark = pytest.mark.job
 
+Start = Callable[..., subprocess.Popen[str]]
 _, *AGENT = python_main("cpudist.hosts.node_agent", "-S")
 SLEEP = "import time; time.sleep(60)"
 # Starts a child in a session of its own, without any variable, and waits.
@@ -34,7 +35,7 @@ def job() -> str:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start() -> Iterator[Start]:
     """Starts Python programs, and takes them away after the test."""
     started: list[subprocess.Popen[str]] = []
 
@@ -50,9 +51,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.kill()
 
 
-def watch(
-    start: Callable[..., subprocess.Popen[str]], job: str, before: str = "", grace: str = "0"
-) -> subprocess.Popen[str]:
+def watch(start: Start, job: str, before: str = "", grace: str = "0") -> subprocess.Popen[str]:
     *flags, program = AGENT
     return start([*flags, program.replace("from", f"{before}; from") if before else program, job, "MY_RANK", grace])
 
@@ -60,7 +59,6 @@ def watch(
 def until(watching: subprocess.Popen[str], line: str) -> list[str]:
     """Return what the agent reports up to `line`."""
     said = []
-    assert watching.stdout is not None
     while not said or said[-1] != line:
         text = watching.stdout.readline()  # one in every second at least
         assert text, f"it ended without {line}: {said}"
@@ -70,15 +68,12 @@ def until(watching: subprocess.Popen[str], line: str) -> list[str]:
 
 
 def say(watching: subprocess.Popen[str], word: str) -> None:
-    assert watching.stdin is not None
     watching.stdin.write(f"{word}\n")
     watching.stdin.flush()
 
 
 @pytest.mark.parametrize("before", ["", "import os; del os.pidfd_open"])
-def test_it_tells_of_ranks_and_ends_what_is_left(
-    start: Callable[..., subprocess.Popen[str]], job: str, before: str
-) -> None:
+def test_it_tells_of_ranks_and_ends_what_is_left(start: Start, job: str, before: str) -> None:
     """Also on a Python that lacks `os.pidfd_open`."""
     watching = watch(start, job, before)
     until(watching, "ranks 0")
@@ -99,10 +94,9 @@ def test_it_tells_of_ranks_and_ends_what_is_left(
     assert stranger.poll() is None
 
 
-def test_a_child_of_a_rank_is_no_rank_and_goes_with_it(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+def test_a_child_of_a_rank_is_no_rank_and_goes_with_it(start: Start, job: str) -> None:
     watching = watch(start, job)
     rank = start(["-c", STARTS_ANOTHER], CPUDIST_JOB_ID=job, MY_RANK="0")
-    assert rank.stdout is not None
     child = psutil.Process(int(rank.stdout.readline()))
     assert "ranks 2" not in until(watching, "ranks 1") + until(watching, "ranks 1")
     rank.kill()
@@ -113,7 +107,7 @@ def test_a_child_of_a_rank_is_no_rank_and_goes_with_it(start: Callable[..., subp
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_any_name_of_a_process(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+def test_any_name_of_a_process(start: Start, job: str) -> None:
     """Programs may name themselves in bytes that are no text (prctl(2))."""
     watching = watch(start, job)
     name = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) \\xfe'); "
@@ -126,29 +120,26 @@ def test_any_name_of_a_process(start: Callable[..., subprocess.Popen[str]], job:
     assert rank.wait(10) == -9
 
 
-def test_left_alone_it_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+def test_left_alone_it_ends_the_job(start: Start, job: str) -> None:
     """Its input ends when `cpudist launch` is killed, or ssh with it."""
     watching = watch(start, job)
     rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
     until(watching, "ranks 1")
-    assert watching.stdin is not None
     watching.stdin.close()
     until(watching, "left 0")
     assert rank.wait(10) == -9
 
 
-def test_another_agent_takes_its_place(start: Callable[..., subprocess.Popen[str]], job: str) -> None:
+def test_another_agent_takes_its_place(start: Start, job: str) -> None:
     """As after a dropped ssh connection; without another agent, what is left is killed in time."""
     first = watch(start, job, grace="30")
     rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")
     until(first, "ranks 1")
-    assert first.stdin is not None
     first.stdin.close()
     second = watch(start, job, grace="0.5")
     until(second, "ranks 1")
     assert first.wait(10) == 0
     assert rank.poll() is None
-    assert second.stdin is not None
     second.stdin.close()
     until(second, "left 0")
     assert rank.wait(10) == -9
@@ -163,14 +154,12 @@ wait
 """
 
 
-def test_silence_ends_the_job(start: Callable[..., subprocess.Popen[str]], job: str, tmp_path: Path) -> None:
+def test_silence_ends_the_job(start: Start, job: str, tmp_path: Path) -> None:
     """A link that has gone down ends nobody's input. Connections end, but not those that the user shares."""
     (tmp_path / "sshd").write_text(SSHD)
     command, pipe = ["sh", str(tmp_path / "sshd"), job], {"stdout": subprocess.PIPE}
     with subprocess.Popen([*command, "1"], **pipe) as own, subprocess.Popen([*command, "2", "x"], **pipe) as shared:
         try:
-            assert own.stdout is not None
-            assert shared.stdout is not None
             assert own.stdout.readline() == shared.stdout.readline() == b"started\n"
             watching = watch(start, job, "import cpudist.hosts.node_agent as agent; agent.KEEPALIVE_TIMEOUT = 3")
             rank = start(["-c", SLEEP], CPUDIST_JOB_ID=job, MY_RANK="0")

@@ -16,7 +16,6 @@ from cpudist.hosts import remote
 from cpudist.hosts.check import Facts, check, sentence
 from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.processes import python_main
 
 RANKS = {"socket": 1, "numa": 2, "l3": 4, "default": 2}
 FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, RANKS, "a")
@@ -59,12 +58,6 @@ def test_what_a_host_sees_of_the_folder_and_of_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
-def test_one_machine_under_two_names() -> None:
-    (found,) = check([Host("localhost", 1, "f, line 1"), Host("127.0.0.1", 1, "f, line 2")]).of_level("error")
-    assert sentence(found).startswith("f, line 2: 127.0.0.1 is the same machine as localhost; ")
-
-
-@pytest.mark.job
 @pytest.mark.parametrize(
     "says",
     [
@@ -85,15 +78,6 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
     assert sentence(found) == (
         f"f, line 1: localhost gives an answer that is not understood: {says!r}; install the same cpudist on all hosts"
     )
-
-
-@pytest.mark.job
-def test_a_login_shell_may_greet_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = python_main("cpudist.doctor.facts")
-    greeting = ["sh", "-c", 'echo welcome to h1; "$@"', "sh", *command]
-    monkeypatch.setattr(module, "python_main", lambda *_, **__: greeting)
-    (facts,) = ask_all([Host("localhost", 1)], module._ask)
-    assert isinstance(facts, Facts), facts
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,6 @@ def test_a_reader_may_take_its_time() -> None:
         [sys.executable, "-c", SUPERVISE, LAUNCHER], stdout=subprocess.PIPE, text=True
     ) as supervising:
         try:
-            assert supervising.stdout is not None
             assert supervising.stdout.read(2) == "0\n", "the rank has ended"
             with pytest.raises(subprocess.TimeoutExpired):
                 supervising.wait(3)  # for us
@@ -90,7 +89,6 @@ def test_ranks_get_the_signal_and_time_to_save(number: signal.Signals, grace: st
     command = [sys.executable, "-c", SUPERVISE, SAVER.format(takes), grace]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervising:
         try:
-            assert supervising.stdout is not None
             assert supervising.stdout.readline() == "at work\n"
             supervising.send_signal(number)
             assert supervising.stdout.read() == said
@@ -135,7 +133,6 @@ def test_a_reader_without_blocking_gets_all() -> None:
     os.set_blocking(writer, False)
     with subprocess.Popen([sys.executable, "-c", SUPERVISE, TALKS], stdout=writer, stderr=subprocess.PIPE) as running:
         os.close(writer)
-        assert running.stderr is not None
         assert running.stderr.read(7) == b"the end", "by now it has met a full pipe"
         with open(reader, "rb") as stream:
             assert len(stream.read()) == 100_000

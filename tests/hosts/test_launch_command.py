@@ -1,0 +1,199 @@
+"""`cpudist launch` on this host: what it shows, what it refuses, and one real job."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import jobs
+import pytest
+from launcher_variables import HYDRA
+
+from cpudist.cli.main import main
+from cpudist.errors import Finding, UserError
+from cpudist.hosts import restarts
+from cpudist.hosts import run as module
+from cpudist.hosts.check import Checked, Facts
+from cpudist.hosts.hostfile import parse
+from cpudist.hosts.restarts import Restarts
+from cpudist.hosts.run import LaunchOptions
+from cpudist.hosts.supervise import JobExit
+from cpudist.launchers.intel_mpi import IntelMpi
+from cpudist.launchers.mpi_launcher import Host, Mpirun
+
+MPIRUN = Mpirun(IntelMpi, Path("mpirun"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no TARGET"),
+        (["--ppn", "0", "--", "t.py"], "give a number of ranks from 1 to 10000, socket, numa or l3, not '0'"),
+        (["--nproc", "two", "--", "t.py"], "give a whole number from 1 on, not 'two'"),
+        (["--min-nodes", "2", "--", "t.py"], "--max-restarts"),
+        (
+            ["--timeout=20", "--", "t.py"],
+            "launch has no option --timeout; if it is an option of cpudist-train",
+        ),
+        (["--mpi", "lam", "--", "t.py"], "invalid choice: 'lam'"),
+        (["--hostfile", "/no/such/file", "--", "t.py"], "cannot read the hostfile /no/such/file"),
+    ],
+)
+def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.job
+def test_ranks_that_do_not_fit_are_found_before_any_host_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hosts"  # these have no address
+    path.write_text("h0:2\nh1:2\n")
+    assert main(["launch", "--hostfile", str(path), "--nproc", "5", "--", "train.py"]) == 2
+    assert "5 ranks do not fit on 2 hosts with room for 4" in capsys.readouterr().err
+
+
+def test_inside_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**HYDRA, "PMI_RANK": "0", "MPI_LOCALRANKID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["launch", "--", "train.py"]) == 2
+    assert "is a rank of mpich already" in capsys.readouterr().err
+
+
+def _facts(host: Host, sockets: int) -> Facts:
+    ranks = {"socket": sockets, "numa": 2 * sockets, "l3": 8, "default": 2 * sockets}
+    return Facts(host.name, "3", "0", "2", "", 0.0, 1 << 40, True, ranks)
+
+
+def test_a_rank_for_each_part_of_each_host() -> None:
+    """Hosts may differ; the number of slots in the file is the upper bound."""
+    hosts = parse("h0\nh1:8\nh2:1\n")
+    facts = {host: _facts(host, sockets) for host, sockets in zip(hosts, (1, 4, 1), strict=True)}
+    checked = Checked(facts, {})
+    placed = module._spread(LaunchOptions(hosts[:2], ["t.py"], per_host="numa"), hosts[:2], checked)
+    assert placed == [Host("h0", 2), Host("h1", 8)]
+    with pytest.raises(module.UserError, match="line 3: h2 takes 1 ranks, and --ppn numa makes 2"):
+        module._spread(LaunchOptions(hosts, ["t.py"], per_host="numa"), hosts, checked)
+    assert module._spread(LaunchOptions(hosts, ["t.py"]), hosts, checked) == [
+        Host("h0", 2),
+        Host("h1", 8),
+        Host("h2", 1),
+    ]
+
+
+def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
+    hosts = parse("h0:2\nh1:2\nh2:2\n")
+    options = LaunchOptions(hosts, ["train.py"], ranks=4)
+    h0, h1, h2 = hosts
+    checked = Checked({}, {h1: [Finding("error", "h1", "does not answer", "see to it")]})
+    assert module._spread(options, hosts) == [h0, h1]
+    assert module._answering(hosts, checked) == [h0, h2]
+    assert module._as_many_as_fit(options, [h0, h2], checked) == [h0, h2]
+    assert module._as_many_as_fit(options, [h2], checked) == [h2]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time `now` in `restarts`, which a test moves, and what was slept."""
+    slept: list[float] = []
+    clock = SimpleNamespace(now=0.0, slept=slept, monotonic=lambda: clock.now, sleep=slept.append)
+    monkeypatch.setattr(restarts, "time", clock)
+    return clock
+
+
+def attempts(job: Restarts, clock: SimpleNamespace, *seconds: float) -> list[bool]:
+    """Let attempts fail after so many seconds, 10 s apart; return whether each is followed by another one."""
+    goes_on = []
+    for number in seconds:
+        job.begin()
+        clock.now += number
+        goes_on.append(job.after_failure())
+        clock.now += 10
+    return goes_on
+
+
+def test_restarts_come_later_and_later(clock: SimpleNamespace) -> None:
+    assert all(attempts(Restarts(9, 86_400), clock, 1, 1, 1, 130, 1))
+    assert clock.slept == [0, 5, 10, 0, 5], "the fourth attempt was long"
+
+
+def test_failures_of_long_ago_do_not_count(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two may be within 100 s; the last three are."""
+    job = Restarts(2, 100)
+    assert attempts(job, clock, 50, 80, 50, 190, 10, 10) == [True] * 5 + [False]
+    assert job.count == 5
+    said = capsys.readouterr().err
+    assert said.endswith("not starting again: 3 failures within 100 s (--max-restarts 2, --restart-window)\n")
+
+
+def test_a_host_that_fails_twice_in_a_row_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    h0, h1, h2 = hosts = parse("h0:2\nh1:2\nh2:2\n")
+    job, left_out = Restarts(9, 86_400), []
+    for suspect in (h1, h0, h1, h1, h2, h2):
+        job.leave_out(suspect, hosts, least=2)
+        left_out.append(list(job.left_out))
+    assert left_out == [[], [], [], [h1], [h1], [h1]]
+    said = capsys.readouterr().err
+    assert said.count("warning: going on without hostfile, line 2: h1, which failed twice in a row\n") == 1
+    assert said.count("h2 failed twice in a row, and stays: without it 1 hosts are left (--min-nodes 2)\n") == 1
+
+
+def test_hosts_that_fail_or_are_away_at_a_restart(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    h0, h1 = hosts = parse("h0:2\nh1:2\n")
+    failed = JobExit(1, suspect=h1, output_lost=True)
+    outcomes, away = iter([failed, failed, UserError("h0 is slow"), JobExit(0)]), iter([[], [h0], [], []])
+    placed: list[list[Host]] = []
+
+    def attempt(mpirun: object, options: object, on: list[Host], *_: object) -> JobExit:
+        placed.append(on)
+        outcome = next(outcomes)
+        if isinstance(outcome, UserError):
+            raise outcome
+        return outcome
+
+    def check(hosts: list[Host], script: str, by_name: bool) -> Checked:
+        return Checked({}, {host: [Finding("error", host.name, "does not answer", "see to it")] for host in next(away)})
+
+    monkeypatch.setattr(module, "_run_once", attempt)
+    monkeypatch.setattr(module, "_place", lambda *_: hosts)
+    monkeypatch.setattr(module, "check", check)
+    assert module.run(MPIRUN, LaunchOptions(hosts, ["train.py"], max_restarts=4, min_nodes=1)) == 1, "output was lost"
+    assert placed == [hosts, hosts, [h0], [h0]]
+    assert clock.slept == [0, 5, 10, 20]
+    said = capsys.readouterr().err
+    assert "cpudist: 0 of 2 hosts can be used, fewer than 1 (--min-nodes)\n" in said
+    assert "the job failed: h0 is slow (exit status 1)" in said
+    assert said.endswith("starting again (4 of 4) with 2 ranks on h0\n")
+
+
+@pytest.mark.job
+def test_a_job_on_this_host_with_all_output(tmp_path: Path) -> None:
+    """Each line is marked with its rank, also one that is written in pieces."""
+    script = tmp_path / "says.py"
+    parts = "'I', 'am', os.environ['RANK'], sys.argv[1]"
+    script.write_text(f"import os, sys\nfor part in ({parts}):\n    print(part, end=' ')\nprint()\n")
+    command = jobs.launch("--nproc", "2", "--all-output", "--", "--backend", "gloo", str(script), "--all_output")
+    done = jobs.run(command, timeout=90)
+    assert done.returncode == 0, done.output
+    lines = sorted(line.strip() for line in done.stdout.splitlines())
+    assert lines == ["[0] I am 0 --all_output", "[1] I am 1 --all_output"], done.output
+
+
+@pytest.mark.job
+def test_ctrl_c_while_a_host_is_asked(tmp_path: Path) -> None:
+    """The host does not answer: without Ctrl-C, `cpudist launch` waits 60 seconds. `jobs.run` sees that ssh ends."""
+    asked, hosts, ssh = (tmp_path / name for name in ("asked", "hosts", "ssh"))
+    hosts.write_text("nosuchhost:2\n")
+    ssh.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep 1000\n")
+    ssh.chmod(0o755)
+    command = jobs.launch("--hostfile", str(hosts), "--", "train.py")
+    path = f"{tmp_path}:{jobs.environment()['PATH']}"
+    result = jobs.run(jobs.signalled(signal.SIGINT, asked, command), timeout=50, env={"PATH": path})
+    assert result.returncode == 130, result.output
+    assert "Traceback" not in result.output
