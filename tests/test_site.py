@@ -129,11 +129,3 @@ def test_the_reference_names_every_environment_variable() -> None:
     }
     assert len(used) > 5
     assert {name for name in used if f"`{name}`" not in REFERENCE} == set()
-
-
-def test_the_reference_names_every_field_of_the_record() -> None:
-    source = (ROOT / "cpudist/job/record.py").read_text()
-    fields = re.findall(r'^            "(\w+)": ', source, re.MULTILINE) + re.findall(r'fields\["(\w+)"\]', source)
-    assert "cpudist" in fields
-    assert "details" in fields
-    assert {name for name in fields if f"`{name}`" not in REFERENCE} == set()

@@ -57,12 +57,6 @@ def test_names_of_modules_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == ["__init__.py"]
 
 
-def test_names_of_test_files_are_unique() -> None:
-    """Test files lie in folders that are no packages, so pytest imports them as modules by these names."""
-    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
-    assert [name for name, count in names.items() if count > 1] == []
-
-
 def test_programs_of_ranks_and_helpers_lie_apart_from_tests() -> None:
     """In checks/ beside the tests that start them, and in helpers/, as CONTRIBUTING.md says; by hand: soak/."""
     files = [path.relative_to(Path(__file__).parent) for path in Path(__file__).parent.rglob("*.py")]

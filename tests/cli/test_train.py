@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from launcher_variables import HYDRA
 
 from cpudist.cli import train
 from cpudist.errors import UserError
 
 
 def test_options_before_target_and_the_rest_untouched() -> None:
-    words = [
-        "--backend",
-        "gloo",
-        "--timeout=7",
-        "run.py",
-        "--backend",
-        "x",
-        "-m",
-        "--",
-        "-h",
-        "--timeout",
-        "9",
-    ]
-    options = train._parse(train._parser(), words)
+    words = "--backend gloo --timeout=7 run.py --backend x -m -- -h --timeout 9"
+    options = train._parse(train._parser(), words.split())
     job_options = train._job_options(options)
     assert (job_options.backend, job_options.timeout, options.module) == ("gloo", 7.0, False)
     assert options.target == "run.py"
@@ -64,7 +53,7 @@ def test_wrong_target_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str]
 def test_other_ranks_keep_quiet_about_a_wrong_target(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}.items():
+    for name, value in HYDRA.items():
         monkeypatch.setenv(name, value)
     assert train.main(["nonsense"]) == 2
     assert train.main(["--help"]) == 0

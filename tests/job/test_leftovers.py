@@ -29,25 +29,27 @@ def test_on_the_host_where_the_command_was_typed() -> None:
     assert found.index("its worker") < found.index("other rank") < found.index("hydra_pmi_proxy")
 
 
-@pytest.mark.parametrize("daemons", [("hydra_pmi_proxy", "hydra_bstrap_proxy"), ("orted",), ("prted",)])
-def test_on_another_host(daemons: tuple[str, ...]) -> None:
-    """The sshd of this connection is left too: it would wait for its client."""
-    assert left(*daemons, "sshd", "sshd", beside={"another rank": daemons[0]}) == ["another rank", *daemons, "sshd"]
-
-
-@pytest.mark.parametrize("sshd", ["sshd", "sshd-session"])
-def test_a_connection_that_the_user_types_over_stays(sshd: str) -> None:
-    """ssh's ControlMaster carries several sessions over one."""
-    assert left("orted", sshd, "systemd", beside={"bash of another session": sshd}) == ["orted"]
-
-
-def test_a_wrapper_between_launcher_and_rank() -> None:
-    assert left("numactl", "sh", "orterun", "bash") == ["numactl", "sh", "orterun"]
-
-
-@pytest.mark.parametrize("chain", [("bash",), ("torchrun", "bash", "sshd"), ("slurmstepd",), ("bash", "sshd", "sshd")])
-def test_without_an_mpi_launcher_there_is_nothing_to_end(chain: tuple[str, ...]) -> None:
-    assert left(*chain) == []
+@pytest.mark.parametrize(
+    ("chain", "beside", "expected"),
+    [
+        # On another host the sshd of this connection is left too: it would wait for its client.
+        ("hydra_pmi_proxy hydra_bstrap_proxy sshd sshd", None, "hydra_pmi_proxy hydra_bstrap_proxy sshd"),
+        ("orted sshd sshd", {"another": "orted"}, "another orted sshd"),
+        ("prted sshd sshd", {"another": "prted"}, "another prted sshd"),
+        # The user types over a connection, too: ssh's ControlMaster carries several sessions over one.
+        ("orted sshd systemd", {"bash of another session": "sshd"}, "orted"),
+        ("orted sshd-session systemd", {"bash of another session": "sshd-session"}, "orted"),
+        ("hydra_pmi_proxy mpiexec.hydra mpirun sshd sshd", None, "hydra_pmi_proxy mpiexec.hydra mpirun"),
+        ("numactl sh orterun bash", None, "numactl sh orterun"),
+        # Without an MPI's launcher there is nothing to end.
+        ("bash", None, ""),
+        ("torchrun bash sshd", None, ""),
+        ("slurmstepd", None, ""),
+        ("bash sshd sshd", None, ""),
+    ],
+)
+def test_what_a_launcher_leaves(chain: str, beside: dict[str, str] | None, expected: str) -> None:
+    assert left(*chain.split(), beside=beside) == expected.split()
 
 
 def test_an_agent_that_waits_and_its_ranks() -> None:
@@ -56,18 +58,8 @@ def test_an_agent_that_waits_and_its_ranks() -> None:
     assert [process.name for process in found] == ["another rank", "torchrun"]
 
 
-def test_a_command_typed_over_ssh_leaves_its_session_alone() -> None:
-    assert left("hydra_pmi_proxy", "mpiexec.hydra", "mpirun", "sshd", "sshd") == [
-        "hydra_pmi_proxy",
-        "mpiexec.hydra",
-        "mpirun",
-    ]
-
-
 def start(victim: subprocess.Popen[bytes]) -> int:
-    process = read(victim.pid)
-    assert process is not None
-    return process.start
+    return read(victim.pid).start
 
 
 def end(victim: subprocess.Popen[bytes], start: int) -> None:
@@ -79,7 +71,6 @@ def end(victim: subprocess.Popen[bytes], start: int) -> None:
 def test_a_process_that_ignores_a_polite_signal_is_ended() -> None:
     stubborn = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"]
     with subprocess.Popen(stubborn, stdout=subprocess.PIPE) as victim:
-        assert victim.stdout is not None
         victim.stdout.readline()
         end(victim, start(victim))
         assert victim.wait(10) == -9

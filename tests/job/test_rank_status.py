@@ -56,28 +56,25 @@ def test_a_deferred_call_of_the_library_is_not_taken_for_the_users() -> None:
     assert place.line == f"test_rank_status.py:{train.__code__.co_firstlineno + 2}"
 
 
+def waits(inside: threading.Event, done: threading.Event) -> None:
+    inside.set()
+    assert done.wait(20)
+
+
 def test_of_many_calls_under_way_each_groups_oldest_and_newest_are_told() -> None:
     calls = [Call("all_reduce", sequence=n) for n in (5, 6, 7)]
     others = [Call("all_gather", "tp", sequence=9), Call("recv", peer=1)]
     backend = SimpleNamespace(calls=lambda: Calls((*calls, *others), (Call("all_reduce", sequence=4),)))
 
-    def train(inside: threading.Event, done: threading.Event) -> None:
-        inside.set()
-        assert done.wait(20)
-
-    place = asked_from_a_thread(train, backend)
+    place = asked_from_a_thread(waits, backend)
     assert place.under_way == (calls[0], calls[2], *others)
     assert place.finished == (Call("all_reduce", sequence=4),)
 
 
 def test_calls_that_the_backend_cannot_tell_are_not_known() -> None:
-    def train(inside: threading.Event, done: threading.Event) -> None:
-        inside.set()
-        assert done.wait(20)
-
-    assert not asked_from_a_thread(train, SimpleNamespace(calls=lambda: None)).calls_known
-    assert asked_from_a_thread(train, SimpleNamespace(calls=Calls)).calls_known
-    assert asked_from_a_thread(train).calls_known  # before the backend has started there are none
+    assert not asked_from_a_thread(waits, SimpleNamespace(calls=lambda: None)).calls_known
+    assert asked_from_a_thread(waits, SimpleNamespace(calls=Calls)).calls_known
+    assert asked_from_a_thread(waits).calls_known  # before the backend has started there are none
 
 
 NUMBERS = st.integers(0, 2**40)

@@ -65,7 +65,6 @@ def test_keys_and_values(client: Connection) -> None:
     client.set({"big": big})
     assert client.get(["big"]) == [big]
     fresh, missing = client.ages(["big", "missing"])
-    assert fresh is not None
     assert fresh < 60
     assert missing is None
 
