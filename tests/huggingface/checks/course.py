@@ -5,6 +5,7 @@ Knows nothing of cpudist, except where the first word is --init: then it is star
 """
 
 import json
+import os
 import sys
 
 if sys.argv[1] == "--init":
@@ -72,6 +73,9 @@ if trainer.is_world_process_zero():
         "checkpoint": trainer.state.best_model_checkpoint,
         "parameters": parameters,
         "torch_xla": "torch_xla" in sys.modules,
+        "threads": torch.get_num_threads(),
+        "told": os.environ.get("OMP_NUM_THREADS"),
+        "timeout": arguments.ddp_timeout,
     }
     with open(f"{arguments.output_dir}/found.json", "w") as file:
         json.dump(found, file)
