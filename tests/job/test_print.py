@@ -31,7 +31,7 @@ cpudist.shutdown()
         jobs.mpirun(1, sys.executable),
         jobs.torchrun(2),
         jobs.train("--backend", "gloo"),
-        [str(jobs.BIN / "cpudist"), "launch", "--nproc", "2", "--", "--backend", "gloo"],
+        jobs.launch("--nproc", "2", "--", "--backend", "gloo"),
     ],
     ids=["plain under mpirun", "plain under torchrun", "cpudist-train", "launch"],
 )
@@ -41,7 +41,6 @@ def test_a_line_is_shown_at_once(tmp_path: Path, start: list[str]) -> None:
     command = [*start, str(script), str(seen)]
     with subprocess.Popen(command, env=jobs.environment(), stdout=subprocess.PIPE, text=True) as running:
         try:
-            assert running.stdout is not None
             assert running.stdout.readline() == "step 0\n"
             seen.touch()
             assert running.wait(60) == 0

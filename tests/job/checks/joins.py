@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,50 +31,40 @@ _kept: list[torch.nn.Module] = []
 def make_group(backend: str, way: str) -> None:
     """Call `init_process_group` in one of the ways."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if way == "no arguments":
-        dist.init_process_group()
-    elif way == "torchrun":
-        dist.init_process_group(backend)
-    elif way == "by device":
-        dist.init_process_group(f"cpu:{backend},cuda:nccl")
-    elif way == "address":
-        dist.init_process_group(backend, init_method="tcp://127.0.0.1:1", rank=rank, world_size=size)
-    elif way == "store":
-        dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=size)
-    elif way == "timeout":
-        dist.init_process_group(backend, timeout=timedelta(seconds=77))
-    elif way == "intel":
+    address, other_rank = "tcp://127.0.0.1:1", (rank + 1) % size
+    arguments: dict[str, dict[str, Any]] = {
+        "no arguments": {},
+        "by device": {"backend": f"cpu:{backend},cuda:nccl"},
+        "address": {"backend": backend, "init_method": address, "rank": rank, "world_size": size},
+        "store": {"backend": backend, "store": dist.HashStore(), "rank": rank, "world_size": size},
+        "timeout": {"backend": backend, "timeout": timedelta(seconds=77)},
+        "overruled": {"backend": "nccl"},
+        "other backend": {"backend": "nccl"},
+        "other size": {"backend": backend, "rank": rank, "world_size": size + 1},
+        "other rank": {"backend": backend, "init_method": f"{address}?rank={other_rank}&world_size={size}"},
+    }
+    if way == "intel":
         import oneccl_bindings_for_pytorch  # noqa: F401  # the first line of every script that Intel documents
 
         os.environ["RANK"] = str(os.environ.get("PMI_RANK", 0))
         os.environ["WORLD_SIZE"] = str(os.environ.get("PMI_SIZE", 1))
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", "29500"
-        dist.init_process_group(backend=backend, init_method="env://")
+        arguments[way] = {"backend": backend, "init_method": "env://"}
     elif way == "again":
         dist.init_process_group(backend)
         dist.all_reduce(torch.ones(1))
         dist.destroy_process_group()
         assert not dist.is_initialized()
-        dist.init_process_group(backend)
-    elif way == "twice":
-        dist.init_process_group(backend)
+    elif way == "other variables":
+        os.environ["WORLD_SIZE"] = "64"
+    dist.init_process_group(**arguments.get(way, {"backend": backend}))  # as under torchrun
+    if way == "twice":
         try:
             dist.init_process_group(backend)
         except ValueError as error:
             assert "twice" in str(error), error  # noqa: PT017
         else:
             sys.exit("the second call went through")
-    elif way in ("other backend", "overruled"):
-        dist.init_process_group("nccl")
-    elif way == "other size":
-        dist.init_process_group(backend, rank=rank, world_size=size + 1)
-    elif way == "other rank":
-        dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:1?rank={(rank + 1) % size}&world_size={size}")
-    elif way == "other variables":
-        os.environ["WORLD_SIZE"] = "64"
-        dist.init_process_group(backend)
-    else:
-        sys.exit(f"there is no way {way}")
 
 
 def use_group(backend: str, way: str) -> None:
