@@ -20,7 +20,7 @@ def test_a_library_that_others_could_have_written_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
-    library = tmp_path / "cache" / "key" / "g++-0" / "it.so"
+    library = tmp_path / "cache" / "key" / "gxx-0" / "it.so"
     library.parent.mkdir(parents=True)
     library.touch()
     assert compiler.find(LIBRARY, tmp_path / "cache") == library
