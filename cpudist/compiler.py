@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import glob
 import os
 import shutil
 import subprocess
@@ -27,10 +26,15 @@ _SCRATCH = "compiling-"
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its command, and its name with its version for the cache."""
+    """A C++ compiler: its command, and its name with its version, which names its folder in the cache."""
 
     command: str
     label: str
+
+    @property
+    def openmp(self) -> list[str]:
+        """Options for OpenMP's threads: torch's own pool, libgomp's. clang would add a runtime with another one."""
+        return [] if "clang" in self.label else ["-fopenmp"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Library:
         file: the name of its file.
         what: what it is, in messages.
         duration: how long it takes to compile, in messages.
-        key: its folder in the cache: whatever its bytes depend on, apart from the compiler.
+        key: its folder in the cache, named by what its bytes depend on, apart from the compiler.
         command: returns the command with which a compiler makes the file.
     """
 
@@ -81,7 +85,7 @@ def cache_folder() -> Path:
 
 
 def find(library: Library, cache: Path | None = None) -> Path | None:
-    """Return the library of the cache; None if it is not compiled.
+    """Return the library of the cache, made by any compiler; None if it is not compiled.
 
     Args:
         library: what was to be compiled.
@@ -90,9 +94,7 @@ def find(library: Library, cache: Path | None = None) -> Path | None:
     Raises:
         UserError: another user could have put it there.
     """
-    compiler = find_compiler()
-    made_by = glob.escape(compiler.label) if compiler else "*"
-    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"{made_by}/{library.file}"))
+    found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"*/{library.file}"))
     return _trusted(found[0], library.what) if found else None
 
 
@@ -100,7 +102,7 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     """Return the library of the cache, compiling it if the cache has none.
 
     One process compiles; others on the same machine wait for it. A machine without a compiler uses a library that
-    `cpudist build` made elsewhere, with any compiler.
+    `cpudist build` made elsewhere.
 
     Args:
         library: what to compile.

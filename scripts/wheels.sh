@@ -25,6 +25,7 @@ build_wheel() {
         PATH=$PWD/$environment/bin:$PATH PYTHONPATH=$folder timeout 900 \
             python -c "import pathlib; from cpudist.backends.ccl import compilation; compilation.prebuild(pathlib.Path('$folder/$PREBUILT'))"
     done
+    PATH=$PWD/${environments[0]}/bin:$PATH PYTHONPATH=$folder timeout 900 python -c "from cpudist import compiler; from cpudist.optimization import dropout; compiler.compile_for_wheel(dropout.library(), dropout.PREBUILT)"
     # oneCCL is linked statically, so its licence comes along, with those of what it contains.
     cp "${environments[0]}"/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$folder/LICENSE.oneCCL.txt"
     cp "${environments[0]}/share/doc/ccl/licensing/third-party-programs.txt" "$folder/LICENSE.oneCCL-third-party.txt"

@@ -1,4 +1,4 @@
-"""The command `cpudist build`, which compiles the ccl backend before a job needs it."""
+"""The command `cpudist build`, which compiles the package's C++ before a job needs it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
 
-HELP = "compile the oneCCL backend ahead of time"
+HELP = "compile the oneCCL backend and the dropout kernel ahead of time"
 DESCRIPTION = """\
-Compile the oneCCL backend ahead of time. Otherwise the first job compiles it, which takes a C++ compiler and about
-a minute or two. The binary works with the versions of torch, Python and oneCCL that it was compiled with.
+Compile the oneCCL backend, and the kernel with which `cpudist.optimize` draws dropout, ahead of time. Otherwise the
+first job compiles them, which takes a C++ compiler and about a minute or two. The backend works with the versions of
+torch, Python and oneCCL that it was compiled with.
 """
 
 EPILOG = """\
@@ -38,22 +39,24 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Compile the backend and print where it is.
+    """Compile both and print where they are.
 
     Raises:
-        UserError: it cannot be compiled, or --output is no folder.
+        UserError: one cannot be compiled, or --output is no folder.
     """
     output: Path | None = options.output and options.output.expanduser().absolute()
     if output and output.exists() and not output.is_dir():
         raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")
     # Imported here, so that --help does not wait for it.
-    from cpudist.backends.ccl.compilation import ensure_built
+    from cpudist.backends.ccl import compilation
+    from cpudist.optimization import dropout
 
-    started = time.time()
-    path = ensure_built(output)
-    if path.stat().st_mtime >= started:
-        print(f"compiled in {time.time() - started:.0f} s: {path}")
-    else:
-        print(f"compiled before: {path}")
+    for build in (dropout.ensure_built, compilation.ensure_built):
+        started = time.time()
+        path = build(output)
+        if path.stat().st_mtime >= started:
+            print(f"compiled in {time.time() - started:.0f} s: {path}")
+        else:
+            print(f"compiled before: {path}")
     if output:
         print(f"set CPUDIST_CACHE={output} where jobs run")

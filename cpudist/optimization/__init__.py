@@ -2,8 +2,8 @@
 means.
 
 `optimize` takes the fastest that was measured. One module per means: ipex.py, master_weights.py and precision.py
-(bfloat16), products.py (bfloat16 on CPUs without it), native.py (fused optimizers, memory format, compilation, freed
-memory). choice.py applies the means, and prints them in one line.
+(bfloat16), products.py (bfloat16 on CPUs without it), dropout.py (on all threads), native.py (fused optimizers, memory
+format, compilation, freed memory). choice.py applies the means, and prints them in one line.
 
 It must not import launchers, transformers, programs or command lines.
 """
@@ -31,6 +31,7 @@ def optimize(
     autocast: bool = False,
     compile: bool = False,
     keep_memory: bool = True,
+    parallel_dropout: bool = True,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
     """Make training of `model` with `optimizer` fast on this CPU. Call it before `cpudist.wrap`.
 
@@ -54,6 +55,8 @@ def optimize(
             effect on a backend that compiles by itself.
         keep_memory: keep freed memory in the process, for the next step. The peak of memory grows by up to half; use
             False where memory is scarce.
+        parallel_dropout: draw dropout, attention's too, on all threads, in this process until the job ends. For a seed
+            the masks are others than PyTorch's, and the same on any number of threads; False leaves PyTorch's.
 
     Returns:
         The model (compiled, if wanted) and the optimizer.
@@ -83,7 +86,7 @@ def optimize(
         compile = False
     if compile:
         choice.check_compiling()
-    chosen = choice.apply_kernels(model, optimizer, reason, keep_memory) + choice.multiply(dtype)
+    chosen = choice.apply_kernels(model, optimizer, reason, keep_memory, parallel_dropout) + choice.multiply(dtype)
     if dtype is torch.bfloat16 and not autocast and choice.on_cpu():
         master_weights.keep(model, optimizer)
         precision.compute_in(model, dtype)

@@ -8,9 +8,10 @@ import torch.distributed as dist
 from cpudist import job
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.optimization import ipex, native, precision, products
+from cpudist.optimization import dropout, ipex, native, precision, products
 
 MASTER_WEIGHTS = "bfloat16 parameters with float32 master weights"
+ONE_THREAD = "dropout on one thread"
 IN_FLOAT32 = "bfloat16 matrices multiplied in float32"
 
 
@@ -37,7 +38,11 @@ def check_compiling() -> None:
 
 
 def apply_kernels(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, no_ipex: str | None, keep_memory: bool = True
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    no_ipex: str | None,
+    keep_memory: bool = True,
+    parallel_dropout: bool = True,
 ) -> list[str]:
     """Apply every optimization except the number format to a model and its optimizer, in place. Call it before DDP.
 
@@ -46,6 +51,7 @@ def apply_kernels(
         optimizer: as for `optimize`.
         no_ipex: why Intel's extension is not used; None to use it.
         keep_memory: whether freed memory is kept in the process.
+        parallel_dropout: whether dropout is drawn on all threads.
 
     Returns:
         The applied optimizations, as the run record lists them; the first entry is "ipex" or "native".
@@ -61,7 +67,21 @@ def apply_kernels(
         chosen.append(fused_name(optimizer))
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
+    if parallel_dropout:
+        chosen.append(_divide_dropout())
     return chosen
+
+
+def _divide_dropout() -> str:
+    """Draw dropout on all threads, where its kernel can be compiled; return the record's entry for it."""
+    running = job.current()
+    try:
+        dropout.draw_on_all_threads(running.changes if running else None)
+    except UserError as error:
+        if rank() == 0:
+            say(f"warning: {error}; dropout stays on one thread")
+        return ONE_THREAD
+    return "parallel dropout"
 
 
 def multiply(dtype: torch.dtype) -> list[str]:

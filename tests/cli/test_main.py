@@ -85,9 +85,14 @@ def test_build_says_where_and_how_to_use_it(
     binary = tmp_path / "cpudist_ccl.so"
     binary.touch()
     os.utime(binary, (time.time() - age,) * 2)
+    kernel = tmp_path / "cpudist_dropout.so"
+    kernel.touch()
+    os.utime(kernel, (0, 0))
     monkeypatch.setattr("cpudist.backends.ccl.compilation.ensure_built", lambda cache: binary)
+    monkeypatch.setattr("cpudist.optimization.dropout.ensure_built", lambda cache: kernel)
     assert main(["build", "--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
+        f"compiled before: {kernel}",
         f"{said}{binary}",
         f"set CPUDIST_CACHE={tmp_path} where jobs run",
     ]

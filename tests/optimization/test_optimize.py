@@ -151,7 +151,8 @@ def test_any_optimizer_steps_as_it_would(kind: str, warm: bool) -> None:
 def test_says_what_it_chose(alone: None, capfd: pytest.CaptureFixture[str]) -> None:
     model = torch.nn.Linear(2, 2)
     cpudist.optimize(model, _adamw(model), dtype=torch.bfloat16, ipex=False)
-    chosen = ["native", "fused AdamW", "freed memory kept", *choice.multiply(torch.bfloat16), choice.MASTER_WEIGHTS]
+    kernels = ["native", "fused AdamW", "freed memory kept", "parallel dropout"]
+    chosen = [*kernels, *choice.multiply(torch.bfloat16), choice.MASTER_WEIGHTS]
     assert job.require().record.optimizations == chosen
     captured = capfd.readouterr()
     assert captured.err.startswith(f"cpudist: optimize: {', '.join(chosen)} (Intel's extension is not asked for)")

@@ -1,4 +1,4 @@
-"""Compiles the C++ part: once per combination of torch, Python, compiler and oneCCL.
+"""Compiles the C++ part: once per combination of torch, Python and oneCCL.
 
 c10d's C++ interface belongs to one torch version, so a binary serves that version only.
 """

@@ -88,11 +88,9 @@ def compile_command(
         for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
         if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
     ]
-    # torch's pool of threads is libgomp's, which torch has loaded. clang would add a runtime with another pool.
-    openmp = [] if "clang" in compiler.label else ["-fopenmp"]
     return [
         compiler.command,
-        *("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *openmp),
+        *("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *compiler.openmp),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *pybind,
         *(f"-isystem{path}" for path in includes),
