@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         (2, ["optimize.py", "--quick"], "bfloat16, master weights"),
         (2, ["pinning.py"], "pinned (1 thread"),
         (2, ["saving_cost.py", "--rounds", "1"], "pause in the background, of a copy"),
+        (0, ["serial_share.py", "gpt2", "--quick"], "optimize, float32"),
         (2, ["small_calls.py"], "4 bytes beside 96 MB"),
         (0, ["store_scale.py", "8"], "| 8 | "),
         (0, ["whole_jobs.py", "--quick"], "mpirun, ccl"),
