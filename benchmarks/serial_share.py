@@ -80,11 +80,11 @@ def _images() -> dict[str, torch.Tensor]:
 MODELS = {function.__name__: function for function in (bert, gpt2, vit, resnet, lora)}
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the seconds on one thread by operator."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.serial: defaultdict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
