@@ -45,6 +45,8 @@ examples:
     cpudist stacks
   how fast are collectives here, on oneCCL and on gloo:
     mpirun -n 2 cpudist bench collectives
+  a page of the documentation, such as docs/troubleshooting.md:
+    cpudist docs troubleshooting
 """
 
 
