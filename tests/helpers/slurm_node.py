@@ -8,12 +8,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from cpudist.waiting import poll
 
 _SECONDS = 60.0  # for Slurm to start or end, on a machine that is busy
 _PATH = f"/usr/sbin:/usr/bin:{os.environ.get('PATH', os.defpath)}"
@@ -118,18 +119,15 @@ def _munged(folder: Path) -> subprocess.Popen[bytes]:
 def _start(folder: Path, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
     with open(folder / f"{command[0]}.out", "wb") as output:
         program = shutil.which(command[0], path=_PATH)
-        assert program is not None
         return subprocess.Popen([program, *command[1:]], stdout=output, stderr=output, env=variables)
 
 
 def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline:
-        asked = subprocess.run(
-            ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, env=variables, timeout=_SECONDS, check=False
-        )
-        if asked.stdout.strip() == "idle":
-            return
-        time.sleep(0.2)
-    logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("slurm*.log")))
-    pytest.fail(f"Slurm does not start within {_SECONDS:g} s: {asked.stdout} {asked.stderr} {logs}")
+    def idle() -> bool:
+        ask = ["sinfo", "-h", "-o", "%T"]
+        asked = subprocess.run(ask, capture_output=True, text=True, env=variables, timeout=_SECONDS, check=False)
+        return asked.stdout.strip() == "idle"
+
+    if not poll(idle, _SECONDS):
+        logs = "".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("slurm*.log")))
+        pytest.fail(f"Slurm does not start within {_SECONDS:g} s: {logs}")

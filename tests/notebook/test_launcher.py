@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -66,7 +67,6 @@ def test_failures() -> None:
 def test_nothing_outlives_a_notebook_that_is_killed() -> None:
     process = subprocess.Popen(launches("sleep"), env=environment(), stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["Launching training on 2 CPUs.\n", "asleep\n"]
         ranks = psutil.Process(process.pid).children(recursive=True)
         assert sum(one.name() == "sleep" for one in ranks) == 2
@@ -76,3 +76,14 @@ def test_nothing_outlives_a_notebook_that_is_killed() -> None:
         process.stdout.close()
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert alive == []
+
+
+def test_the_shortest_example_of_the_page(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:1]
+    script = tmp_path / "cell.py"
+    # A notebook shows the value of a cell's last line.
+    script.write_text(re.sub(r"^(cpudist\.notebook_launcher.*)$", r"print(\1)", code, flags=re.MULTILINE))
+    result = run([sys.executable, str(script)], timeout=120)
+    assert result.returncode == 0, result.output
+    assert result.stdout.splitlines()[-1] == "tensor([1., 1., 1.])", result.output

@@ -5,14 +5,17 @@ python tests/notebook/checks/interrupt_cells.py TIMES
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psutil
 from jupyter_client import KernelManager
 from jupyter_client.blocking import BlockingKernelClient
 
-_WAIT_SECONDS = 120  # for the next message of the kernel
+_CELL_SECONDS = 120
 
 DEFINE = """
 import cpudist
@@ -29,77 +32,55 @@ def work(steps):
 LAUNCH = "print('result', cpudist.notebook_launcher(work, ({steps},)))"
 
 
-class Kernel:
-    """A Jupyter kernel whose cells are interrupted."""
+def run(client: BlockingKernelClient, code: str, at_work: Callable[[], object] = lambda: None) -> str:
+    """Run a cell to its end, and call `at_work` when its ranks are at work.
 
-    def __init__(self) -> None:
-        self._manager = KernelManager()
-        self._manager.start_kernel()
-        self._client: BlockingKernelClient = self._manager.client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=_WAIT_SECONDS)
-        self.process = psutil.Process(self._manager.provisioner.pid)
+    Returns:
+        What it has printed, and the traceback if it has raised.
+    """
+    said = ""
 
-    def start(self, code: str) -> None:
-        """Start a cell and wait until its ranks are at work."""
-        self._client.execute(code)
-        said = ""
-        while "at work" not in said:
-            content = self._client.get_iopub_msg(timeout=_WAIT_SECONDS)["content"]
-            said += content.get("text", "")
+    def hear(message: dict[str, Any]) -> None:
+        nonlocal said
+        content = message["content"]
+        said += content.get("text", "") + "\n".join(content.get("traceback", ()))
+        if "at work" in content.get("text", ""):
+            at_work()
 
-    def run(self, code: str) -> str:
-        """Run a cell to its end; return what it has printed, and the traceback if it has raised."""
-        self._client.execute(code)
-        return self.finish()
-
-    def finish(self) -> str:
-        """Wait until the cell has ended; return what it has printed, and the traceback if it has raised."""
-        said, idle = "", False
-        while not idle:
-            message = self._client.get_iopub_msg(timeout=_WAIT_SECONDS)
-            content = message["content"]
-            if message["msg_type"] == "stream":
-                said += content["text"]
-            elif message["msg_type"] == "error":
-                said += "\n".join(content["traceback"])
-            idle = message["msg_type"] == "status" and content["execution_state"] == "idle"
-        return said
-
-    def interrupt(self) -> float:
-        """Interrupt the running cell; return the seconds until it and all processes of the kernel have ended."""
-        began, below = time.monotonic(), self.process.children(recursive=True)
-        assert below, "nothing runs that could be interrupted"
-        self._manager.interrupt_kernel()
-        said = self.finish()
-        assert "KeyboardInterrupt" in said, said
-        _, alive = psutil.wait_procs(below, timeout=15)
-        assert not alive, f"left behind: {alive}"
-        assert not self.process.children(recursive=True)
-        return time.monotonic() - began
-
-    def close(self) -> None:
-        """Stop the kernel."""
-        self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
+    client.execute_interactive(code, output_hook=hear, timeout=_CELL_SECONDS)
+    return said
 
 
 def main(times: int) -> None:
     """Interrupt so many cells, then run one to its end."""
-    kernel = Kernel()
+    manager = KernelManager()
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    kernel, processes = psutil.Process(manager.provisioner.pid), []
+
+    def interrupt(after: float) -> None:
+        time.sleep(after)
+        processes.extend(kernel.children(recursive=True))
+        manager.interrupt_kernel()
+
     try:
-        kernel.run(DEFINE)
-        seconds = []
+        client.wait_for_ready(timeout=_CELL_SECONDS)
+        run(client, DEFINE)
         for number in range(times):
-            kernel.start(LAUNCH.format(steps=10**9))
-            time.sleep(0.1 * (number % 5))  # at different moments
-            seconds.append(kernel.interrupt())
-            print(f"{number + 1}: all gone after {seconds[-1]:.1f} s", flush=True)
-        said = kernel.run(LAUNCH.format(steps=10))
+            at_different_moments = functools.partial(interrupt, 0.1 * (number % 5))
+            said = run(client, LAUNCH.format(steps=10**9), at_different_moments)
+            assert "KeyboardInterrupt" in said, said
+            _, alive = psutil.wait_procs(processes, timeout=15)
+            assert not alive, f"left behind: {alive}"
+            assert not kernel.children(recursive=True)
+        assert processes, "nothing ran that could be interrupted"
+        said = run(client, LAUNCH.format(steps=10))
         assert "result 2" in said, said
-        print(f"{times} interrupted cells left nothing; all gone after {min(seconds):.1f} to {max(seconds):.1f} s")
+        print(f"{times} interrupted cells left nothing")
     finally:
-        kernel.close()
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,6 @@ class Unlucky(Exception):
     pass
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
-
-
 class Learner(torch.nn.Module):
     """Records the number formats that it computes in."""
 
@@ -78,14 +69,14 @@ def make(scale: float):
         accelerator = Accelerator()
         assert (accelerator.num_processes, accelerator.process_index) == (world.size, world.rank)
         assert (world.launcher, world.backend) == ("notebook", "ccl")
-        model = accelerator.prepare(Net())
+        model = accelerator.prepare(Learner())
         with accelerator.autocast():
             kind = model.module.layer(torch.ones(1, 4)).dtype
         total = weights * (world.rank + 1)
         dist.all_reduce(total)
         everyone = [None] * world.size
-        dist.all_gather_object(everyone, Net())  # pickled by reference: `__main__` has to be the notebook's
-        assert [type(one) for one in everyone] == [Net] * world.size
+        dist.all_gather_object(everyone, Learner())  # pickled by reference: `__main__` has to be the notebook's
+        assert [type(one) for one in everyone] == [Learner] * world.size
         made = {"name": name, "total": total, "kind": kind, "net": everyone[1], "cpus": os.sched_getaffinity(0)}
         return {**made, "trained": train(folder)}
 
@@ -132,7 +123,7 @@ def main(what: str) -> None:
             found = cpudist.notebook_launcher(make(3.0), ("x", folder), **options)
             record = json.loads(file.read_text())
         assert (record["exit"], record["steps"], record["network"]["interface"]) == ("completed", 3, "lo"), record
-        assert isinstance(found["net"], Net)
+        assert isinstance(found["net"], Learner)
         print(found["name"], found["total"].tolist(), found["kind"], len(found["cpus"]))
         print(found["trained"])
         torch.distributed.destroy_process_group()

@@ -1,36 +1,19 @@
-# Cells as accelerate's notebook tutorial has them: pictures in files named after their class, batches that are
-# dictionaries, a frozen encoder, workers that load data, "fp16", a schedule per step, metrics gathered. And a plot.
+# Cells as accelerate's notebook tutorial has them: pictures, batches that are dictionaries, a frozen encoder, workers
+# that load data, "fp16", a schedule per step, metrics gathered. And a plot.
 
 # %%
-import re
-from pathlib import Path
-
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from matplotlib import pyplot
-from PIL import Image
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, Dataset
 
 from cpudist import notebook_launcher
 
 # %%
-folder = Path("images")
-folder.mkdir(exist_ok=True)
-for number, (breed, color) in enumerate({"beagle": (200, 120, 60), "Maine_Coon": (60, 90, 180)}.items()):
-    noise = np.random.default_rng(number).integers(-50, 50, (40, 16, 16, 3))
-    for index, pixels in enumerate(np.clip(noise + color, 0, 255).astype("uint8")):
-        Image.fromarray(pixels).save(folder / f"{breed}_{index}.jpg")
-names = sorted(str(path) for path in folder.glob("*.jpg"))
-
-
-def label_of(name):
-    return re.search(r"([^/]+)_\d+\.jpg$", name)[1]
-
-
-label_to_id = {label: number for number, label in enumerate(sorted({label_of(name) for name in names}))}
+colors = torch.tensor([[200, 120, 60], [60, 90, 180]]) / 255  # of beagles and Maine Coons
 
 
 class Pets(Dataset):
@@ -41,17 +24,15 @@ class Pets(Dataset):
         return len(self.chosen)
 
     def __getitem__(self, index):
-        pixels = np.asarray(Image.open(self.chosen[index]).convert("RGB"), dtype="float32") / 255
-        return {"image": torch.from_numpy(pixels).permute(2, 0, 1), "label": label_to_id[label_of(self.chosen[index])]}
+        label = int(self.chosen[index] % 2)
+        return {"image": colors[label][:, None, None] + 0.2 * torch.rand(3, 16, 16), "label": label}
 
 
 def loaders(batch_size):
-    order = np.random.permutation(len(names))
-    cut = int(0.8 * len(names))
-    train, rest = ([names[place] for place in part] for part in (order[:cut], order[cut:]))
+    order = np.random.permutation(80)
     return (
-        DataLoader(Pets(train), shuffle=True, batch_size=batch_size, num_workers=4),
-        DataLoader(Pets(rest), shuffle=False, batch_size=2 * batch_size, num_workers=4),
+        DataLoader(Pets(order[:64]), shuffle=True, batch_size=batch_size, num_workers=4),
+        DataLoader(Pets(order[64:]), shuffle=False, batch_size=2 * batch_size, num_workers=4),
     )
 
 
@@ -61,7 +42,7 @@ def training_loop(mixed_precision="fp16", seed=42, batch_size=8):
     accelerator = Accelerator(mixed_precision=mixed_precision)
     train_loader, eval_loader = loaders(batch_size)
     encoder = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.AdaptiveAvgPool2d(1))
-    model = torch.nn.Sequential(encoder, torch.nn.Flatten(), torch.nn.Linear(8, len(label_to_id)))
+    model = torch.nn.Sequential(encoder, torch.nn.Flatten(), torch.nn.Linear(8, len(colors)))
     for parameter in encoder.parameters():
         parameter.requires_grad = False
     mean = torch.tensor([0.5, 0.5, 0.5]).to(accelerator.device)[None, :, None, None]
