@@ -10,7 +10,8 @@ import statistics
 from pathlib import Path
 
 import pytest
-from jobs import mpirun, run, torchrun
+from jobs import completed, mpirun, torchrun
+from trainer_examples import trained
 
 pytestmark = pytest.mark.job
 
@@ -23,35 +24,6 @@ _ROWS = {
 }
 
 
-def _model(folder: Path, texts: list[str]) -> str:
-    """Save a new Llama of two layers with its tokenizer: no package brings a pretrained one."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
-    special = {"eos_token": "</s>", "pad_token": "<pad>"}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    raw.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=list(special.values()), initial_alphabet=alphabet)
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **special)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("script", ["sft", "dpo"])
 def test_adapters_are_the_same_as_on_gloo(script: str, tmp_path: Path) -> None:
@@ -62,8 +34,11 @@ def test_adapters_are_the_same_as_on_gloo(script: str, tmp_path: Path) -> None:
     data.parent.mkdir()
     data.write_text("".join(json.dumps(_ROWS[script](text)) + "\n" for text in texts))
 
-    words = ["-m", f"trl.scripts.{script}", "--model_name_or_path", _model(tmp_path / "model", texts)]
-    words += ["--dataset_name", str(data.parent), "--use_peft", "--lora_target_modules", "q_proj", "v_proj"]
+    # A new GPT-2 with its tokenizer: no package brings a pretrained one.
+    sizes = ["--config_overrides", "n_layer=2,n_embd=64,n_head=4", "--vocab_size", "400", "--block_size", "64"]
+    trained(tmp_path / "model", 1, "language_model", "--train_files", json.__file__, *sizes, "--max_steps", "1")
+    words = ["-m", f"trl.scripts.{script}", "--model_name_or_path", str(tmp_path / "model")]
+    words += ["--dataset_name", str(data.parent), "--use_peft", "--lora_target_modules", "c_attn", "c_proj"]
     words += ["--max_length", "64", "--max_steps", "4", "--per_device_train_batch_size", "4", "--learning_rate", "1e-2"]
     words += ["--use_cpu", "--bf16", "false", "--gradient_checkpointing", "false", "--logging_steps", "1"]
     words += ["--report_to", "none", "--save_strategy", "no"]
@@ -71,8 +46,7 @@ def test_adapters_are_the_same_as_on_gloo(script: str, tmp_path: Path) -> None:
     for backend, launch in ("ccl", mpirun(2, "python")), ("gloo", torchrun(2)):
         output = tmp_path / backend
         variables = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-        result = run([*launch, *words, "--ddp_backend", backend, "--output_dir", str(output)], 300, variables)
-        assert result.returncode == 0, result.output
+        completed([*launch, *words, "--ddp_backend", backend, "--output_dir", str(output)], 300, variables)
         saved[backend] = (output / "adapter_model.safetensors").read_bytes()
     record = json.loads((tmp_path / "ccl" / "cpudist.json").read_text())
     assert (record["backend"], record["world_size"], record["steps"]) == ("ccl", 2, 4)

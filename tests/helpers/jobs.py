@@ -123,6 +123,15 @@ def run(
     return result
 
 
+def completed(
+    command: list[str], timeout: float, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+) -> Result:
+    """Run a command that must end with status 0; arguments as for `run`."""
+    result = run(command, timeout, env, cwd)
+    assert result.returncode == 0, result.output
+    return result
+
+
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables of a job: this process's, without those that make it a rank, and `env`."""
     variables = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}

@@ -1,4 +1,4 @@
-"""The example of averaging parameters every few steps."""
+"""The examples of loops of one's own, on two ranks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import mpirun, run
+from jobs import completed, mpirun, train
 
 pytestmark = pytest.mark.job
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "local_sgd.py"
-# Saves the first parameter after each average, and all parameters at the end.
-PROGRAM = f"""
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+# Runs local_sgd.py, and saves the first parameter before and after each average, and all parameters at the end.
+NOTES_AVERAGES = f"""
 import runpy, sys, torch, torch.distributed as dist
 from torch.distributed.algorithms.model_averaging import averagers, utils
 found = []
@@ -26,15 +26,32 @@ def noting(parameters, group):
 utils.average_parameters_or_parameter_groups = noting
 folder = sys.argv.pop(1)
 rank = int(__import__("os").environ["PMI_RANK"])
-model = runpy.run_path({str(EXAMPLE)!r}, run_name="example")["main"]()
+model = runpy.run_path({str(EXAMPLES / "local_sgd.py")!r}, run_name="example")["main"]()
 torch.save((found, model.state_dict()), f"{{folder}}/{{rank}}")
 """
 
 
+def test_the_first_command_of_the_readme_learns(tmp_path: Path) -> None:
+    """tests/backends/xla compares its program on every backend."""
+    result = completed(mpirun(2, *train(str(EXAMPLES / "one_program.py"), str(tmp_path / "out"))), timeout=120)
+    losses = [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", result.stdout)]
+    assert len(losses) == 20
+    assert losses[-1] < losses[0]
+    assert list((tmp_path / "out").iterdir())
+
+
+def test_digits_are_learnt_in_bf16(tmp_path: Path) -> None:
+    result = completed(mpirun(2, sys.executable, str(EXAMPLES / "train_digits.py"), str(tmp_path)), timeout=120)
+    found = re.search(r"backend='ccl'.*: ([\d.]+)% of 297 digits right", result.stdout)
+    assert found, result.output
+    assert float(found[1]) > 85
+    (line,) = result.stderr.splitlines()
+    assert "bfloat16 parameters with float32 master weights" in line
+
+
 def test_ranks_train_apart_and_are_averaged(tmp_path: Path) -> None:
     words = ["--every", "8", "--group", "1", "--steps", "121"]
-    result = run(mpirun(2, sys.executable, "-c", PROGRAM, str(tmp_path), *words), timeout=120)
-    assert result.returncode == 0, result.output
+    result = completed(mpirun(2, sys.executable, "-c", NOTES_AVERAGES, str(tmp_path), *words), timeout=120)
     found = re.search(r"held-out loss (\S+)", result.stdout)
     assert found, result.output
     assert float(found[1]) < 4

@@ -1,0 +1,39 @@
+"""Runs the examples that train by transformers' Trainer, in one process and on ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jobs
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def trained(
+    output: Path, ranks: int, name: str, *words: str, options: Sequence[str] = ()
+) -> tuple[jobs.Result, dict[str, list[Any]]]:
+    """Run an example; return its result, and all values that Trainer has logged under each name.
+
+    Args:
+        output: a folder for results; its parent has the cache of data sets.
+        ranks: how many.
+        name: the example, without its suffix.
+        words: options of the example.
+        options: those of cpudist-train; without any it is plain python.
+    """
+    command = [str(EXAMPLES / f"{name}.py"), *words, "--output_dir", str(output)]
+    command += ["--disable_tqdm", "true", "--report_to", "none", "--save_strategy", "no"]
+    command = jobs.train(*options, *command) if options else [sys.executable, *command, "--use_cpu"]
+    command = jobs.mpirun(ranks, *command) if ranks > 1 else command
+    # Outside a job, accelerate would take torch_xla where it is installed.
+    variables = {"HF_DATASETS_CACHE": str(output.parent / "cache"), "USE_TORCH_XLA": "0"}
+    result = jobs.completed(command, 400, variables)
+    logged: dict[str, list[Any]] = {}
+    for entry in json.loads((output / "trainer_state.json").read_text())["log_history"]:
+        for key, value in entry.items():
+            logged.setdefault(key, []).append(value)
+    return result, logged
