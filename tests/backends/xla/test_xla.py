@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from jobs import Result, mpirun, run, train
+from jobs import Result, completed, mpirun, run, train
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from trainer_examples import trained
 
 pytestmark = [pytest.mark.job, pytest.mark.versions]
 
@@ -24,21 +25,20 @@ if importlib.util.find_spec("torch_xla") is None:
 CHECKS = Path(__file__).parent / "checks"
 IN_TURN = str(CHECKS / "in_turn.py")
 ROOT = Path(__file__).parents[3]
+LOOP = str(ROOT / "examples" / "one_program.py")
+RUNTIMES = str(CHECKS / "written_for_the_runtime.py")
 SCRIPTS = ROOT / "tests" / "huggingface" / "checks"
 BOUND = 600.0
 
 
 def _start(ranks: int, *command: str) -> Result:
-    result = run(mpirun(ranks, *command) if ranks > 1 else list(command), timeout=BOUND)
-    assert result.returncode == 0, result.output
-    return result
+    return completed(mpirun(ranks, *command) if ranks > 1 else list(command), timeout=BOUND)
 
 
 def _loop(ranks: int, folder: Path, *jobs: str | dict[str, str]) -> list[tuple[list[float], dict[str, torch.Tensor]]]:
     """The losses of the README's loop and what it has saved, for each of `jobs`, in turn in the same processes."""
-    program = str(ROOT / "examples" / "one_program.py")
     texts = [job if job == "made up" else json.dumps(job) for job in jobs]
-    result = _start(ranks, sys.executable, IN_TURN, program, str(folder), *texts)
+    result = _start(ranks, sys.executable, IN_TURN, LOOP, str(folder), *texts)
     losses = [float(text) for text in re.findall(r"step \d+ loss (\S+)", result.stdout)]
     assert len(losses) == 20 * len(jobs), result.output
     files = [sorted(path.name for path in (folder / str(number)).iterdir()) for number in range(len(jobs))]
@@ -78,10 +78,9 @@ def test_every_collective_takes_tensors_of_the_device(tmp_path: Path) -> None:
 
 def test_a_program_for_the_runtime_trains_as_one_job() -> None:
     """Left alone, the runtime would train each rank by itself and end in success."""
-    script = str(CHECKS / "written_for_the_runtime.py")
     found = []
     for ranks, ways in ((1, ["own"]), (2, ["compiled", "ddp"])):
-        result = _start(ranks, *train("--backend", "xla", script, *ways))
+        result = _start(ranks, *train("--backend", "xla", RUNTIMES, *ways))
         found += re.findall(r"^(\d) ranks, weights (\S+)$", result.stdout, re.MULTILINE)
     assert [ranks for ranks, _ in found] == ["1", "2", "2"]
     assert [float(weights) for _, weights in found] == pytest.approx([float(found[0][1])] * 3, abs=1e-5)
@@ -96,23 +95,38 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "devices", "words", "way", "says"),
+    ("ranks", "devices", "words", "says"),
     [
-        (2, 1, [], "spawn", "the script asks torch_xla for 3 processes (nprocs), and intel-mpi has started 2"),
-        (1, 4, [], "own", "this one process has 4: start 4 ranks (mpirun -n 4, torchrun --nproc-per-node=4)"),
-        (1, 4, ["--mesh", "data=4"], "own", "start a rank for each device, and --mesh makes one program of all"),
+        (
+            2,
+            "1",
+            [RUNTIMES, "spawn"],
+            "the script asks torch_xla for 3 processes (nprocs), and intel-mpi has started 2",
+        ),
+        (1, "4", [RUNTIMES, "own"], "one process has 4: start 4 ranks (mpirun -n 4, torchrun --nproc-per-node=4)"),
+        (1, "4", ["--mesh", "data=4", RUNTIMES, "own"], "start a rank for each device, and --mesh makes one program"),
+        (2, "", ["--mesh", "data=2", LOOP, "out"], "works beside no other process group"),
+        (
+            1,
+            "",
+            ["--mesh", "data=3", LOOP, "out"],
+            "a batch (32 x 64) does not divide evenly by the partition spec (data)",
+        ),
+        (1, "", ["--device", "tpu", LOOP, "out"], "there is no libtpu"),
     ],
 )
-def test_what_would_train_apart_or_leave_devices_idle_is_refused(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, devices: int, words: list[str], way: str, says: str
+def test_user_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, devices: str, words: list[str], says: str
 ) -> None:
-    monkeypatch.setenv("CPU_NUM_DEVICES", str(devices))
-    command = train("--backend", "xla", *words, str(CHECKS / "written_for_the_runtime.py"), way)
+    """Among them what would train apart or leave devices idle."""
+    if devices:
+        monkeypatch.setenv("CPU_NUM_DEVICES", devices)
+    command = train("--backend", "xla", *words)
     result = run(mpirun(ranks, *command) if ranks > 1 else command, timeout=BOUND)
     assert result.returncode == 2, result.output
     assert says in result.stderr, result.output
     assert "Traceback" not in result.stderr, result.output
-    if way == "spawn":  # one program of all devices, which it asks for first
+    if "spawn" in words:  # one program of all devices, which it asks for first
         assert "refused: use_spmd() makes one program over the devices of one runtime" in result.stdout, result.output
 
 
@@ -150,7 +164,7 @@ def test_the_sharding_is_shown(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text(json.dumps(table))
     words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]
     words += ["--sharding", str(tmp_path / "table.json")]
-    result = _start(1, *train(*words, str(ROOT / "examples" / "one_program.py"), str(tmp_path / "out")))
+    result = _start(1, *train(*words, LOOP, str(tmp_path / "out")))
     assert "mesh data=2,model=2 of 4 devices:\n    [0]  [1]\n    [2]  [3]\n" in result.stdout, result.output
     for says in (
         "0.bias  256  (-)  whole on every device\n",
@@ -164,23 +178,6 @@ def test_the_sharding_is_shown(tmp_path: Path) -> None:
     assert details["mesh"] == "data=2,model=2"
     assert details["sharding"] == f"parameters by the table of {tmp_path / 'table.json'}"
     assert details["device_variables"]["CPU_NUM_DEVICES"].startswith("4: devices that each process makes")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words", "says"),
-    [
-        (2, ["--mesh", "data=2"], "works beside no other process group"),
-        (1, ["--mesh", "data=3"], r"a batch \(32 x 64\) does not divide evenly by the partition spec \(data\)"),
-        (1, ["--device", "tpu"], "there is no libtpu"),
-    ],
-)
-def test_user_errors_are_one_line(ranks: int, words: list[str], says: str) -> None:
-    script = str(ROOT / "examples" / "one_program.py")
-    command = train("--backend", "xla", *words, script, "out")
-    result = run(mpirun(ranks, *command) if ranks > 1 else command, timeout=BOUND)
-    assert result.returncode == 2, result.output
-    assert re.search(says, result.stderr), result.output
-    assert "Traceback" not in result.stderr, result.output
 
 
 def test_trainer_trains_as_on_gloo(tmp_path: Path) -> None:
@@ -206,23 +203,20 @@ def test_the_example_of_a_language_model_trains_on_ranks_and_on_a_mesh_as_on_glo
     """Batches have one shape, so nothing is compiled after warm-up."""
     words = ["--train_files", ast.__file__, "--vocab_size", "400", "--block_size", "32", "--max_steps", "8"]
     words += ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--logging_steps", "1", "--learning_rate", "5e-3"]
-    words += ["--save_strategy", "no", "--disable_tqdm", "true", "--report_to", "none", "--eval_files", json.__file__]
-    found = {}
-    for ranks, way in ((1, "gloo"), (2, "xla"), (1, "xla --mesh data=2,model=2")):
-        output, record = tmp_path / way, tmp_path / f"{way}.json"
-        command = train(
-            "--record", str(record), "--backend", *way.split(), str(ROOT / "examples" / "language_model.py")
-        )
-        _start(ranks, *command, *words, "--per_device_train_batch_size", str(8 // ranks), "--output_dir", str(output))
-        history = json.loads((output / "trainer_state.json").read_text())["log_history"]
-        found[way] = [[entry[name] for entry in history if name in entry] for name in ("loss", "eval_perplexity")]
+    words += ["--eval_files", json.__file__, "--per_device_train_batch_size"]
+    found, record = [], tmp_path / "record.json"
+    for ranks, backend in ((1, ["gloo"]), (2, ["xla"]), (1, ["xla", "--mesh", "data=2,model=2"])):
+        options = ["--record", str(record), "--backend", *backend]
+        output = tmp_path / str(len(found))
+        _, logged = trained(output, ranks, "language_model", *words, str(8 // ranks), options=options)
+        found.append((logged["loss"], logged["eval_perplexity"]))
         details = json.loads(record.read_text()).get("details", {})
-        assert details.get("steps_that_compiled_after_warm_up", 0) == 0, way
-    losses, perplexity = found.pop("gloo")
+        assert details.get("steps_that_compiled_after_warm_up", 0) == 0, backend
+    (losses, perplexity), *others = found
     assert len(losses) == 8
-    for way, others in found.items():
-        assert others[0] == pytest.approx(losses, abs=1e-3), way
-        assert others[1] == pytest.approx(perplexity, rel=2e-3), way
+    for other in others:
+        assert other[0] == pytest.approx(losses, abs=1e-3)
+        assert other[1] == pytest.approx(perplexity, rel=2e-3)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,85 +31,44 @@ world = cpudist.init("xla", timeout=30)
 DEVICE = world.device
 
 
-def both(call):
-    """The results of `call(device)` on the CPU and on the XLA device, as lists of tensors."""
-    cpu, xla = call(torch.device("cpu")), call(DEVICE)
-    assert all(tensor.device.type == "xla" for tensor in xla), call
-    for expected, found in zip(cpu, xla, strict=True):
-        assert torch.equal(expected, found.cpu()), (call.__name__, expected, found)
-
-
 def own(device, *shape):
     count = int(torch.tensor(shape).prod())
     return (torch.arange(count, dtype=torch.float32).reshape(shape) + 100 * world.rank).to(device)
 
 
-def all_reduce(device):
-    tensors = [own(device, 3, 2), own(device, 5), own(device)]
-    for tensor, operation in zip(tensors, (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG), strict=True):
-        if operation != dist.ReduceOp.AVG or dist.get_backend().endswith("ccl"):  # gloo has no mean
-            dist.all_reduce(tensor, operation)
-    return tensors
-
-
-def broadcast(device):
-    tensor = own(device, 4)
-    dist.broadcast(tensor, src=1)
-    return [tensor]
-
-
-def reduce(device):
-    tensor = own(device, 4)
-    dist.reduce(tensor, dst=0)
-    return [tensor] if world.rank == 0 else [own(device, 4)]
-
-
-def all_gather(device):
-    pieces = [torch.zeros(2, 3, device=device) for _ in range(world.size)]
+def results(device):
+    """What this rank has after a call of each collective with tensors of `device`."""
+    zeros = partial(torch.zeros, device=device)
+    reduced = [own(device, 3, 2), own(device, 5), own(device)]
+    dist.all_reduce(reduced[0])
+    dist.all_reduce(reduced[1], dist.ReduceOp.MAX)
+    if dist.get_backend().endswith("ccl"):  # gloo has no mean
+        dist.all_reduce(reduced[2], dist.ReduceOp.AVG)
+    of_rank_1 = own(device, 4)
+    dist.broadcast(of_rank_1, src=1)
+    at_rank_0 = own(device, 4)
+    dist.reduce(at_rank_0, dst=0)
+    pieces, flat = [zeros(2, 3) for _ in range(2)], zeros(4, 3)
     dist.all_gather(pieces, own(device, 2, 3))
-    flat = torch.zeros(2 * world.size, 3, device=device)
     dist.all_gather_into_tensor(flat, own(device, 2, 3))
-    return [*pieces, flat]
-
-
-def gather(device):
-    pieces = [torch.zeros(3, device=device) for _ in range(world.size)] if world.rank == 0 else None
-    dist.gather(own(device, 3), pieces, dst=0)
-    return pieces or [own(device, 1)]
-
-
-def scatter(device):
-    tensor = torch.zeros(3, device=device)
-    rows = [own(device, 3) + rank for rank in range(world.size)] if world.rank == 1 else None
-    dist.scatter(tensor, rows, src=1)
-    return [tensor]
-
-
-def all_to_all(device):
-    tensor = torch.zeros(4, device=device)
-    dist.all_to_all_single(tensor, own(device, 4))
-    return [tensor]
-
-
-def send(device):
-    tensor = own(device, 3)
-    if world.rank == 0:
-        dist.send(tensor, 1)
-    else:
-        dist.recv(tensor, 0)
-    return [tensor]
-
-
-def in_a_subgroup(device):
-    group = dist.new_group([1])
-    tensor = own(device, 3)
+    gathered = [zeros(3) for _ in range(2)] if world.rank == 0 else []
+    dist.gather(own(device, 3), gathered or None, dst=0)
+    scattered = zeros(3)
+    dist.scatter(scattered, [own(device, 3) + rank for rank in range(2)] if world.rank == 1 else None, src=1)
+    exchanged = zeros(4)
+    dist.all_to_all_single(exchanged, own(device, 4))
+    message = own(device, 3)
+    dist.send(message, 1) if world.rank == 0 else dist.recv(message, 0)
+    alone, group = own(device, 3), dist.new_group([1])
     if world.rank == 1:
-        dist.all_reduce(tensor, group=group)
-    return [tensor]
+        dist.all_reduce(alone, group=group)
+    sums = [at_rank_0] if world.rank == 0 else []
+    return [*reduced, of_rank_1, *sums, *pieces, flat, *gathered, scattered, exchanged, message, alone]
 
 
-for collective in (all_reduce, broadcast, reduce, all_gather, gather, scatter, all_to_all, send, in_a_subgroup):
-    both(collective)
+for expected, found in zip(results(torch.device("cpu")), results(DEVICE), strict=True):
+    assert found.device.type == "xla"
+    assert torch.equal(expected, found.cpu()), (expected, found)
 value = own(DEVICE, 4)
 total, both_ranks = 2 * own("cpu", 4) + 100 * (1 - 2 * world.rank), [torch.arange(4.0), torch.arange(4.0) + 100]
 assert size_imported_early() == 2
