@@ -25,7 +25,7 @@ def test_collectives_and_what_torch_builds_on_them(name: str, tmp_path: Path) ->
     checks, env = ["collectives.py 12", f"stack.py {tmp_path / 'checkpoint'}"], {}
     said = ["carried by shared_memory\n"]
     if name.startswith("intel-mpi"):
-        checks += ["progress.py", "edges.py", "threads.py"]
+        checks += ["progress.py", "edges.py", "semantics.py", "threads.py"]
         env = {"CPUDIST_TEST_PROGRESS": "polls" if "2 ranks" in name else "naps"}  # with and without a core to spare
         said.append(f"progress: {env['CPUDIST_TEST_PROGRESS']}")
     check_passed(JOBS[name], checks, *said, **env)
@@ -36,7 +36,7 @@ def test_collectives_and_what_torch_builds_on_them(name: str, tmp_path: Path) ->
 def test_collectives_over_oneccl_alone(name: str) -> None:
     checks, progress = ["collectives.py 12"], "polls" if name.startswith("torchrun") else "naps"
     if not name.startswith("mpich"):  # over MPI and over libfabric
-        checks += ["edges.py", "progress.py"]
+        checks += ["edges.py", "progress.py", "semantics.py"]
     said = ["carried by oneccl\n", f"progress: {progress}"]
     check_passed(JOBS[name], checks, *said, CPUDIST_TEST_PROGRESS=progress, **only("oneccl"))
 
@@ -54,8 +54,9 @@ def test_collectives_and_edges_across_hosts(ranks: int) -> None:
 
 @pytest.mark.job
 def test_a_future_wakes_the_thread_that_completes_it() -> None:
-    variables = {"CPUDIST_TEST_HOSTS": "2", "CPUDIST_TEST_PROGRESS": "naps", "CPUDIST_TEST_NAP": "3600"}
-    check_passed(JOBS["intel-mpi, 2 ranks"], ["nap.py"], **variables)
+    """It would sleep for an hour."""
+    naps = {"CPUDIST_TEST_HOSTS": "2", "CPUDIST_TEST_PROGRESS": "naps", "CPUDIST_TEST_NAP": "3600"}
+    check_passed(JOBS["intel-mpi, 2 ranks"], ["progress.py"], CPUDIST_TEST_ONLY="wakes", **naps)
 
 
 @pytest.mark.job
@@ -94,3 +95,10 @@ def plain_torch(leave: str, **env: str) -> None:
     result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100, **env)
     assert result.returncode == 0, result.output
     assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output
+
+
+@pytest.mark.job
+def test_an_unknown_transport_is_an_error() -> None:
+    result = run(JOBS["torchrun, 2 ranks"], "edges.py", timeout=60, CPUDIST_TRANSPORT="pigeon")
+    assert result.returncode != 0, result.output
+    assert "CPUDIST_TRANSPORT=pigeon is not known" in result.stderr, result.output

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 import torch
 import torch.distributed as dist
 from drawn import (
+    ALONE,
     ANY,
     EVERYONE,
-    begin,
+    GROUPS,
+    TOGETHER,
+    Call,
     calls,
     cases,
-    finish,
-    groups,
     laid_out,
     layouts,
     reduced,
-    reduction_cases,
     same,
     seeds,
     shapes,
     values,
-    ways,
     world,
 )
 from hypothesis import strategies as st
@@ -32,16 +32,41 @@ from program import leave, run_checks
 from cpudist.backends.ccl import extension
 
 
-@reduction_cases
-def check_all_reduce(shape, case, layout, seed, group, way):
-    dtype, name = case
-    if world.rank not in group.ranks:
-        return
-    inputs = [values(shape, dtype, seed, rank) for rank in group.ranks]
-    tensor = laid_out(inputs[group.rank], layout)
-    op = getattr(dist.ReduceOp, name)
-    finish(dist.all_reduce(tensor, op, group=group.handle, async_op=way != "sync"), way)
-    same(tensor, reduced(inputs, name))
+@cases(st.tuples(*(calls(name, alone=True) for name in ALONE)))
+def check_each_collective(drawn):
+    for call in drawn:
+        call.begin()
+        call.finish()
+
+
+@cases(st.lists(st.sampled_from(TOGETHER).flatmap(lambda name: calls(name, alone=False)), min_size=1, max_size=8))
+def check_unequal_shares_in_calls_under_way_together(drawn):
+    """Waited for in another order on each rank."""
+    for call in drawn:
+        call.begin()
+    random.Random(world.rank).shuffle(drawn)
+    for call in drawn:
+        call.finish()
+
+
+def check_messages_in_rounds() -> None:
+    """Messages are sent in rounds of 1 GB at most; in this test of 1 KB."""
+    module = extension.load()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "create_group", functools.partial(module.create_group, round_bytes=1024))
+        GROUPS["in rounds"] = EVERYONE, dist.new_group()
+    for name in ("all_to_all", "gather", "scatter"):
+        lengths = [(2000,), (0,), (300,), (2000,)][: world.size]
+        call = Call(name, lengths, torch.float32, "SUM", "contiguous", seed=1, group="in rounds")
+        call.begin()
+        call.finish()
+    _, group = GROUPS.pop("in rounds")
+    message = torch.empty(5000)
+    work = dist.isend(torch.arange(5000.0) + world.rank, (world.rank + 1) % world.size, group=group)
+    source = dist.recv(message, (world.rank - 1) % world.size, group=group)
+    work.wait()
+    assert torch.equal(message, torch.arange(5000.0) + source)
+    dist.destroy_process_group(group)
 
 
 def check_average_of_integers() -> None:
@@ -50,123 +75,6 @@ def check_average_of_integers() -> None:
     tensor = inputs[world.rank].clone()
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert torch.equal(tensor, reduced(inputs, "AVG"))
-
-
-@reduction_cases
-def check_reduce(shape, case, layout, seed, group, way):
-    dtype, name = case
-    if world.rank not in group.ranks:
-        return
-    root = group.ranks[seed % group.size]
-    inputs = [values(shape, dtype, seed, rank) for rank in group.ranks]
-    tensor = laid_out(inputs[group.rank], layout)
-    op = getattr(dist.ReduceOp, name)
-    finish(dist.reduce(tensor, root, op, group=group.handle, async_op=way != "sync"), way)
-    same(tensor, reduced(inputs, name) if world.rank == root else inputs[group.rank])
-
-
-@reduction_cases
-def check_reduce_scatter(shape, case, layout, seed, group, way):
-    dtype, name = case
-    if world.rank not in group.ranks:
-        return
-    op = getattr(dist.ReduceOp, name)
-    inputs = [[values(shape, dtype, seed + share, rank) for share in range(group.size)] for rank in group.ranks]
-    mine = [laid_out(tensor, layout) for tensor in inputs[group.rank]]
-    output = laid_out(torch.zeros_like(mine[0]), layout)
-    finish(dist.reduce_scatter(output, mine, op, group=group.handle, async_op=way != "sync"), way)
-    expected = reduced([each[group.rank] for each in inputs], name)
-    same(output, expected)
-    flat = torch.empty(expected.numel(), dtype=dtype)
-    whole = torch.cat([tensor.reshape(-1) for tensor in mine])
-    finish(dist.reduce_scatter_tensor(flat, whole, op, group=group.handle, async_op=way != "sync"), way)
-    same(flat, expected.reshape(-1))
-
-
-@cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)
-def check_broadcast(shape, dtype, layout, seed, group, way):
-    if world.rank not in group.ranks:
-        return
-    root = group.ranks[seed % group.size]
-    expected = values(shape, dtype, seed, root)
-    tensor = laid_out(expected if world.rank == root else torch.zeros_like(expected), layout)
-    finish(dist.broadcast(tensor, root, group=group.handle, async_op=way != "sync"), way)
-    same(tensor, expected)
-
-
-@cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)
-def check_all_gather(shape, dtype, layout, seed, group, way):
-    if world.rank not in group.ranks:
-        return
-    expected = [values(shape, dtype, seed, rank) for rank in group.ranks]
-    own = laid_out(expected[group.rank], layout)
-    outputs = [laid_out(torch.zeros_like(tensor), layout) for tensor in expected]
-    finish(dist.all_gather(outputs, own, group=group.handle, async_op=way != "sync"), way)
-    for actual, wanted in zip(outputs, expected, strict=True):
-        same(actual, wanted)
-    if not dtype.is_complex:
-        flat = torch.empty(group.size * own.numel(), dtype=dtype)
-        finish(
-            dist.all_gather_into_tensor(flat, own.reshape(-1), group=group.handle, async_op=way != "sync"),
-            way,
-        )
-        same(flat, torch.cat([tensor.reshape(-1) for tensor in expected]))
-
-
-@cases(st.lists(calls, min_size=1, max_size=6))
-def check_unequal_shares_in_calls_under_way_together(drawn):
-    """Waited for in another order on each rank."""
-    begun = [begin(*call) for call in drawn if world.rank in call[-1].ranks]
-    random.Random(world.rank).shuffle(begun)
-    for call in begun:
-        call.finish()
-
-
-@cases(shapes, st.sampled_from(ANY), layouts, seeds, groups, ways)
-def check_gather_and_scatter(shape, dtype, layout, seed, group, way):
-    if world.rank not in group.ranks:
-        return
-    root = group.ranks[seed % group.size]
-    expected = [values(shape, dtype, seed, rank) for rank in group.ranks]
-    own = laid_out(expected[group.rank], layout)
-    outputs = [laid_out(torch.zeros_like(tensor), layout) for tensor in expected] if world.rank == root else None
-    finish(dist.gather(own, outputs, root, group=group.handle, async_op=way != "sync"), way)
-    for actual, wanted in zip(outputs or [], expected, strict=outputs is not None):
-        same(actual, wanted)
-    if hasattr(dist, "gather_single"):  # since torch 2.14
-        flat = torch.empty(group.size * own.numel(), dtype=dtype) if world.rank == root else None
-        finish(dist.gather_single(own, flat, root, group=group.handle, async_op=way != "sync"), way)
-        if flat is not None:
-            same(flat, torch.cat([tensor.reshape(-1) for tensor in expected]))
-    back = laid_out(torch.zeros_like(own), layout)
-    inputs = [laid_out(tensor, layout) for tensor in expected] if world.rank == root else None
-    finish(dist.scatter(back, inputs, root, group=group.handle, async_op=way != "sync"), way)
-    same(back, expected[group.rank])
-
-
-@cases(
-    st.lists(st.integers(0, 4), min_size=world.size**2, max_size=world.size**2),
-    st.sampled_from(ANY),
-    seeds,
-    ways,
-)
-def check_all_to_all(rows, dtype, seed, way):
-    def part(source: int, target: int) -> torch.Tensor:
-        return values((rows[source * world.size + target], 2), dtype, seed + 7 * target, source)
-
-    everyone = range(world.size)
-    sends = [part(world.rank, target) for target in everyone]
-    expected = [part(source, world.rank) for source in everyone]
-    outputs = [torch.zeros_like(tensor) for tensor in expected]
-    finish(dist.all_to_all(outputs, sends, async_op=way != "sync"), way)
-    for actual, wanted in zip(outputs, expected, strict=True):
-        same(actual, wanted)
-    flat = torch.zeros(sum(len(tensor) for tensor in expected), 2, dtype=dtype)
-    work = dist.all_to_all_single(
-        flat, torch.cat(sends), [len(t) for t in expected], [len(t) for t in sends], async_op=way != "sync"
-    )
-    finish(work, way)
-    same(flat, torch.cat(expected))
 
 
 @cases(st.permutations([0, 1, 2]), st.permutations([0, 1, 2]), shapes, st.sampled_from(ANY), layouts, seeds)

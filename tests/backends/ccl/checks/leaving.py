@@ -1,16 +1,29 @@
-"""Ways to leave a job: `leaving.py send|fork|any_source`."""
+"""Ways to leave a job, or a group: `leaving.py NAME`, with the name of one of these functions, and its arguments."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 
-import plain
+import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.distributed_c10d import _abort_process_group
 
 import cpudist
+from cpudist import job
+from cpudist.backends.ccl import extension
+from cpudist.errors import UserError
+from cpudist.waiting import poll
+
+
+def check_sum(size: int, count: int = 3, group: dist.ProcessGroup | None = None) -> None:
+    tensor = torch.ones(count)
+    dist.all_reduce(tensor, group=group)
+    assert tensor[[0, -1]].tolist() == [size] * 2
 
 
 def send() -> None:
@@ -30,7 +43,7 @@ def send() -> None:
 def fork() -> None:
     """A child that ends as any program does, and one that raises: the parent's job goes on."""
     world = cpudist.init("ccl", timeout=20)
-    dist.all_reduce(torch.ones(3))
+    check_sum(world.size)
     for fail in (False, True):
         child = os.fork()
         if child == 0:
@@ -43,26 +56,83 @@ def fork() -> None:
             sys.exit(7)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == (1 if fail else 7), status
-        tensor = torch.ones(3_000_000)
-        dist.all_reduce(tensor)
-        assert tensor[-1] == world.size
+        check_sum(world.size, 3_000_000)
     cpudist.shutdown()
     print("parent left")
 
 
-def any_source() -> None:
-    """A script that knows torch alone. A receive from any source listens to peers that never send."""
-    plain.set_variables()
-    dist.init_process_group("ccl")
-    tensor = torch.zeros(3)
-    if dist.get_rank() == 0:
-        assert dist.recv(tensor) == 1
-    elif dist.get_rank() == 1:
-        dist.send(torch.ones(3), 0)
+def spawn(store: str) -> None:
+    """Each rank spawns one child, a rank of a group of its own; mpi4py has been imported in both."""
+    world = cpudist.init("ccl", timeout=60)
+    torch.multiprocessing.spawn(child, (world.rank, world.size, store))
     dist.barrier()
+    cpudist.shutdown()
+
+
+def child(_: int, rank: int, size: int, store: str) -> None:
+    from mpi4py import MPI
+
+    assert MPI.COMM_WORLD.size == 1, "a child has no part in its parent's MPI"
+    with pytest.raises(UserError, match="a rank of the job has started this process"):
+        cpudist.init("ccl")
+    if rank == 0:  # a group with a file as its store needs none of torch's variables, and ignores those that are set
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+    dist.init_process_group("ccl", init_method=f"file://{store}", rank=rank, world_size=size)
+    check_sum(size)
+    assert extension.load().traffic() == {"shared_memory": (1, 12)}
+    print(f"child of {rank} has summed")
     dist.destroy_process_group()
+
+
+def abort_waiting() -> None:
+    """Rank 0 aborts, from another thread, the group in which it waits; the others call nothing before that."""
+    world = cpudist.init("ccl", timeout=300)
+    backend, store, group = job.require().backend, job.require().store, dist.group.WORLD
+    check_sum(world.size)
+    if world.rank != 0:
+        store.get("aborted")
+        return
+
+    def abort() -> None:
+        assert poll(lambda: bool(getattr(backend.calls(), "under_way", ())), 30)
+        _abort_process_group()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    try:
+        dist.all_reduce(torch.ones(3))
+    except dist.DistBackendError as error:
+        print(f"caught: {error}", flush=True)
+    thread.join()
+    try:
+        group.barrier()
+    except dist.DistBackendError as error:
+        print(f"again: {error}", flush=True)
+    store.set("aborted", "1")
+
+
+def abort_idle() -> None:
+    """Abort groups without calls under way: the peers take no part, and new groups can be made."""
+    world = cpudist.init("ccl", timeout=30)
+    group = dist.new_group()
+    check_sum(world.size, group=group)
+    if world.rank == 0:
+        group.abort()
+        group.abort()  # which changes nothing
+        try:
+            dist.all_reduce(torch.ones(3), group=group)
+        except ValueError as error:
+            print(f"refused: {error}", flush=True)
+    check_sum(world.size)  # the default group is another one
+    dist.barrier()
+    _abort_process_group()
+    assert not dist.is_initialized()
+    dist.init_process_group("ccl")
+    check_sum(world.size)
+    cpudist.shutdown()
     print("left", flush=True)
 
 
 if __name__ == "__main__":
-    {"send": send, "fork": fork, "any_source": any_source}[sys.argv[1]]()
+    globals()[sys.argv[1]](*sys.argv[2:])

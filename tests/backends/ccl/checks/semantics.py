@@ -1,74 +1,30 @@
-"""What c10d's backends have in common besides the collectives, in a script that knows torch alone."""
+"""What c10d's backends have in common besides the collectives, in a job."""
 
 from __future__ import annotations
 
-import functools
 import gc
-import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
-import plain
 import pytest
 import torch
 import torch.distributed as dist
+from program import leave, run_checks
 from torch._C._distributed_c10d import Backend
-from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.backends.ccl import extension
+import cpudist
+from cpudist import job
 from cpudist.errors import UserError
 
-plain.set_variables()
-BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+world = cpudist.init("ccl", timeout=60)
+rank, size = world.rank, world.size
 
 
 class Foreign(Backend.Options):
     """Options of another backend."""
-
-
-def own_group() -> dist.Backend:
-    return distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-
-
-def check_bitwise_reductions() -> None:
-    for dtype in (torch.int8, torch.uint8, torch.int64, torch.bool):
-        high = 2 if dtype == torch.bool else 100
-        for count in (5, 300_000):
-            inputs = [torch.randint(0, high, (count,), generator=seed(rank)).to(dtype) for rank in range(size)]
-            for name, operation in BITWISE.items():
-                op, expected = getattr(dist.ReduceOp, name), functools.reduce(operation, inputs)
-                tensor = inputs[rank].clone()
-                dist.all_reduce(tensor, op)
-                assert torch.equal(tensor, expected), (dtype, name)
-                tensor = inputs[rank].clone()
-                dist.reduce(tensor, 0, op)
-                assert rank != 0 or torch.equal(tensor, expected), (dtype, name)
-                output = torch.empty(count, dtype=dtype)
-                dist.reduce_scatter(output, [inputs[rank]] * size, op)
-                assert torch.equal(output, expected), (dtype, name)
-
-
-def seed(number: int) -> torch.Generator:
-    return torch.Generator().manual_seed(number)
-
-
-def check_sparse_sums() -> None:
-    def contribution(rank: int) -> torch.Tensor:
-        return torch.sparse_coo_tensor([[rank, 5, rank]], torch.ones(3, 4) * (rank + 1), (10, 4))
-
-    expected = sum(contribution(each).to_dense() for each in range(size))
-    tensor = contribution(rank)
-    dist.all_reduce(tensor)
-    assert torch.equal(tensor.to_dense(), expected)
-    # Rank 0 contributes nothing.
-    tensor = torch.sparse_coo_tensor(
-        torch.zeros(1, min(rank, 1), dtype=torch.long), [float(rank)] * min(rank, 1), (10,)
-    )
-    dist.all_reduce(tensor, async_op=True).wait()
-    assert tensor.to_dense()[0] == sum(range(size))
 
 
 def check_sparse_gradients_in_ddp() -> None:
@@ -108,18 +64,14 @@ def check_refusals() -> None:
 
 def check_no_call_waits_for_a_late_peer() -> None:
     """A call that does so holds the engine's lock, and has no time limit."""
-    store = distributed_c10d._get_default_store()
+    store = job.require().store
     calls: dict[str, Callable[[], dist.Work | None]] = {
         "all_reduce": lambda: dist.all_reduce(torch.ones(3), async_op=True),
         "barrier": lambda: dist.barrier(async_op=True),
         "broadcast": lambda: dist.broadcast(torch.ones(3), size - 1, async_op=True),
         "all_gather": lambda: dist.all_gather([torch.ones(3) for _ in range(size)], torch.ones(3), async_op=True),
-        "all_gather_single": lambda: distributed_c10d.all_gather_into_tensor(
-            torch.ones(3 * size), torch.ones(3), async_op=True
-        ),
-        "reduce_scatter_single": lambda: distributed_c10d.reduce_scatter_tensor(
-            torch.ones(3), torch.ones(3 * size), async_op=True
-        ),
+        "flat all_gather": lambda: dist.all_gather_into_tensor(torch.ones(3 * size), torch.ones(3), async_op=True),
+        "flat reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(3 * size), async_op=True),
         "all_to_all": lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), async_op=True),
         "gather": lambda: dist.gather(
             torch.ones(3), [torch.ones(3) for _ in range(size)] if rank == 0 else None, async_op=True
@@ -136,40 +88,11 @@ def check_no_call_waits_for_a_late_peer() -> None:
 
 
 def check_what_a_backend_answers() -> None:
-    group = own_group()
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert group.supports_tensor_alloc(torch.device("cpu"))
     assert group.allocate_tensor(5, dtype=torch.float64, device=torch.device("cpu")).shape == (5,)
     if hasattr(group, "options"):
         assert group.options._timeout == timedelta(seconds=60)
-
-
-def check_messages_in_rounds() -> None:
-    """Messages are sent in rounds of 1 GB at most; in this test of 1 KB."""
-    module = extension.load()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "create_group", functools.partial(module.create_group, round_bytes=1024))
-        group = dist.new_group()
-    counts = [[(2000, 0, 300)[(a + b) % 3] for b in range(size)] for a in range(size)]  # from a to b
-    everyone = [
-        [torch.randn(count, generator=seed(a * size + b)) for b, count in enumerate(row)]
-        for a, row in enumerate(counts)
-    ]
-    received = [torch.empty(row[rank]) for row in counts]
-    dist.all_to_all(received, everyone[rank], group=group)
-    assert all(torch.equal(tensor, row[rank]) for tensor, row in zip(received, everyone, strict=True))
-    row = [torch.randn(2000, generator=seed(peer)) for peer in range(size)]
-    root, gathered = size - 1, [torch.empty(2000) for _ in range(size)]
-    dist.gather(row[rank], gathered if rank == root else None, root, group=group)
-    assert rank != root or all(map(torch.equal, gathered, row))
-    share = torch.empty(2000)
-    dist.scatter(share, row if rank == root else None, root, group=group)
-    assert torch.equal(share, row[rank])
-    message = torch.empty(5000)
-    work = dist.isend(torch.full((5000,), float(rank)), (rank + 1) % size, group=group)
-    dist.recv(message, (rank - 1) % size, group=group)
-    work.wait()
-    assert (message == (rank - 1) % size).all()
-    dist.destroy_process_group(group)
 
 
 def check_groups_that_come_and_go_beside_a_thread() -> None:
@@ -216,19 +139,6 @@ def check_groups_made_again() -> None:
             dist.destroy_process_group(group)
 
 
-CHECKS: list[Callable[[], None]] = [check for name, check in list(globals().items()) if name.startswith("check_")]
-
-for turn in range(3):
-    options = {} if turn else {"pg_options": Backend.Options("ccl", timedelta(seconds=60))}
-    dist.init_process_group("ccl", timeout=timedelta(seconds=60), **options)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for check in CHECKS if turn == 0 else CHECKS[-1:]:
-        check()
-    tensor = torch.tensor(float(rank + turn))
-    dist.all_reduce(tensor)
-    assert tensor.item() == sum(range(size)) + turn * size
-    dist.destroy_process_group()
-    time.sleep(0.2 * rank)
-if rank == 0:
-    print(f"{len(CHECKS)} checks of semantics passed")
-sys.stdout.flush()
+if __name__ == "__main__":
+    run_checks(globals())
+    leave(world)

@@ -26,20 +26,8 @@ LIBRARY = [SOURCES / "shared_memory" / "unity.cpp", SOURCES / "rendezvous.cpp", 
 ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 THREAD = ("-O1", "-g", "-fsanitize=thread")
 KILLED_JOBS = 50
-SCENARIOS = [
-    "late",
-    "disagreement",
-    "counts",
-    "gone",
-    "left",
-    "no_memory",
-    "no_segment",
-    "stranger",
-    "eager",
-    "crowd",
-    "requests",
-    "fork",
-]
+SCENARIOS = ["late", "disagreement", "counts", "gone", "left", "no_memory", "no_segment", "stranger", "eager", "crowd"]
+SCENARIOS += ["requests", "fork"]
 
 pytestmark = [pytest.mark.job, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
@@ -106,7 +94,7 @@ def test_random_calls_under_thread_sanitizer(program: Callable[..., Path]) -> No
         run(program("stress", *THREAD, library=library), "threads", ranks, calls, random.randrange(10**6), threads)
 
 
-@pytest.mark.parametrize("name", [*SCENARIOS])
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(program: Callable[..., Path], name: str) -> None:
     run(program("scenarios"), name)
 

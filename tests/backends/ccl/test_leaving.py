@@ -1,11 +1,31 @@
-"""Groups that are aborted."""
+"""Ways to leave a job, or a group."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from checks_run import JOBS, only, run
+from checks_run import JOBS, only, run, run_all
 
 pytestmark = pytest.mark.job
+
+
+@pytest.mark.parametrize(
+    ("name", "transport"), [("intel-mpi, 2 ranks", "shared_memory"), ("torchrun, 2 ranks", "oneccl")]
+)
+def test_a_forked_child_is_no_rank_and_what_was_sent_arrives_after_the_sender_has_left(
+    name: str, transport: str
+) -> None:
+    result = run_all(JOBS[name], "leaving.py fork", "leaving.py send", **only(transport))
+    assert result.stdout.count("child: ccl: communication is out of use") == 4, result.output
+    assert result.stdout.count("parent left") == 2, result.output
+    assert "received" in result.stdout, result.output
+
+
+def test_a_child_that_a_rank_spawns_is_not_that_rank(tmp_path: Path) -> None:
+    result = run(JOBS["intel-mpi, 2 ranks"], "leaving.py", "spawn", str(tmp_path / "store"), timeout=200)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("has summed") == 2, result.output
 
 
 @pytest.mark.versions
@@ -14,7 +34,7 @@ pytestmark = pytest.mark.job
 )
 def test_aborting_ends_what_a_rank_waits_for(name: str, transport: str) -> None:
     """Long before the job's timeout of 300 s; and the rank, whose communication is out of use then, has failed."""
-    result = run(JOBS[name], "aborting.py", "waiting", timeout=90, **only(transport))
+    result = run(JOBS[name], "leaving.py", "abort_waiting", timeout=90, **only(transport))
     assert result.returncode != 0
     assert "caught: ccl: all_reduce #2 of group '0' on rank 0 of" in result.stdout, result.output
     assert "was aborted" in result.stdout, result.output
@@ -25,7 +45,7 @@ def test_aborting_ends_what_a_rank_waits_for(name: str, transport: str) -> None:
     ("name", "transport"), [("intel-mpi, 3 ranks", "oneccl"), ("torchrun, 2 ranks", "shared_memory")]
 )
 def test_aborting_where_nothing_is_under_way_harms_nothing(name: str, transport: str) -> None:
-    result = run(JOBS[name], "aborting.py", "idle", timeout=90, **only(transport))
+    result = run(JOBS[name], "leaving.py", "abort_idle", timeout=90, **only(transport))
     assert result.returncode == 0, result.output
     assert "refused: ccl: all_reduce: the group has been aborted" in result.stdout, result.output
     assert result.stdout.count("left") == int(name.split()[-2]), result.output
