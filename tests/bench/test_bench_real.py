@@ -19,8 +19,7 @@ pytestmark = pytest.mark.job
 def test_collectives_under_mpirun(tmp_path: Path) -> None:
     kept, drawn = tmp_path / "out" / "collectives.json", tmp_path / "collectives.png"
     command = [str(jobs.BIN / "cpudist"), "bench", "collectives", "--quick", "--json", str(kept), "--plot", str(drawn)]
-    result = jobs.run(jobs.mpirun(2, *command), timeout=400)
-    assert result.returncode == 0, result.output
+    result = jobs.completed(jobs.mpirun(2, *command), timeout=400)
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert result.stdout.count("allreduce, float32") == 1, result.output  # rank 0 alone prints
     assert "cpudist bench: allreduce float32 1 KB" in result.stderr, result.output
@@ -46,8 +45,7 @@ def test_collectives_beside_other_work(tmp_path: Path) -> None:
     """Processes compute beside the ranks, and none is left at the end (`jobs.run` checks that)."""
     kept = tmp_path / "busy.json"
     command = ["cpudist", "bench", "collectives", "--quick", "--busy", "--json", str(kept)]
-    result = jobs.run(jobs.torchrun(2, "--no-python", *command), timeout=400)
-    assert result.returncode == 0, result.output
+    result = jobs.completed(jobs.torchrun(2, "--no-python", *command), timeout=400)
     assert "times: beside other work on every core; median of the rounds' means" in result.stdout, result.output
     (entry,) = json.loads(kept.read_text())["results"]
     assert entry["beside_other_work"]
@@ -70,8 +68,7 @@ def test_cores_are_busy_while_the_block_runs() -> None:
 def test_on_the_device_of_another_backend(tmp_path: Path) -> None:
     kept = tmp_path / "xla.json"
     words = ["bench", "collectives", "--backend", "xla", "--quick", "--json", str(kept)]
-    result = jobs.run(jobs.mpirun(2, str(jobs.BIN / "cpudist"), *words), timeout=400)
-    assert result.returncode == 0, result.output
+    result = jobs.completed(jobs.mpirun(2, str(jobs.BIN / "cpudist"), *words), timeout=400)
     assert "mpi, xla over shared_memory; oneCCL uses mpi\n" in result.stdout, result.output
     assert "compiles again" not in result.stderr, result.output
     results = json.loads(kept.read_text())["results"]

@@ -14,9 +14,10 @@ from typing import Any
 import jobs
 import pytest
 from control_group import ControlGroup, control_group
+from slurm_node import slurm_node
 
 from cpudist.pinning.preload import wanted_allocator
-from cpudist.topology.cpulist import format_mask, parse_list
+from cpudist.topology.cpulist import format_mask
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
@@ -37,8 +38,7 @@ def probe(
     launcher: list[str], *options: str, env: Mapping[str, str] | None = None, warns: str = "", ranks: int = 2
 ) -> list[dict[str, Any]]:
     """Return what each rank under `launcher` says of itself, in rank order."""
-    done = jobs.run([*launcher, *jobs.train("--backend", "gloo", *options, PROBE, "one", "two words")], 120, env)
-    assert done.returncode == 0, done.output
+    done = jobs.completed([*launcher, *jobs.train("--backend", "gloo", *options, PROBE, "one", "two words")], 120, env)
     assert (warns in done.stderr) if warns else ("warning: " not in done.stderr.replace("Warning", "")), done.output
     found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"rank"' in line]
     assert sorted(rank["rank"] for rank in found) == list(range(ranks)), done.output
@@ -52,7 +52,7 @@ def check(found: list[dict[str, Any]], expected: Plan) -> None:
         assert rank["main"] == list(share.cpus)
         assert rank["omp_threads"] == share.omp_threads == len(share.cpus)
         for mask in rank["threads"]:
-            assert parse_list(mask) <= set(share.mask), rank
+            assert set(mask) <= set(share.mask), rank
 
 
 @pytest.fixture
@@ -80,6 +80,12 @@ def test_ranks_pin_themselves(name: str) -> None:
     check(found, plan())
     there = wanted_allocator({}) is not None
     assert [(rank["preloaded"], rank["tcmalloc"]) for rank in found] == [(there, there)] * 2
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm_node(tmp_path_factory.mktemp("slurm")) as variables:
+        yield {**variables, "PATH": f"{jobs.BIN}:{variables['PATH']}"}
 
 
 @pytest.mark.parametrize("binding", ["none", "mask_cpu"])
@@ -158,8 +164,7 @@ def test_it_starts_again_once_and_never_twice(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(f"import subprocess\nsubprocess.run({child}, check=True)\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = jobs.train("--backend", "gloo", str(tmp_path / "parent.py"), "a", "b c")
-    done = jobs.run(command, timeout=100, env={"PYTHONPATH": path})
-    assert done.returncode == 0, done.output
+    jobs.completed(command, timeout=100, env={"PYTHONPATH": path})
     lines = [line for line in starts.read_text().splitlines() if "cpudist-train" in line]
     parents, children = ([line for line in lines if name in line] for name in ("parent.py", "child.py"))
     assert (len(parents), len(set(parents)), len(children)) == (2, 1, 1), lines

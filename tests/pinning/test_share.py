@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import pytest
 
 from cpudist import launchers
@@ -27,50 +27,48 @@ def machine(allowed: frozenset[int] = NODE, quota: float | None = None) -> Machi
     return Machine(assemble(cpus), Limits(allowed, quota))
 
 
-def test_under_torchrun_two_ranks_of_64_cores_waste_none() -> None:
-    shares = [own_share(machine(), NODE, rank, 2, PlanOptions()) for rank in (0, 1)]
-    assert [share.plan.mask for share in shares] == [tuple(range(32)), tuple(range(32, 64))]
-    assert [(share.plan.omp_threads, share.plan.numa_nodes) for share in shares] == [(31, (0,)), (31, (1,))]
-    assert all(share.bind and not share.hint for share in shares)
+def socket(number: int) -> frozenset[int]:
+    """The CPUs of a NUMA node: both hardware threads of its cores."""
+    return frozenset(range(32 * number, 32 * number + 32)) | frozenset(range(32 * number + 64, 32 * number + 96))
 
 
-def test_inside_what_the_launcher_has_pinned() -> None:
-    """Intel MPI gives a rank both hardware threads of its cores; one of each computes."""
-    own = frozenset(range(32, 64)) | frozenset(range(96, 128))
-    share = own_share(machine(own), NODE, 1, 2, PlanOptions())
-    assert share.plan.mask == tuple(range(32, 64))
-    assert (share.plan.rank, share.bind, share.hint) == (1, True, "")
+@pytest.mark.parametrize(
+    ("allowed", "rank", "ranks", "cores", "threads"),
+    [
+        (NODE, 0, 2, range(32), 31),  # as under torchrun: no core is wasted
+        (NODE, 1, 2, range(32, 64), 31),
+        (socket(1), 1, 2, range(32, 64), 31),  # Intel MPI pins; one hardware thread of each core computes
+        (NODE, 0, 1, range(64), 64),  # inside a host no core is kept for messages
+    ],
+)
+def test_cores(allowed: frozenset[int], rank: int, ranks: int, cores: range, threads: int) -> None:
+    share = own_share(machine(allowed), NODE, rank, ranks, PlanOptions(across_hosts=ranks > 1))
+    assert (share.plan.mask, share.plan.omp_threads) == (tuple(cores), threads)
+    assert share.plan.numa_nodes == ((0, 1) if ranks == 1 else (rank,))
+    assert (share.plan.rank, share.bind, share.hint) == (rank, True, "")
 
 
-def test_one_core_for_each_rank_of_a_large_node_is_said() -> None:
-    """Open MPI's default for two ranks."""
-    share = own_share(machine(frozenset({1, 65})), NODE, 1, 2, PlanOptions())
-    assert (share.plan.cpus, share.plan.omp_threads) == ((1,), 1)
-    assert "--bind-to none" in share.hint
-
-
-def test_ranks_that_were_bound_to_a_socket_together_share_it() -> None:
-    socket = frozenset(range(32)) | frozenset(range(64, 96))
-    share = own_share(machine(socket), NODE, 0, 4, PlanOptions())
-    assert (share.plan.omp_threads, share.bind) == (16, False)
-
-
-def test_a_quota_counts_threads_and_pins_nobody() -> None:
-    shares = [own_share(machine(quota=8.0), NODE, rank, 2, PlanOptions()) for rank in (0, 1)]
-    assert [(share.plan.omp_threads, share.bind) for share in shares] == [(4, False)] * 2
-
-
-def test_a_quota_is_shared_by_ranks_that_the_launcher_has_pinned() -> None:
-    half = frozenset(range(32)) | frozenset(range(64, 96))
-    share = own_share(machine(half, quota=8.0), NODE, 0, 2, PlanOptions())
-    assert (share.plan.omp_threads, share.bind) == (4, False)
+@pytest.mark.parametrize(
+    ("allowed", "quota", "ranks", "threads", "bind", "hint"),
+    [
+        (frozenset({1, 65}), None, 2, 1, True, "--bind-to none"),  # Open MPI's default for two ranks
+        (socket(0), None, 4, 16, False, ""),  # two of them on each socket
+        (NODE, 8.0, 2, 4, False, ""),  # a quota limits time, not cores
+        (socket(0), 8.0, 2, 4, False, ""),
+        (NODE, 1.5, 2, 1, False, "over-subscribed: 2 ranks share a CPU quota of 1.5"),
+    ],
+)
+def test_threads_and_hints(
+    allowed: frozenset[int], quota: float | None, ranks: int, threads: int, bind: bool, hint: str
+) -> None:
+    share = own_share(machine(allowed, quota), NODE, 0, ranks, PlanOptions())
+    assert (share.plan.omp_threads, share.bind) == (threads, bind)
+    assert hint in share.hint if hint else not share.hint
 
 
 def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
     share = own_share(machine(frozenset(range(32))), NODE, 0, 2, PlanOptions(omp_threads=64))
     assert share.hint.startswith("over-subscribed: 64 threads share 32 CPUs of a rank")
-    share = own_share(machine(quota=1.5), NODE, 0, 2, PlanOptions())
-    assert share.hint.startswith("over-subscribed: 2 ranks share a CPU quota of 1.5")
 
 
 @pytest.mark.parametrize(("hosts", "chosen", "expected"), [(1, None, 32), (2, None, 31), (1, 5, 5)])
@@ -87,11 +85,6 @@ def test_the_one_thread_that_torchrun_sets_is_overruled(
     pinning = decide(launchers.detect(), ["train.py"], chosen and (chosen, "torch.set_num_threads"))
     assert pinning is not None
     assert pinning.plan.omp_threads == expected
-
-
-def test_inside_a_host_no_core_is_kept_for_messages() -> None:
-    share = own_share(machine(), NODE, 0, 1, PlanOptions(across_hosts=False))
-    assert (share.plan.omp_threads, share.plan.communication_cpus) == (64, ())
 
 
 @pytest.mark.parametrize(
@@ -167,8 +160,7 @@ def test_the_starter_is_the_nearest_ancestor_without_this_ranks_variable() -> No
             print(starter.variables.get("CPUDIST_TEST_RANK"), sorted(starter.cpus))
     """
     shell = ["taskset", "-c", str(CPUS[-1]), "sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", program]
-    env = {**os.environ, "CPUDIST_TEST_RANK": "7"}
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True, env=env)
+    done = jobs.run(shell, 60, {"CPUDIST_TEST_RANK": "7"})
     assert done.stdout.splitlines() == [f"None {CPUS}", f"7 {CPUS[-1:]}"]
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import collections
 import itertools
-import json
 import os
 import random
 import subprocess
@@ -27,7 +26,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
@@ -128,11 +126,6 @@ def _look_at(output: Path) -> tuple[int, str]:
             said = manifest.read(checkpoint)
             assert said is not None
             assert said.step == step
-            if said.trainer:
-                load_file(checkpoint / "model.safetensors")
-                for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
-                    torch.load(checkpoint / name, weights_only=False)
-                assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == step
         except Exception as error:  # noqa: BLE001 - any error means a broken checkpoint
             return steps[-1], f"{checkpoint.name} is broken: {error}"
     file = output.with_name("saved")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 
+import jobs
 import psutil
 import pytest
 
@@ -16,8 +16,7 @@ from cpudist.topology.identity import addresses, free_port, interface_of, node_i
 @pytest.mark.job
 def test_processes_of_a_machine_agree_on_which_it_is() -> None:
     program = "from cpudist.topology.identity import node_identity; print(node_identity())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == node_identity()
+    assert jobs.run([sys.executable, "-c", program], 60).stdout.strip() == node_identity()
 
 
 def test_addresses_are_this_machines_own() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jobs
 import pytest
 from control_group import ControlGroup, control_group
 
@@ -119,17 +119,10 @@ def test_what_slurm_has_counted(env: dict[str, str], expected: int | None, tmp_p
 )
 def test_memory_that_slurm_has_given(env: dict[str, str], expected: int | None, tmp_path: Path) -> None:
     assert read_limits(Files(tmp_path), None, env).memory is None
-    assert read_limits(Files(tmp_path), None, {"SLURM_JOB_ID": "1", **env}).memory == expected
-
-
-def test_the_smaller_memory_limit_counts(tmp_path: Path) -> None:
-    files = tree(
-        tmp_path,
-        {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(3 << 30)},
-    )
-    for megabytes, expected in (("2048", 2 << 30), ("4096", 3 << 30)):
-        env = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": megabytes}
-        assert read_limits(files, None, env).memory == expected
+    env = {"SLURM_JOB_ID": "1", **env}
+    assert read_limits(Files(tmp_path), None, env).memory == expected
+    cgroup = {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(3 << 30)}
+    assert read_limits(tree(tmp_path, cgroup), None, env).memory == min(expected or 3 << 30, 3 << 30), "the smaller one"
 
 
 _ASK = """
@@ -139,7 +132,7 @@ from cpudist.topology.pinning_plan import PlanOptions, make_plan
 machine = this_machine({})
 plan = make_plan(machine, PlanOptions())
 limits = machine.limits
-print(json.dumps({"cpus": sorted(limits.cpus), "quota": limits.quota, "memory": limits.memory, "pinned": plan.pinned,
+print(json.dumps({"cpus": sorted(limits.cpus), "memory": limits.memory, "pinned": plan.pinned,
                   "ranks": [[list(rank.cpus), rank.omp_threads] for rank in plan.ranks], "idle": plan.idle_cpus}))
 """
 
@@ -150,33 +143,13 @@ def cgroup() -> Iterator[ControlGroup]:
         yield made
 
 
-def in_cgroup(cgroup: ControlGroup) -> dict[str, object]:
-    """What a process in it finds."""
-    done = subprocess.run(
-        cgroup.inside([sys.executable, "-c", _ASK]), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.job
-def test_a_real_quota_of_one_and_a_half(cgroup: ControlGroup) -> None:
-    cgroup.limit("cpu", cpu__max="150000 100000", cpu__cfs_quota_us="150000")
-    cgroup.limit("memory", memory__max=str(2 << 30), memory__limit_in_bytes=str(2 << 30))
-    found = in_cgroup(cgroup)
-    assert found["quota"] == 1.5
-    assert found["memory"] == 2 << 30
-    assert found["cpus"] == sorted(os.sched_getaffinity(0))
-    if len(os.sched_getaffinity(0)) > 1:
-        assert [threads for _, threads in found["ranks"]] == [1]  # type: ignore[attr-defined]
-        assert found["pinned"] is False
-
-
 @pytest.mark.job
 def test_a_real_container_of_one_core(cgroup: ControlGroup) -> None:
+    """A real CPU quota: tests/pinning/test_pinned_jobs.py."""
     last = max(os.sched_getaffinity(0))
     cgroup.limit("cpuset", cpuset__cpus=str(last))
-    found = in_cgroup(cgroup)
+    cgroup.limit("memory", memory__max=str(2 << 30), memory__limit_in_bytes=str(2 << 30))
+    done = jobs.completed(cgroup.inside([sys.executable, "-c", _ASK]), 60)
+    found = json.loads(done.stdout)
     assert (found["cpus"], found["ranks"], found["idle"]) == ([last], [[[last], 1]], [])
-    assert found["pinned"] is True
+    assert (found["memory"], found["pinned"]) == (2 << 30, True)

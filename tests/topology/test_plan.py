@@ -1,8 +1,9 @@
-"""Plans: the rules on random machines and on real ones, and what Intel has published for its own."""
+"""Plans: the rules on random machines and on real ones, and what the cores of some machines do."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -156,60 +157,38 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sockets", "cores", "domains", "workers"),
+    ("there", "options", "threads", "communication", "data"),
     [
-        # Intel's launcher for IPEX, its own example: two ranks on two Xeon 8280, four workers each.
-        (2, 28, "0xffffff0,0xffffff00000000", "0,1,2,3,28,29,30,31"),
-        # The same with workers on second hardware threads.
-        (2, 28, "0xfffffff,0xfffffff0000000", ""),
-        # Intel's DLRM recipe on sockets of 24 cores, and of 48 with workers elsewhere.
-        (2, 24, "0xfffff0,0xfffff0000000", "0,1,2,3,24,25,26,27"),
-        (2, 48, "0xffffffffffff,0xffffffffffff000000000000", ""),
+        # The documentation of Trainer on CPUs: OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1; the last core, as CCL's "auto".
+        ({"sockets": 2, "cores": 24, "threads": 2}, PlanOptions("socket"), 23, [(23,), (47,)], [(), ()]),
+        ({"cores": 4}, PlanOptions(2), 2, [(), ()], [(), ()]),  # few cores are all for computing
+        ({"cores": 16}, PlanOptions(1, data_workers=2), 13, [(15,)], [(13, 14)]),
+        ({"cores": 2}, PlanOptions(1, data_workers=2), 2, [()], [()]),
+        ({"cores": 6, "threads": 2, "slow": 8}, PlanOptions(1, data_workers=2), 6, [(12,)], [(13, 14)]),
+        # Slurm's count of CPUs is a quota on threads.
+        ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4, [()] * 4),
+        # Threads that the user has set have a core each, and cores beyond them serve.
+        ({"cores": 4}, PlanOptions(1, data_workers=2, omp_threads=3), 3, [(3,)], [()]),
+        ({"cores": 4}, PlanOptions(1, data_workers=2, omp_threads=4), 4, [()], [()]),
+        ({"cores": 8}, PlanOptions(1, data_workers=2, omp_threads=9), 9, [()], [()]),
+        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=48), 48, [()], [()]),
+        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=46), 46, [(47,)], [(46,)]),
+        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=24), 24, [(47,)], [(45, 46)]),
     ],
 )
-def test_intels_published_domains_with_their_workers(sockets: int, cores: int, domains: str, workers: str) -> None:
-    """Intel's domains and worker cores together are the cores that our plan gives each rank.
-
-    They keep other cores for workers than we do, and more. The launcher's other example for the first machine,
-    [0xffffff0,0xffffff0000000], is wrong: rank 1 gets the workers' cores, and its own last four stay idle.
-    """
-    plan = make_plan(machine(sockets=sockets, cores=cores, threads=2), PlanOptions("socket"))
-    affinity = [int(cpu) for cpu in workers.split(",") if cpu]
-    for rank, domain in zip(plan.ranks, domains.split(","), strict=True):
-        own = [cpu for cpu in affinity if cpu // cores == rank.rank]
-        assert set(rank.mask) == bits(domain) | set(own)
-
-
-def bits(text: str) -> set[int]:
-    value = int(text, 16)
-    return {bit for bit in range(value.bit_length()) if value >> bit & 1}
-
-
-def test_intels_published_threads_and_workers() -> None:
-    """The documentation of Trainer on CPUs: OMP_NUM_THREADS=23 and CCL_WORKER_COUNT=1 on two sockets of 24 cores."""
-    plan = make_plan(machine(sockets=2, cores=24, threads=2), PlanOptions("socket"))
-    assert [rank.omp_threads for rank in plan.ranks] == [23, 23]
-    assert [rank.communication_cpus for rank in plan.ranks] == [(23,), (47,)]  # the last of each, as CCL's "auto"
-
-
-def test_few_cores_are_all_for_computing() -> None:
-    plan = make_plan(machine(cores=4), PlanOptions(2))
-    assert [rank.cpus for rank in plan.ranks] == [(0, 1), (2, 3)]
-    assert not any(rank.communication_cpus for rank in plan.ranks)
-
-
-def test_data_workers_are_counted_in() -> None:
-    (rank,) = make_plan(machine(cores=16), PlanOptions(1, data_workers=2)).ranks
-    assert (rank.omp_threads, rank.communication_cpus, rank.data_cpus) == (13, (15,), (13, 14))
-    (few,) = make_plan(machine(cores=2), PlanOptions(1, data_workers=2)).ranks
-    assert (few.omp_threads, few.data_cpus) == (2, ())
-
-
-def test_efficiency_cores_load_data_and_communicate() -> None:
-    plan = make_plan(machine(cores=6, threads=2, slow=8), PlanOptions(1, data_workers=2))
-    (rank,) = plan.ranks
-    assert (rank.cpus, rank.communication_cpus, rank.data_cpus) == (tuple(range(6)), (12,), (13, 14))
-    assert any("8 efficiency cores" in line for line in plan.warnings)
+def test_what_cores_do(
+    there: dict[str, Any],
+    options: PlanOptions,
+    threads: int,
+    communication: list[tuple[int, ...]],
+    data: list[tuple[int, ...]],
+) -> None:
+    plan = make_plan(machine(**there), options)
+    assert [rank.omp_threads for rank in plan.ranks] == [threads] * len(data)
+    assert [rank.communication_cpus for rank in plan.ranks] == communication
+    assert [rank.data_cpus for rank in plan.ranks] == data
+    assert plan.pinned is not ("limits" in there)
+    assert any("8 efficiency cores" in line for line in plan.warnings) is ("slow" in there)
 
 
 def test_ranks_follow_l3_caches_inside_a_node() -> None:
@@ -251,33 +230,6 @@ def test_an_efficiency_core_does_not_cost_its_part_the_rank() -> None:
     cpus = [Cpu(number, number, numa_node=number // 2, efficiency=number == 2) for number in range(4)]
     plan = make_plan(Machine(assemble(cpus), Limits(quota=2.0)), PlanOptions("numa"))
     assert [rank.cpus for rank in plan.ranks] == [(0,), (3,)]
-
-
-def test_slurms_count_is_a_quota_on_threads() -> None:
-    plan = make_plan(machine(cores=64, threads=2, limits=Limits(counted=16)), PlanOptions(4))
-    assert [rank.omp_threads for rank in plan.ranks] == [4] * 4
-    assert not plan.pinned
-
-
-@pytest.mark.parametrize(
-    ("cores", "threads", "computing", "communication", "data"),
-    [
-        (4, 3, 3, (3,), ()),
-        (4, 4, 4, (), ()),
-        (8, 7, 7, (7,), ()),
-        (8, 8, 8, (), ()),
-        (8, 9, 8, (), ()),
-        (48, 48, 48, (), ()),
-        (48, 46, 46, (47,), (46,)),
-        (48, 24, 45, (47,), (45, 46)),
-    ],
-)
-def test_threads_that_the_user_has_set_have_a_core_each_and_cores_beyond_them_serve(
-    cores: int, threads: int, computing: int, communication: tuple[int, ...], data: tuple[int, ...]
-) -> None:
-    (rank,) = make_plan(machine(cores=cores), PlanOptions(1, data_workers=2, omp_threads=threads)).ranks
-    assert (rank.omp_threads, rank.cpus) == (threads, tuple(range(computing)))
-    assert (rank.communication_cpus, rank.data_cpus) == (communication, data)
 
 
 def test_more_threads_than_cores_are_said() -> None:

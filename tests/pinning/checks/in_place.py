@@ -9,16 +9,14 @@ Each argument is a job, one after the other in this process:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from pathlib import Path
 
 import torch
 
 import cpudist
-from cpudist.pinning.threads import memory_policy
+from cpudist.pinning.threads import memory_policy, threads
 
 
 def compute() -> None:
@@ -28,12 +26,8 @@ def compute() -> None:
 
 
 def state() -> dict[str, object]:
-    masks = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # a thread that has been joined may still be ending
-            masks.append(sorted(os.sched_getaffinity(int(task.name))))
     return {
-        "masks": sorted(masks),
+        "masks": sorted(sorted(thread.mask) for thread in threads()),
         "omp_threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "policy": memory_policy(),
@@ -41,7 +35,7 @@ def state() -> dict[str, object]:
 
 
 def run_job(kind: str) -> dict[str, object]:
-    threads = torch.get_num_threads()
+    number = torch.get_num_threads()
     if kind.isdecimal():
         torch.set_num_threads(int(kind))
     compute()
@@ -51,7 +45,7 @@ def run_job(kind: str) -> dict[str, object]:
     during = state()
     cpudist.shutdown()
     found = {"kind": kind, "rank": world.rank, "before": before, "during": during, "after": state()}
-    torch.set_num_threads(threads)
+    torch.set_num_threads(number)
     return found
 
 

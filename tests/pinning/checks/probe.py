@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-
-def threads() -> list[str]:
-    """The CPU list of every thread of this process."""
-    texts = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
-    return sorted(found[1] for text in texts if (found := re.search(r"Cpus_allowed_list:\s*(\S+)", text)))
+from cpudist.pinning.threads import threads
 
 
 def main() -> None:
@@ -32,7 +27,7 @@ def main() -> None:
     found = {
         "rank": dist.get_rank(),
         "main": sorted(os.sched_getaffinity(0)),
-        "threads": threads(),
+        "threads": [sorted(thread.mask) for thread in threads()],
         "omp_threads": torch.get_num_threads(),
         "argv": sys.argv[1:],
         "stdin": sys.stdin.read() if dist.get_rank() == 0 else "",
