@@ -1,7 +1,5 @@
 """The registry of backends, and what the ccl backend decides before it talks to anybody."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Everything follows what a backend and its devices answer: tests with a backend that is unlike ccl and gloo."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`Backend.calls` while a rank waits in a call."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

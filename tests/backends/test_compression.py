@@ -1,7 +1,5 @@
 """Schemes of compressed gradients: their names, who has them, and where there is nothing to compress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

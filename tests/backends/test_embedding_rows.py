@@ -1,7 +1,5 @@
 """Tied embeddings whose part of the gradient is averaged as rows: which ones, and when; on one rank."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`cpudist bench` under a real launcher measures and writes all figures. Their values are not tested."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

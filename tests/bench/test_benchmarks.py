@@ -1,7 +1,5 @@
 """The programs of benchmarks/ run to their end. What they measure is not tested, and CI leaves them out."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

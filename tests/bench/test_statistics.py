@@ -1,7 +1,5 @@
 """Statistics of `cpudist bench`, their tables and their JSON."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

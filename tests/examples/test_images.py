@@ -1,7 +1,5 @@
 """The example of image classification, on digits and on a folder of images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

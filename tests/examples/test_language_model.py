@@ -1,7 +1,5 @@
 """The example of a language model: the same losses and perplexity in one process and on two ranks."""
 
-from __future__ import annotations
-
 import json
 import re
 import sysconfig

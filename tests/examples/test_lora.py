@@ -1,7 +1,5 @@
 """The example of fine-tuning adapters with peft, on two ranks."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

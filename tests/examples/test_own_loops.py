@@ -1,7 +1,5 @@
 """The examples of loops of one's own, on two ranks."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example of question answering: SQuAD's scores, and the same ones in one process and on two ranks."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

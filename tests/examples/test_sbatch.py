@@ -1,7 +1,5 @@
 """examples/slurm under a real slurmd of this machine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

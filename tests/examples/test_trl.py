@@ -1,7 +1,5 @@
 """TRL's own scripts with adapters, unmodified: supervised fine-tuning and DPO come to the same on ccl as on gloo."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

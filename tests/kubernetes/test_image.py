@@ -1,7 +1,5 @@
 """The Dockerfile without docker: a linter, and its steps in a fresh folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

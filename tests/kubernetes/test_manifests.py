@@ -1,7 +1,5 @@
 """examples/kubernetes against schemas, the pod security standard "restricted" and kubectl; and the page about it."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

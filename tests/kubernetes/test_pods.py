@@ -4,8 +4,6 @@ What the operators add to a pod is added here: PyTorchJob's variables (training-
 MPIJob's hostfile, keys and variables.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """bfloat16 parameters with float32 master weights: what users do with a model and its optimizer between two steps."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import io

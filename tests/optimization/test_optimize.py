@@ -1,7 +1,5 @@
 """`cpudist.optimize` in one process: what it changes, what it must leave alone, what it says."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Products of bfloat16 matrices, as on a CPU without bfloat16 kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

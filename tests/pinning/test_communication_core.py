@@ -1,7 +1,5 @@
 """Ranks that have a core for their communication, or for loading data, as the plans of larger machines give them."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

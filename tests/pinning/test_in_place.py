@@ -1,7 +1,5 @@
 """Scripts that call `cpudist.init` themselves, under plain launchers: pinned while the job runs, and not after."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Real jobs: the mask of every thread of every rank, read back from /proc while it trains."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """A rank's part of its node, as pure functions: on machines that are not here."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ fault until the launcher had returned and no process of the job was left on any 
 processes that had to be killed. What each job wrote goes to standard error.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

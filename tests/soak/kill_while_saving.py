@@ -10,8 +10,6 @@ With --asynchronous it is a loop with Checkpoints(asynchronous=True), the functi
 `save` had returned, at most the last one may be missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import itertools

@@ -8,8 +8,6 @@ share of time lost: from the last step before a failure until the step after it 
 jobs run at the same time, so that whatever else the machine does slows both; SIGTERM to `cpudist launch` ends them.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

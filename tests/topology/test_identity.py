@@ -1,7 +1,5 @@
 """Which machine this is."""
 
-from __future__ import annotations
-
 import socket
 import sys
 

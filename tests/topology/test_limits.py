@@ -1,7 +1,5 @@
 """What limits a process: cgroups of both versions as files, and in real ones where they can be made."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Which CPUs a process may use, and how many are left over."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Plans: the rules on random machines and on real ones, and what the cores of some machines do."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`cpudist plan` as a user meets it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

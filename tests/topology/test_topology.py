@@ -1,7 +1,5 @@
 """Topologies of real machines from every source, and what other programs say of the same machines."""
 
-from __future__ import annotations
-
 import contextlib
 import lzma
 import shutil

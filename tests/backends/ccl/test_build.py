@@ -1,7 +1,5 @@
 """The cache: only trusted libraries are loaded, and of processes that start at the same time one compiles."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

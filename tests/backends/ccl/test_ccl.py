@@ -1,7 +1,5 @@
 """The ccl backend in real jobs: every collective, and what stands on them. Ranks that fail: tests/job."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

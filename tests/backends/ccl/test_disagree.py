@@ -1,7 +1,5 @@
 """Ranks that do not fit together, or do not come, without a job."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -3,8 +3,6 @@
 Once under each launcher here; CPUDIST_TEST_KILLS=50 repeats it as often.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ways to leave a job, or a group."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The walls in csrc/: no torch below transport.hpp, no oneCCL above it."""
 
-from __future__ import annotations
-
 import re
 
 from cpudist.backends.ccl.compilation import SOURCES

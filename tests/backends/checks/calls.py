@@ -5,8 +5,6 @@
 Rank 2 comes to each collective only when rank 0 has seen, from another thread, what it waits in.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

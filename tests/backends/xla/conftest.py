@@ -1,7 +1,5 @@
 """Settings of the jobs on xla."""
 
-from __future__ import annotations
-
 import os
 
 # Most of the time of these jobs is compiling, which takes a fifth of the time without LLVM's expensive passes.

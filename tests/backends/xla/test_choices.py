@@ -1,7 +1,5 @@
 """What the xla backend decides before torch_xla is there: versions, devices, meshes and partition specs."""
 
-from __future__ import annotations
-
 import json
 import math
 from fnmatch import fnmatch

@@ -1,7 +1,5 @@
 """What is there for TPUs and GPUs: jobs on CPUs, against the runtime's own interface; only the devices are made up."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Real jobs on torch_xla's PJRT runtime with CPU devices: one process, several, and one program over a mesh."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import itertools

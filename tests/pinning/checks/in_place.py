@@ -7,8 +7,6 @@ Each argument is a job, one after the other in this process:
 - a number: torch is told before the job to compute with so many threads.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

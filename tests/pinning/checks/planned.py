@@ -3,8 +3,6 @@
 Each rank computes on the first CPU. The second one is for communication, or with an argument for data workers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Trains a little under DDP, and prints as a line of JSON what /proc says of every thread of this rank meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Every collective of the ccl backend against torch's own arithmetic, on every rank of a real job, in drawn cases."""
 
-from __future__ import annotations
-
 import functools
 import random
 

@@ -1,7 +1,5 @@
 """Allreduces that cross the network in another format: `compressed.py bf16|int8`."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -6,8 +6,6 @@ CPUDIST_TEST_NAP=SECONDS: how long the engine's thread sleeps between two looks,
 CPUDIST_TEST_HOSTS=N: the ranks believe that they are spread over N machines.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import runpy

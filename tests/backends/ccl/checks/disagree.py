@@ -1,7 +1,5 @@
 """Ranks that do not fit together, without a job: `disagree.py NAME`, with the name of one of these functions."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

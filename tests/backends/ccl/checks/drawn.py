@@ -4,8 +4,6 @@ Hypothesis draws the cases on rank 0, which hands them to the others through the
 ranks' inputs, so it computes what it must receive. Values are small integers: sums are exact in every type.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import operator

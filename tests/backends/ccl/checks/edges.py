@@ -1,7 +1,5 @@
 """What is asked of a process group beyond the collectives themselves: odd tensors, memory, errors."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

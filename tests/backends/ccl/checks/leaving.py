@@ -1,7 +1,5 @@
 """Ways to leave a job, or a group: `leaving.py NAME`, with the name of one of these functions, and its arguments."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Sets torch's variables from those of Intel MPI's mpirun, as scripts do that do not import cpudist."""
 
-from __future__ import annotations
-
 import os
 
 

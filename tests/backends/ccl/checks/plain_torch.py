@@ -1,7 +1,5 @@
 """A script as people write them who set torch's variables from mpirun's: no import of cpudist anywhere."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

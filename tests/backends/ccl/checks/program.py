@@ -1,7 +1,5 @@
 """What the programs of this folder have in common: they run their checks, and leave the job together."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

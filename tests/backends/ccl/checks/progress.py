@@ -1,7 +1,5 @@
 """Who moves messages on: waits, futures, callbacks and other threads, while this rank or a peer does something else."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

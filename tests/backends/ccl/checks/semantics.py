@@ -1,7 +1,5 @@
 """What c10d's backends have in common besides the collectives, in a job."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -3,8 +3,6 @@
 DDP, ZeRO, FSDP2, tensor parallelism, DTensor, checkpoints, and torch's functional collectives.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Large calls give the same bits whatever number of channels a group has, and of threads that carry them."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

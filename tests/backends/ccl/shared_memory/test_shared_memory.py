@@ -4,8 +4,6 @@ The programs beside this file do the work (see their heads). They compare to the
 of the library's.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

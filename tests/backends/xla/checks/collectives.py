@@ -4,8 +4,6 @@ torch_xla's own collectives that docs/xla.md lists as refused are refused. With 
 cannot use ccl.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

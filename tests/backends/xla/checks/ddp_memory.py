@@ -1,7 +1,5 @@
 """DDP as the runtime's documentation has it, over many parameters: by how much the process grows, in its models."""
 
-from __future__ import annotations
-
 import resource
 
 import torch

@@ -1,7 +1,5 @@
 """One rank of a job goes wrong, WAY: raises, dies (killed) or hangs (never comes to the reduction)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ A JOB is the arguments of `cpudist.init` as JSON; "made up" is xla on devices th
 arguments are the job's "words", if it has any, otherwise a folder of the job's own in FOLDER.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """What is there for TPUs and GPUs, as far as CPUs can try it: devices are made up, the runtime's interface is not."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

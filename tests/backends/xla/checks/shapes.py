@@ -3,8 +3,6 @@
 A job before it has a new shape in each of 14 steps, and is warned too, though each of its steps compiles.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 

@@ -1,7 +1,5 @@
 """A program for torch_xla alone, as its documentation writes them, without cpudist, in one WAY after the other."""
 
-from __future__ import annotations
-
 import sys
 
 import torch
