@@ -1,10 +1,17 @@
-"""Which CPUs a process may use, and how many are left over."""
+"""Which machine this is, which of its CPUs a process may use, and how many are left over."""
 
 import os
+import socket
+import sys
 
+import jobs
+import psutil
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpudist.errors import UserError
+from cpudist.topology.identity import addresses, free_port, interface_of, node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_model
 
 
@@ -29,3 +36,30 @@ def test_a_quota_leaves_no_core_over() -> None:
     assert cores_to_spare(node, [node], 2, quota=2.0) == 0
     assert cores_to_spare(node, [node, node], 1, quota=3.9) == 0
     assert cores_to_spare(node, [node], 2, quota=None) == 62
+
+
+@pytest.mark.job
+def test_processes_of_a_machine_agree_on_which_it_is() -> None:
+    program = "from cpudist.topology.identity import node_identity; print(node_identity())"
+    assert jobs.run([sys.executable, "-c", program], 60).stdout.strip() == node_identity()
+
+
+def test_addresses_are_this_machines_own() -> None:
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    assert set(addresses()) <= own | {"127.0.0.1"}
+
+
+def test_an_interface_has_its_own_addresses_and_a_missing_one_is_an_error() -> None:
+    loopback = addresses("lo")
+    assert loopback[0] == "127.0.0.1"
+    assert set(loopback) <= {"127.0.0.1", "::1"}
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(UserError, match=r"no network interface eth77 .* give --interface one of .*lo"):
+        addresses("eth77")
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        assert free_port() != port
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()

@@ -73,24 +73,28 @@ def check_passed(launch: list[str], checks: list[str], *said: str, **env: str) -
     return result
 
 
-@pytest.mark.job
-@pytest.mark.versions
-@pytest.mark.parametrize(("transport", "leave"), [("shared_memory", "destroy"), ("oneccl", "just end")])
-def test_init_process_group_without_cpudist(leave: str, transport: str) -> None:
-    """A script that knows torch alone, under mpirun: oneCCL starts and ends MPI itself."""
-    plain_torch(leave, **only(transport))
+LOOKED_UP = pytest.mark.skipif(
+    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on"
+)
 
 
 @pytest.mark.job
 @pytest.mark.versions
-@pytest.mark.skipif(not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch looks ccl up from 2.14 on")
-def test_init_process_group_where_torch_looks_ccl_up() -> None:
-    """Told not to load what extends it, torch still finds ccl when a process group asks for it."""
-    plain_torch("destroy", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+@pytest.mark.parametrize(
+    ("transport", "leave", "autoload"),
+    [
+        ("shared_memory", "destroy", "1"),
+        ("oneccl", "just end", "1"),
+        pytest.param("shared_memory", "destroy", "0", marks=LOOKED_UP),
+    ],
+)
+def test_init_process_group_without_cpudist(transport: str, leave: str, autoload: str) -> None:
+    """A script that knows torch alone, under mpirun: oneCCL starts and ends MPI itself.
 
-
-def plain_torch(leave: str, **env: str) -> None:
-    result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100, **env)
+    Told not to load what extends it, torch still finds ccl when a process group asks for it.
+    """
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload, **only(transport)}
+    result = run(JOBS["intel-mpi, 3 ranks"], "plain_torch.py", leave, timeout=100, **variables)
     assert result.returncode == 0, result.output
     assert result.stdout.count("sum 3.0 on ccl over mpi") == 3, result.output
 

@@ -45,5 +45,4 @@ def test_aborting_ends_what_a_rank_waits_for(name: str, transport: str) -> None:
 def test_aborting_where_nothing_is_under_way_harms_nothing(name: str, transport: str) -> None:
     result = run(JOBS[name], "leaving.py", "abort_idle", timeout=90, **only(transport))
     assert result.returncode == 0, result.output
-    assert "refused: ccl: all_reduce: the group has been aborted" in result.stdout, result.output
     assert result.stdout.count("left") == int(name.split()[-2]), result.output

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +25,13 @@ from cpudist.world import World
 def _leave_host() -> None:
     """Let tensors of the device go to the runtime's own group."""
     Program.through_host = property(lambda self: False)
+
+
+def refused(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except UserError as error:
+        print(f"refused: {error}\n", end="", flush=True)
 
 
 def as_a_tpu(slices: int, x: int, y: int) -> None:
@@ -79,30 +88,21 @@ def ranks() -> None:
     """Each of several ranks has a device, and the runtime, left alone on CPUs, does not connect them, or backwards."""
     for start in (_leave_host, lambda: connect(-1)):
         start()
-        try:
-            cpudist.init("xla", timeout=60)
-        except UserError as error:
-            print(f"refused: {error}\n", end="", flush=True)
+        refused(partial(cpudist.init, "xla", timeout=60))
 
 
 def hosts() -> None:
     """Of several hosts, each feeds its own part of a batch."""
     world = cpudist.init("xla", mesh="fsdp=2")
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
-    try:
-        spmd.mark_sharding(model.weight, spmd.get_global_mesh(), (None, None))
-    except UserError as error:
-        print("refused:", error)
+    refused(partial(spmd.mark_sharding, model.weight, spmd.get_global_mesh(), (None, None)))
     batch = torch.arange(16.0).reshape(4, 4)
     whole = model(batch.to(world.device)).cpu()
     with patch.object(runtime, "process_count", lambda: 2):
         ((fed, labels),) = cpudist.batches([(batch, torch.arange(4))])
         print("labels:", labels.tolist())
         print("fed in parts:", torch.allclose(model(fed).cpu(), whole))
-        try:
-            model(batch.to(world.device))
-        except UserError as error:
-            print("refused:", error)
+        refused(partial(model, batch.to(world.device)))
     cpudist.shutdown()
 
 
@@ -116,10 +116,7 @@ def hybrid() -> None:
     print("slices:", [sorted({int(chip) // 8 for chip in row}) for row in grid])
     for slices, text in ((2, "data=16"), (1, "data=2x4"), (2, "data=4x4")):
         as_a_tpu(slices, 2, 4)
-        try:
-            mesh.make(mesh.fit(mesh.parse(text), 8 * slices), "TPU")
-        except UserError as error:
-            print("refused:", error)
+        refused(partial(mesh.make, mesh.fit(mesh.parse(text), 8 * slices), "TPU"))
 
 
 def pod() -> None:
