@@ -115,13 +115,8 @@ KINDS_OF = {
     "kubeflow.org/v2beta1": ["MPIJob"],
     "trainer.kubeflow.org/v1alpha1": ["TrainJob", "TrainingRuntime"],
 }
-GROUPS = [
-    {
-        "name": name,
-        "versions": [{"groupVersion": v, "version": v.split("/")[1]} for v in KINDS_OF if v.startswith(name)],
-    }
-    for name in ("kubeflow.org", "trainer.kubeflow.org")
-]
+VERSIONS = [{"groupVersion": version, "version": version.split("/")[1]} for version in KINDS_OF]
+GROUPS = [{"name": one["groupVersion"].split("/")[0], "versions": [one]} for one in VERSIONS]
 ANSWERS: dict[str, dict[str, Any]] = {
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {"kind": "APIGroupList", "groups": GROUPS},
@@ -143,13 +138,12 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.job
