@@ -1,6 +1,5 @@
 """Schemes of compressed gradients: their names, who has them, and where there is nothing to compress."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,6 @@ from cpudist import backends, job
 from cpudist.backends import measured
 from cpudist.backends.compression import check_backend, check_scheme
 from cpudist.errors import UserError
-
-
-@pytest.fixture
-def gloo() -> Iterator[None]:
-    cpudist.init("gloo", pin=False)
-    yield
-    cpudist.shutdown()
 
 
 @pytest.mark.parametrize("text", ["auto", "none", "bf16", "int8", "powersgd", "powersgd:1", "powersgd:16"])
@@ -42,7 +34,7 @@ def test_a_backend_that_has_no_such_scheme(backend: str, scheme: str, remedy: st
         check_backend(backends.get(backend)(), scheme, "--compress zip")
 
 
-def test_on_one_host_nothing_is_compressed(gloo: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_one_host_nothing_is_compressed(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     model = cpudist.wrap(torch.nn.Linear(2, 2), compress="powersgd:2")
     assert "compression by powersgd:2 changes nothing here: all ranks are on one host" in capsys.readouterr().err
     model(torch.ones(1, 2))
@@ -67,7 +59,7 @@ def test_what_auto_takes(seconds: float, step: float, scheme: str, reason: str) 
 @pytest.mark.versions
 @pytest.mark.parametrize("scheme", ["none", "bf16"])
 def test_auto_chooses_after_the_first_steps(
-    gloo: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
+    alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
 ) -> None:
     """A hook is registered after a backward pass that is averaged, and only where it is needed."""
     hooked: list[torch.nn.Module] = []
@@ -95,6 +87,6 @@ def test_auto_chooses_after_the_first_steps(
     assert (gradients["compress"], gradients["hook"]) == (scheme, "allreduce_hook" if hooked else None)
 
 
-def test_a_wrong_scheme_of_a_model(gloo: None) -> None:
+def test_a_wrong_scheme_of_a_model(alone: None) -> None:
     with pytest.raises(UserError, match=r"^compress='often' is not known"):
         cpudist.wrap(torch.nn.Linear(2, 2), compress="often")

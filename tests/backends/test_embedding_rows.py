@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -36,13 +36,11 @@ class Language(torch.nn.Module):
 
 
 @pytest.fixture
-def hosts() -> Iterator[None]:
+def hosts(alone: None) -> None:
     """A job that believes to be on two hosts."""
-    running = cpudist.init("gloo", pin=False) and job.require()
+    running = job.require()
     running.world = replace(running.world, node_count=2)
     running.communication.world = running.world
-    yield
-    cpudist.shutdown()
 
 
 def loss(model: torch.nn.Module, tokens: torch.Tensor = TOKENS) -> torch.Tensor:

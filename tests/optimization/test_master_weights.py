@@ -16,11 +16,9 @@ from cpudist import UserError
 pytestmark = pytest.mark.versions
 
 IMAGES = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+LIMITS = -0.125, 0.125
 
 Pair = tuple[torch.nn.Module, torch.optim.Optimizer]
-
-
-LIMITS = -0.125, 0.125
 
 
 def _optimized(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Pair:
