@@ -16,6 +16,9 @@ from cpudist.pinning import data_cores
 from cpudist.rendezvous import all_gather
 from cpudist.topology.identity import node_identity
 from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
+from cpudist.waiting import bounded
+
+_NAMING_SECONDS = 5.0
 
 
 class WireOptions(Backend.Options):
@@ -83,9 +86,11 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         module.lend_computing_threads(cores=spare + torch.get_num_threads())
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
-    return module.create_group(
-        PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, wire
-    )
+    # Making a communicator of oneCCL cannot be interrupted. Ranks that are missing are named before this limit.
+    with bounded(f"creating the ccl group {options.group_id!r}", timeout + _NAMING_SECONDS):
+        return module.create_group(
+            PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, wire
+        )
 
 
 def _may_share_memory(chosen: set[str]) -> bool:

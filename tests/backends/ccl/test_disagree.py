@@ -18,6 +18,7 @@ pytestmark = pytest.mark.job
         ("gather", {0, 1, 2}, "the share of rank 2 has 1 elements, but rank 0 expects 5"),
         ("scatter", {0, 1, 2}, "the share of rank 2 has 1 elements, but rank 0 expects 2"),
         ("types", {0, 1}, r"all_gather of 6 (int64 .* of 6 float32|float32 .* of 6 int64) "),
+        ("moved_types", {0, 1}, r"all_gather of 6 (bool .* of 6 float8_e5m2|float8_e5m2 .* of 6 bool) "),
         ("left", {0}, r"all_reduce .*rank 1 has left the group \(destroy_process_group\)"),
     ],
 )

@@ -18,13 +18,17 @@ const at::Tensor& only(const char* name, const Tensors& tensors) {
   return tensors.front();
 }
 
+void check_types(const char* name, const at::Tensor& one, const at::Tensor& other) {
+  check_type(one.scalar_type() == other.scalar_type(), name, " needs tensors of one type, got ", one.scalar_type(),
+             " and ", other.scalar_type(), "; convert one");
+}
+
 void check_list(const char* name, const Tensors& tensors, size_t size, const at::Tensor& like) {
   check_value(tensors.size() == size, name, " needs a list of ", size, " tensors, got ", tensors.size(),
               "; pass one per rank");
   for (const auto& tensor : tensors) {
     check_tensor(name, tensor);
-    check_type(tensor.scalar_type() == like.scalar_type(), name, " needs tensors of one type, got ",
-               tensor.scalar_type(), " and ", like.scalar_type(), "; convert one");
+    check_types(name, tensor, like);
   }
 }
 
@@ -57,8 +61,7 @@ void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs
 Tensors shares(const char* name, const at::Tensor& whole, const at::Tensor& share, int size) {
   check_tensor(name, whole);
   check_tensor(name, share);
-  check_type(whole.scalar_type() == share.scalar_type(), name, " needs tensors of one type, got ", whole.scalar_type(),
-             " and ", share.scalar_type(), "; convert one");
+  check_types(name, whole, share);
   check_value(whole.numel() == share.numel() * size, name, ": a tensor of ", whole.numel(), " elements does not hold ",
               size, " times ", share.numel(), "; pass one that does");
   check_value(whole.is_contiguous(), name, " needs a contiguous tensor for all ranks' shares; call contiguous()");

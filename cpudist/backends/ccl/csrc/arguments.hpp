@@ -16,6 +16,9 @@ void check_tensor(const char* name, const at::Tensor& tensor);
 // Checks that the list has one tensor and returns it.
 const at::Tensor& only(const char* name, const Tensors& tensors);
 
+// Checks that the two have one type.
+void check_types(const char* name, const at::Tensor& one, const at::Tensor& other);
+
 // Checks that the list has one tensor per rank of the group, all of the type of `like`.
 void check_list(const char* name, const Tensors& tensors, size_t size, const at::Tensor& like);
 

@@ -1,12 +1,14 @@
 #include "datatypes.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 
 #include "errors.hpp"
 
 namespace cpudist {
 
-// Nothing for a type that transports do not have.
+// Nothing for a type that transports do not reduce.
 static std::optional<DataType> own_type(at::ScalarType type) {
   switch (type) {
     case at::kDouble: return DataType::kFloat64;
@@ -17,14 +19,18 @@ static std::optional<DataType> own_type(at::ScalarType type) {
     case at::kInt: return DataType::kInt32;
     case at::kShort: return DataType::kInt16;
     case at::kChar: return DataType::kInt8;
-    case at::kByte:
-    case at::kBool: return DataType::kUint8;
+    case at::kByte: return DataType::kUint8;
+    case at::kBool: return DataType::kBool;
     default: return std::nullopt;
   }
 }
 
 DataType carrier(const at::Tensor& tensor) {
   if (const auto type = own_type(tensor.scalar_type())) return *type;
+  const auto name = c10::getDtypeNames(tensor.scalar_type()).first;
+  const auto* const found =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& type) { return type.name == name; });
+  if (found != std::end(kTypes)) return static_cast<DataType>(found - std::begin(kTypes));
   switch (tensor.element_size()) {
     case 1: return DataType::kUint8;
     case 2: return DataType::kInt16;

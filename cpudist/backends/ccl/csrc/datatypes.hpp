@@ -8,7 +8,7 @@
 
 namespace cpudist {
 
-// The tensor's own type, or the integer type of the same width, for calls that only move data.
+// For calls that only move data: the tensor's own type, or an integer of its width where kTypes lacks it.
 DataType carrier(const at::Tensor& tensor);
 
 // Elements of type carrier() in the tensor; a complex128 is two int64.

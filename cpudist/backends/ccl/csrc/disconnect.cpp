@@ -1,8 +1,29 @@
 #include "disconnect.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 
 namespace cpudist {
+
+namespace {
+
+// Follows the flags of each rank. MPI takes any collective of a rank that has not left for the one that exchanges flags.
+constexpr char kMark[] = "left";
+
+// Ends the process: the other rank has a wrong result, and no caller waits for this work.
+[[noreturn]] void end_because_not_left(const Call& call, size_t rank) {
+  std::fprintf(stderr,
+               "cpudist: rank %d has left the group (destroy_process_group), but rank %zu makes another call; let all "
+               "ranks make the same calls in one order; ending\n",
+               call.rank, rank);
+  std::fflush(nullptr);
+  _exit(1);
+}
+
+}  // namespace
 
 DisconnectWork::DisconnectWork(Call call, std::shared_ptr<Endpoint> endpoint)
     : AsyncWork(std::move(call), std::move(endpoint), c10d::OpType::UNKNOWN, nullptr, {}, {}),
@@ -10,12 +31,14 @@ DisconnectWork::DisconnectWork(Call call, std::shared_ptr<Endpoint> endpoint)
 
 void DisconnectWork::start() {
   const auto size = static_cast<size_t>(call().size);
-  flags_.resize(size * size);
+  const size_t length = size + sizeof kMark;
+  flags_.resize(size * length);
   std::vector<void*> rows;
-  for (size_t r = 0; r < size; ++r) rows.push_back(&flags_[r * size]);
+  for (size_t r = 0; r < size; ++r) rows.push_back(&flags_[r * length]);
   auto* own = static_cast<char*>(rows[call().rank]);
   for (int source = 0; source < call().size; ++source) own[source] = endpoint_->matcher().listens_to(source);
-  all_gather_ = endpoint_->transport().leave(own, std::move(rows), std::vector<size_t>(size, size));
+  std::memcpy(own + size, kMark, sizeof kMark);
+  all_gather_ = endpoint_->transport().leave(own, std::move(rows), std::vector<size_t>(size, length));
 }
 
 Progress DisconnectWork::advance() {
@@ -24,8 +47,11 @@ Progress DisconnectWork::advance() {
     const auto progress = all_gather_->test();
     if (progress != Progress::kComplete) return progress;
     all_gather_.reset();
-    for (int r = 0; r < call().size; ++r) {
-      if (flags_[r * call().size + call().rank]) listeners_.push_back(r);
+    const auto size = static_cast<size_t>(call().size);
+    for (size_t r = 0; r < size; ++r) {
+      const char* const flags = &flags_[r * (size + sizeof kMark)];
+      if (std::memcmp(flags + size, kMark, sizeof kMark) != 0) end_because_not_left(call(), r);
+      if (flags[call().rank]) listeners_.push_back(static_cast<int>(r));
     }
   }
   // The last message follows the unsent ones to them.

@@ -16,7 +16,7 @@ class DisconnectWork final : public AsyncWork {
   Progress advance() override;
 
  private:
-  std::vector<char> flags_;  // of all ranks: flags_[r * size + s] is whether rank r listens to rank s
+  std::vector<char> flags_;  // of each rank: whether it listens to rank 0, 1, ..., and a mark
   RequestPtr all_gather_;
   std::vector<int> listeners_;  // ranks that wait for this rank's last message
   Header header_;

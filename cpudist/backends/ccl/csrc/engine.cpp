@@ -81,23 +81,23 @@ bool Engine::progress_from(Works::iterator it, Finished& finished) {
       abandon_all((*it)->call().describe() + " failed: " + error.what(), finished);
       return true;
     }
-    complete(**it);
+    (*it)->call().group->completed((*it)->call());
+    (*it)->end();
     finished.push_back(std::move(*it));
     it = in_flight_.erase(it);
   }
   return moved;
 }
 
-void Engine::complete(AsyncWork& work) {
-  work.call().group->completed(work.call());
-  work.end();
-}
-
-// Completes the futures of these works. Their callbacks may wait for other works, so another thread polls meanwhile.
-// Threads that wait for these works get the core: this thread might keep it for a time slice.
+// Announces these works. Those with a future go to a thread of the engine: a callback may wait for other works, or for a
+// lock that this thread holds. Threads that wait for these works get the core: this thread might keep it for a time slice.
 void Engine::announce(Lock& lock, Finished& finished) {
   if (finished.empty()) return;
-  if (any_future(finished)) call_thread();
+  const auto futures =
+      std::stable_partition(finished.begin(), finished.end(), [](const auto& work) { return !work->future_; });
+  with_future_.insert(with_future_.end(), futures, finished.end());
+  finished.erase(futures, finished.end());
+  if (!with_future_.empty()) call_thread();
   if (sleepers_ > 0) turn_.notify_all();
   const bool hands_over = sleepers_ + handing_over_ > 0;
   lock.unlock();
@@ -110,20 +110,12 @@ void Engine::announce(Lock& lock, Finished& finished) {
   --handing_over_;
 }
 
-void Engine::poll() {
+void Engine::poll(AsyncWork* work) {
   const WithoutGil without_gil;
   Finished finished;
   Lock lock(mutex_);
   progress(finished);
-  announce(lock, finished);
-}
-
-void Engine::poll(AsyncWork& work) {
-  const WithoutGil without_gil;
-  Finished finished;
-  Lock lock(mutex_);
-  progress(finished);
-  if (!work.done() && work.overdue(Clock::now()) && usable()) expire(work, work.started(), finished);
+  if (work && !work->done() && work->overdue(Clock::now()) && usable()) expire(*work, work->started(), finished);
   announce(lock, finished);
 }
 

@@ -52,11 +52,8 @@ class Engine {
   // Advances all works until this one is done. kNoTimeout: the work's own timeout.
   void wait(AsyncWork& work, Milliseconds timeout);
 
-  // Advances all works by one step.
-  void poll();
-
-  // Advances all works by one step, and fails this one if it is not done at its deadline.
-  void poll(AsyncWork& work);
+  // Advances all works by one step, and fails `work` if it is not done at its deadline.
+  void poll(AsyncWork* work = nullptr);
 
   // Returns a future that completes with the work. A future's own wait() does not poll: the engine's thread does. Where
   // that one sleeps between polls, this polls for DDP, see kPatience.
@@ -117,9 +114,7 @@ class Engine {
   void sleep_until_done(Lock& lock, const AsyncWork& work, Clock::time_point deadline);
   template <typename Condition>
   void poll_while(Condition goes_on);
-  static void complete(AsyncWork& work);
   void announce(Lock& lock, Finished& finished);
-  void announce_as_waiter(Lock& lock, Finished& finished);
   void expire(AsyncWork& work, Clock::time_point since, Finished& finished);
   void expire_overdue(Finished& finished);
   void abandon_all(const std::string& reason, Finished& finished);
@@ -127,16 +122,17 @@ class Engine {
   void add_thread();
   void run();
   void poll_until_finished(Lock& lock, Finished& finished);
-  // Whether one of these works has a future.
-  template <typename List>
-  static bool any_future(const List& works) {
-    return std::any_of(works.begin(), works.end(), [](const auto& work) { return work->future_.defined(); });
+  bool any_future() const {
+    return std::any_of(in_flight_.begin(), in_flight_.end(), [](const auto& work) { return work->future_.defined(); });
   }
-  bool needs_thread() const { return !in_flight_.empty() && waiting_ == 0 && !thread_polls_; }
+  bool needs_thread() const {
+    return !with_future_.empty() || (usable() && !in_flight_.empty() && waiting_ == 0 && !thread_polls_);
+  }
 
   FairMutex mutex_;  // guards the transports and all members below
   Works in_flight_;
-  Works abandoned_;  // never freed, because transports may still write to their buffers
+  Works with_future_;  // done, and to be announced by a thread of the engine
+  Works abandoned_;    // never freed, because transports may still write to their buffers
   std::vector<std::weak_ptr<GroupState>> groups_;
   std::string reason_;
   std::atomic<bool> out_of_use_{false};

@@ -51,9 +51,9 @@ void Engine::start_thread(bool polls, Milliseconds nap) {
   add_thread();  // now, so that the code that pins this process finds it
 }
 
-// Wakes or adds a thread if works are in flight and no thread polls. Called with the lock held.
+// Wakes or adds a thread if one is needed. Called with the lock held.
 void Engine::call_thread() {
-  if (!started_ || !usable() || !needs_thread()) return;
+  if (!needs_thread()) return;
   if (idle_threads_ > 0) {
     wake_.notify_one();
   } else {
@@ -74,19 +74,31 @@ void Engine::add_thread() {
   }
 }
 
-// The body of the engine's threads: sleeps until it is needed, then polls until a work is complete.
+// The body of the engine's threads: sleeps until it is needed, then polls until a work is complete, or
+// completes a future.
 void Engine::run() {
   Finished finished;
   Lock lock(mutex_);
   while (true) {
     wake_.wait(lock, [this] { return !usable() || needs_thread(); });
-    if (!usable()) return;
+    if (!needs_thread()) return;
     --idle_threads_;
-    thread_polls_ = true;
-    poll_until_finished(lock, finished);
-    thread_polls_ = false;
-    announce(lock, finished);
-    ++idle_threads_;
+    if (with_future_.empty()) {
+      thread_polls_ = true;
+      poll_until_finished(lock, finished);
+      thread_polls_ = false;
+      ++idle_threads_;
+      announce(lock, finished);
+    } else {
+      auto work = std::move(with_future_.front());
+      with_future_.pop_front();
+      call_thread();  // the callbacks may wait for other works, and for their futures
+      lock.unlock();
+      work->announce();
+      work.reset();  // without the lock, because freeing a tensor may need the GIL
+      lock.lock();
+      ++idle_threads_;
+    }
   }
 }
 
@@ -103,7 +115,7 @@ void Engine::poll_until_finished(Lock& lock, Finished& finished) {
       lock.lock();
     } else {
       hurry_ = false;
-      const Clock::duration nap = !any_future(in_flight_) ? nap_ : others_compute() ? kNapBesideComputing : kShortNap;
+      const Clock::duration nap = !any_future() ? nap_ : others_compute() ? kNapBesideComputing : kShortNap;
       wake_.wait_for(lock, nap, [this] { return !usable() || hurry_; });
     }
     if (!usable() || waiting_ > 0) return;

@@ -41,20 +41,12 @@ void Engine::wait(AsyncWork& work, Milliseconds timeout) {
       sleep_until_done(lock, work, deadline);
     }
     if (!work.done() && usable() && Clock::now() > deadline) expire(work, begin, finished);
-    announce_as_waiter(lock, finished);
+    announce(lock, finished);
   }
   --waiting_;
   call_thread();
   blocked_ns_ += std::chrono::nanoseconds(Clock::now() - begin).count();
   if (!work.done()) check_usable();
-}
-
-// Callbacks may wait for other works, for which the engine's thread polls then.
-void Engine::announce_as_waiter(Lock& lock, Finished& finished) {
-  const int away = any_future(finished) ? 1 : 0;
-  waiting_ -= away;
-  announce(lock, finished);
-  waiting_ += away;
 }
 
 // Returns also when another work is finished, whose thread must be told, and when another thread has begun to poll.
@@ -108,7 +100,7 @@ void Engine::poll_while(Condition goes_on) {
   ++waiting_;
   while (usable() && goes_on(last)) {
     const bool moved = progress(finished);
-    announce_as_waiter(lock, finished);
+    announce(lock, finished);
     const auto now = Clock::now();
     if (moved) backoff.reset(last = now);
     lock.unlock();

@@ -152,8 +152,7 @@ class Hierarchy::Allreduce final : public Request {
     pieces_[i].stage = Stage::kAcross;
     if (residual_ != nullptr) {
       auto* values = reinterpret_cast<float*>(data);
-      pieces_[i].request =
-          hierarchy_.across_->allreduce_with_residual(values, residual_ + own.first, own.count, reduction_);
+      pieces_[i].request = hierarchy_.across_->allreduce_with_residual(values, residual_ + own.first, own.count);
       return;
     }
     pieces_[i].request = hierarchy_.across_->allreduce(data, data, own.count, type_, reduction_);

@@ -9,8 +9,8 @@ namespace cpudist {
 
 // The place of a rank in its group. The ranks of a machine are numbered by their order in the group.
 struct Placement {
-  Placement(const std::vector<int>& nodes,
-            int rank);  // nodes[r]: the machine of rank r, by any number
+  // nodes[r]: the machine of rank r, by any number.
+  Placement(const std::vector<int>& nodes, int rank);
 
   int node;  // this rank's machine, counted from 0
   int node_count;
@@ -32,7 +32,7 @@ class Hierarchy {
     return !is_integer(type) || reduction != Reduction::kAverage;
   }
 
-  // These are a transport's; `residual` may be null.
+  // These are a transport's; `residual` may be null, and is for averages of float32.
   RequestPtr allreduce(const void* input, void* output, float* residual, size_t count, DataType type,
                        Reduction reduction);
   void keep_own(float* residual, size_t count) const;

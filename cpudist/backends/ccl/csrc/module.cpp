@@ -76,7 +76,7 @@ void keep_own(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& 
 }
 
 // Returns the bytes of the allreduces that crossed the network in another format, and their bytes in that format.
-py::tuple converted() { return py::make_tuple(cpudist::converted.before.load(), cpudist::converted.after.load()); }
+py::tuple converted() { return py::make_tuple(cpudist::converted_from.load(), cpudist::converted_to.load()); }
 
 // Returns {transport: (calls, bytes)}, of the transports that were used.
 py::dict traffic() {

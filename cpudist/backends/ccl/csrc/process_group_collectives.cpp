@@ -61,7 +61,7 @@ WorkPtr ProcessGroupCcl::allreduce_with_residual(const at::Tensor& tensor, const
   }
   check_same_size(kind.name, tensor, residual);
   Schedule schedule;
-  schedules::allreduce_with_residual(schedule, tensor, residual, c10d::ReduceOp::AVG);
+  schedules::allreduce_with_residual(schedule, tensor, residual);
   return run(kind, std::move(schedule), {tensor}, {tensor}, c10d::kUnsetTimeout, /*background=*/true);
 }
 
@@ -196,8 +196,7 @@ WorkPtr ProcessGroupCcl::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
 WorkPtr ProcessGroupCcl::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   const Kind kind{"all_to_all_single", OpType::ALLTOALL_BASE, "ccl:all_to_all"};
-  check_type(output.scalar_type() == input.scalar_type(), "all_to_all_single needs tensors of one type, got ",
-             output.scalar_type(), " and ", input.scalar_type(), "; convert one");
+  check_types(kind.name, output, input);
   Schedule schedule;
   schedules::alltoall(schedule, split_rows(output, output_splits, size_), split_rows(input, input_splits, size_));
   return run(kind, std::move(schedule), {input}, {output}, options.timeout, options.asyncOp);

@@ -1,5 +1,7 @@
 #include "rendezvous.hpp"
 
+#include <sys/random.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -39,6 +41,13 @@ std::vector<std::string> unpack(const std::string& text) {
 }
 
 }  // namespace
+
+uint64_t random_number() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number)
+    throw std::runtime_error("getrandom has failed; allow this system call");
+  return number;
+}
 
 // Rank 0 reads every rank's value and publishes all of them under one key, so each other rank makes two requests.
 std::vector<std::string> all_gather(const Group& group, const std::string& key, const std::string& value) {

@@ -45,6 +45,9 @@ struct Group {
   bool on_one_node() const;
 };
 
+// A number that no other process draws. Throws std::runtime_error.
+uint64_t random_number();
+
 // Publishes this rank's value and returns every rank's, by rank. A key can be used once per store.
 // Throws TransportError, which names the missing rank, after the group's timeout.
 std::vector<std::string> all_gather(const Group& group, const std::string& key, const std::string& value);

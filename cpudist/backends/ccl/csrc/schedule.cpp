@@ -16,19 +16,8 @@ void CollectiveWork::start() {
 }
 
 Progress CollectiveWork::advance() {
-  bool moved = false;
-  bool complete = true;
-  for (auto& request : requests_) {
-    if (!request) continue;
-    const auto progress = request->test();
-    moved = moved || progress != Progress::kWaiting;
-    if (progress == Progress::kComplete) {
-      request.reset();
-    } else {
-      complete = false;
-    }
-  }
-  if (!complete) return moved ? Progress::kMoved : Progress::kWaiting;
+  const auto progress = test_all(requests_);
+  if (progress != Progress::kComplete) return progress;
   if (caller_) {
     as_caller([this] {
       for (const auto& action : schedule_.finish) action();

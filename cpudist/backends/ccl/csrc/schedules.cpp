@@ -143,13 +143,11 @@ void allreduce_all(Schedule& schedule, const Tensors& tensors, const ReduceOp& o
   }
 }
 
-void allreduce_with_residual(Schedule& schedule, const at::Tensor& tensor, const at::Tensor& residual,
-                             const ReduceOp& op) {
-  const auto reduction = cpudist::reduction(op, tensor.scalar_type());
+void allreduce_with_residual(Schedule& schedule, const at::Tensor& tensor, const at::Tensor& residual) {
   schedule.buffers = {tensor, residual};
   schedule.calls.push_back([data = tensor.mutable_data_ptr<float>(), lost = residual.mutable_data_ptr<float>(),
-                            count = static_cast<size_t>(tensor.numel()), reduction](Transport& transport) {
-    return transport.allreduce_with_residual(data, lost, count, reduction);
+                            count = static_cast<size_t>(tensor.numel())](Transport& transport) {
+    return transport.allreduce_with_residual(data, lost, count);
   });
 }
 

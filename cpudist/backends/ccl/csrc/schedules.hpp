@@ -13,9 +13,8 @@ using c10d::ReduceOp;
 void barrier(Schedule& schedule);
 void broadcast(Schedule& schedule, const at::Tensor& tensor, int rank, int root);
 void allreduce(Schedule& schedule, const at::Tensor& tensor, const ReduceOp& op);
-// A sum or an average of a contiguous float32 tensor; see Transport::allreduce_with_residual. `residual` is like it.
-void allreduce_with_residual(Schedule& schedule, const at::Tensor& tensor, const at::Tensor& residual,
-                             const ReduceOp& op);
+// The average of a contiguous float32 tensor; see Transport::allreduce_with_residual. `residual` is like it.
+void allreduce_with_residual(Schedule& schedule, const at::Tensor& tensor, const at::Tensor& residual);
 void reduce(Schedule& schedule, const at::Tensor& tensor, const ReduceOp& op, int rank, int root);
 
 // The allreduce of each tensor. Small ones that follow each other and have one type are packed into one message.

@@ -17,19 +17,11 @@ struct Traffic {
   }
 };
 
-// Bytes of the allreduces that crossed the network in another format: of their values, and in that format.
-struct Conversions {
-  std::atomic<uint64_t> before{0};
-  std::atomic<uint64_t> after{0};
-
-  void count(uint64_t bytes_before, uint64_t bytes_after) {
-    before.fetch_add(bytes_before, std::memory_order_relaxed);
-    after.fetch_add(bytes_after, std::memory_order_relaxed);
-  }
-};
-
 inline Traffic oneccl_traffic;
 inline Traffic shared_memory_traffic;
-inline Conversions converted;
+
+// Bytes of the allreduces that crossed the network in another format: of their values, and in that format.
+inline std::atomic<uint64_t> converted_from{0};
+inline std::atomic<uint64_t> converted_to{0};
 
 }  // namespace cpudist

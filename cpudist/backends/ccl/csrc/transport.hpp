@@ -4,6 +4,7 @@
 // shared_memory/, kernels/, hierarchy) does not depend on torch: it sees pointers, counts and the enumerations here.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +22,7 @@ namespace cpudist {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// Element types, integers first. Types that are only moved (bool, complex, 8-bit floats) are sent as integers of the
-// same width.
+// Element types. All of kTypes can be moved; those that have a name here can be reduced, too.
 enum class DataType : uint8_t {
   kInt8,
   kUint8,
@@ -33,24 +33,27 @@ enum class DataType : uint8_t {
   kBFloat16,
   kFloat32,
   kFloat64,
+  kBool,
 };
 
-constexpr size_t size_of(DataType type) {
-  switch (type) {
-    case DataType::kInt8:
-    case DataType::kUint8: return 1;
-    case DataType::kInt16:
-    case DataType::kFloat16:
-    case DataType::kBFloat16: return 2;
-    case DataType::kInt32:
-    case DataType::kFloat32: return 4;
-    case DataType::kInt64:
-    case DataType::kFloat64: return 8;
-  }
-  return 0;
-}
+struct Type {
+  const char* name;  // torch's
+  size_t bytes;
+  size_t parts = 1;  // elements here for one of torch's: oneCCL has no type of 16 bytes
+};
 
-constexpr bool is_integer(DataType type) { return type < DataType::kFloat16; }
+// By DataType.
+constexpr Type kTypes[] = {
+    {"int8", 1},           {"uint8", 1},       {"int16", 2},         {"int32", 4},           {"int64", 8},
+    {"float16", 2},        {"bfloat16", 2},    {"float32", 4},       {"float64", 8},         {"bool", 1},
+    {"uint16", 2},         {"uint32", 4},      {"uint64", 8},        {"complex32", 4},       {"complex64", 8},
+    {"complex128", 8, 2},  {"float8_e5m2", 1}, {"float8_e4m3fn", 1}, {"float8_e5m2fnuz", 1}, {"float8_e4m3fnuz", 1},
+    {"float8_e8m0fnu", 1},
+};
+
+constexpr size_t size_of(DataType type) { return kTypes[static_cast<size_t>(type)].bytes; }
+
+constexpr bool is_integer(DataType type) { return type < DataType::kFloat16 || type == DataType::kBool; }
 
 // kAverage is the sum divided by the number of ranks. Integers are divided towards zero. A float16 average of
 // representable values does not overflow in between. Bitwise reductions are for integers only.
@@ -86,6 +89,16 @@ inline size_t sum(const std::vector<size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), size_t{0});
 }
 
+// How much of [offset, offset + most) lies within a message of `whole`.
+inline size_t part(size_t whole, size_t offset, size_t most) {
+  return whole > offset ? std::min(whole - offset, most) : 0;
+}
+
+inline std::vector<size_t> parts(std::vector<size_t> wholes, size_t offset, size_t most) {
+  for (size_t& whole : wholes) whole = part(whole, offset, most);
+  return wholes;
+}
+
 // The same on ranks with the same counts, and most likely different where the counts differ.
 inline uint64_t hash_of(const std::vector<size_t>& counts) {
   uint64_t hash = 0;
@@ -115,6 +128,19 @@ class Request {
 
 using RequestPtr = std::unique_ptr<Request>;
 
+// Advances each of these requests, oldest first, and frees those that are complete; kComplete: all are.
+inline Progress test_all(std::vector<RequestPtr>& requests) {
+  bool moved = false;
+  for (auto& request : requests) {
+    const auto progress = request->test();
+    moved = moved || progress != Progress::kWaiting;
+    if (progress == Progress::kComplete) request.reset();
+  }
+  std::erase(requests, nullptr);
+  if (requests.empty()) return Progress::kComplete;
+  return moved ? Progress::kMoved : Progress::kWaiting;
+}
+
 // Carries the messages of one group of ranks.
 //
 // Threads: one thread at a time calls into all transports of a process and their requests (the engine holds a lock).
@@ -137,11 +163,11 @@ class Transport {
   // In place: input == output.
   virtual RequestPtr allreduce(const void* input, void* output, size_t count, DataType type, Reduction reduction) = 0;
 
-  // An allreduce of float32 in place, a sum or an average. Where the transport sends it in a format with rounding
+  // An average of float32 in place. Where the transport sends it in a format with rounding
   // errors, it adds `residual`, the errors of earlier calls on this rank, and then stores the errors of this call
   // there. Elsewhere `residual` stays as it is.
-  virtual RequestPtr allreduce_with_residual(float* data, float* /*residual*/, size_t count, Reduction reduction) {
-    return allreduce(data, data, count, DataType::kFloat32, reduction);
+  virtual RequestPtr allreduce_with_residual(float* data, float* /*residual*/, size_t count) {
+    return allreduce(data, data, count, DataType::kFloat32, Reduction::kAverage);
   }
   // Where ranks keep a residual together, each for a part of the values, zeroes the values that others keep.
   virtual void keep_own(float* /*residual*/, size_t /*count*/) const {}
@@ -172,10 +198,8 @@ class Transport {
 
   // Makes `call`, an allgather or reduce_scatter in which every rank has the counts from its own caller. Where ranks
   // have different counts, all of them fail with a TransportError. This is for transports that do not notice it anyway.
-  virtual RequestPtr with_agreed_counts(const char* name, const std::vector<size_t>& counts,
+  virtual RequestPtr with_agreed_counts(const char* /*name*/, const std::vector<size_t>& /*counts*/,
                                         const std::function<RequestPtr()>& call) {
-    static_cast<void>(name);
-    static_cast<void>(counts);
     return call();
   }
 

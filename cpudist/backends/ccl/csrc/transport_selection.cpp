@@ -24,23 +24,9 @@ TransportPtr share_memory_on_each_machine(const Group& group, const Placement& p
   return nullptr;
 }
 
-std::string without_shared_memory(const std::string& why) { return "not using shared memory inside a machine: " + why; }
-
-TransportPtr make_within_machine(const Group& group, std::string& warning) {
-  std::string why;
-  auto transport = shared_memory::create(group, why);
-  if (transport) return transport;
-  warning = without_shared_memory(why);
-  return oneccl::create(group);
-}
-
-TransportPtr make_across_machines(const Group& group, const Placement& place, std::string& warning) {
-  std::string why;
+TransportPtr make_across_machines(const Group& group, const Placement& place, std::string& why) {
   auto inside = place.even ? share_memory_on_each_machine(group, place, why) : nullptr;
-  if (!inside) {
-    if (!why.empty()) warning = without_shared_memory(why);
-    return oneccl::create(group);
-  }
+  if (!inside) return oneccl::create(group);
   PrefixStore store(group.store, "across/" + std::to_string(place.local_rank));
   std::vector<int> nodes(place.node_count);
   std::iota(nodes.begin(), nodes.end(), 0);
@@ -57,8 +43,10 @@ TransportPtr make_transport(const Group& group, bool shared_memory, std::string&
   const Placement place(group.nodes, group.rank);
   const bool one_rank_each = place.node_count > 1 && place.even && place.local_size == 1;
   if (!shared_memory || one_rank_each) return oneccl::create(group);
-  if (place.node_count == 1) return make_within_machine(group, warning);
-  return make_across_machines(group, place, warning);
+  std::string why;
+  auto transport = place.node_count > 1 ? make_across_machines(group, place, why) : shared_memory::create(group, why);
+  if (!why.empty()) warning = "not using shared memory inside a machine: " + why;
+  return transport ? std::move(transport) : oneccl::create(group);
 }
 
 }  // namespace cpudist

@@ -55,13 +55,17 @@ void AsyncWork::complete(c10::ivalue::Future& future) const {
 
 bool AsyncWork::wait(Milliseconds timeout) {
   Engine::get().wait(*this, timeout);
+  if (future_) {  // which a thread of the engine completes
+    const WithoutGil without_gil;
+    future_->wait();
+  }
   if (error_) std::rethrow_exception(error_);
   return true;
 }
 
 bool AsyncWork::isCompleted() {
-  if (!done()) Engine::get().poll(*this);
-  return done();
+  if (!done()) Engine::get().poll(this);
+  return done() && (!future_ || future_->completed());
 }
 
 bool AsyncWork::isSuccess() const { return done() && !error_; }

@@ -42,6 +42,12 @@ def types() -> None:
     dist.all_gather([torch.empty_like(mine) for _ in range(size)], mine)
 
 
+def moved_types() -> None:
+    """Types that no transport reduces, and one that travels as another."""
+    mine = torch.zeros(6, dtype=torch.bool if rank == 1 else torch.float8_e5m2)
+    dist.all_gather([torch.empty_like(mine) for _ in range(size)], mine)
+
+
 def left() -> None:
     """A rank has no more batches, and destroys its groups as scripts do."""
     if rank == 1:
@@ -98,7 +104,7 @@ except dist.DistBackendError as error:
     os.write(1, f"rank {rank} after {time.monotonic() - begin:.1f} s: {error}\n".encode())
     # The launcher kills the other ranks when the first one ends, and rank 0's store ends with it.
     store = dist.distributed_c10d._get_default_store()
-    reporting = size if sys.argv[1] in ("counts", "gather", "scatter", "types") else size - 1
+    reporting = size if sys.argv[1] in ("counts", "gather", "scatter", "types", "moved_types") else size - 1
     with contextlib.suppress(RuntimeError):
         store.add("reported", 1)
         waiting.poll(lambda: store.add("reported", 0) == reporting, 10)

@@ -73,6 +73,30 @@ def check_a_callback_waits_for_another_operation() -> None:
     assert result.wait() == 3 * TOTAL
 
 
+def check_a_callback_may_need_a_lock_that_a_waiting_thread_holds() -> None:
+    """So the thread that waits for another operation must not run it. Other ranks come when the lock is held."""
+    first, second, lock = torch.ones(10), torch.ones(10), threading.Lock()
+
+    def then(future: torch.futures.Future) -> float:
+        with lock:
+            return float(future.value()[0][0])
+
+    if world.rank > 0:
+        job.require().store.get("edges/locked")
+        dist.all_reduce(first)
+        dist.all_reduce(second)
+        return
+    work = dist.all_reduce(first, async_op=True)
+    future = work.get_future()
+    result = future.then(then)
+    with lock:
+        job.require().store.set("edges/locked", "1")
+        dist.all_reduce(second)
+        work.wait()
+        assert future.done(), "a work that has been waited for has its result in its future"
+    assert result.wait() == world.size
+
+
 def check_a_future_wakes_the_thread_that_completes_it() -> None:
     """Asked for while the engine's thread sleeps, which may be for an hour (conditions.py)."""
     for number in range(50):

@@ -67,6 +67,12 @@ inline void store_half(void* to, FourFloats value) {
 
 }  // namespace plain
 
+// Of an instruction set.
+struct Kernels {
+  Reduce (*reduction)(DataType type, Reduction reduction);
+  WireKernels (*wire)(Wire wire);
+};
+
 #if defined(__x86_64__)
 
 namespace avx2 {
@@ -115,33 +121,28 @@ InstructionSet best_instruction_set() {
   return best;
 }
 
-Reduce reduction(DataType type, Reduction reduction, InstructionSet set) {
+static Kernels kernels_of(InstructionSet set) {
   switch (set) {
-    case InstructionSet::kAvx512: return avx512::find(type, reduction);
-    case InstructionSet::kAvx2: return avx2::find(type, reduction);
+    case InstructionSet::kAvx512: return {avx512::find, avx512::find_wire};
+    case InstructionSet::kAvx2: return {avx2::find, avx2::find_wire};
     case InstructionSet::kPlain: break;
   }
-  return plain::find(type, reduction);
-}
-
-WireKernels wire_kernels(Wire wire, InstructionSet set) {
-  switch (set) {
-    case InstructionSet::kAvx512: return avx512::find_wire(wire);
-    case InstructionSet::kAvx2: return avx2::find_wire(wire);
-    case InstructionSet::kPlain: break;
-  }
-  return plain::find_wire(wire);
+  return {plain::find, plain::find_wire};
 }
 
 #else
 
 InstructionSet best_instruction_set() { return InstructionSet::kPlain; }
 
-Reduce reduction(DataType type, Reduction reduction, InstructionSet) { return plain::find(type, reduction); }
-
-WireKernels wire_kernels(Wire wire, InstructionSet) { return plain::find_wire(wire); }
+static Kernels kernels_of(InstructionSet) { return {plain::find, plain::find_wire}; }
 
 #endif
+
+Reduce reduction(DataType type, Reduction reduction, InstructionSet set) {
+  return kernels_of(set).reduction(type, reduction);
+}
+
+WireKernels wire_kernels(Wire wire, InstructionSet set) { return kernels_of(set).wire(wire); }
 
 }  // namespace cpudist::kernels
 

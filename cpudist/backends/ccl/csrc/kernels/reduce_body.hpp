@@ -242,6 +242,7 @@ Reduce of_integers(Reduction reduction) {
 inline Reduce find(DataType type, Reduction reduction) {
   switch (type) {
     case DataType::kInt8: return of_integers<int8_t>(reduction);
+    case DataType::kBool:
     case DataType::kUint8: return of_integers<uint8_t>(reduction);
     case DataType::kInt16: return of_integers<int16_t>(reduction);
     case DataType::kInt32: return of_integers<int32_t>(reduction);

@@ -1,6 +1,7 @@
 // A call in which each rank has the counts from its own caller.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "pieces.hpp"
@@ -12,13 +13,12 @@ namespace cpudist::oneccl {
 // the counts, for the message.
 class Agreement final : public Request {
  public:
-  // Call then() at once: the call's requests must come next in the order of calls.
-  Agreement(Communicator& communicator, const char* name, std::vector<size_t> counts)
+  Agreement(Communicator& communicator, const char* name, std::vector<size_t> counts,
+            const std::function<RequestPtr()>& call)
       : communicator_(communicator), name_(name), counts_(std::move(counts)) {
     communicator_.order.push_back(this);
+    call_ = call();  // next in the order
   }
-
-  void then(RequestPtr call) { call_ = std::move(call); }
 
   Progress test() override {
     if (stage_ == Stage::kAgreed) return call_->test();
@@ -26,8 +26,7 @@ class Agreement final : public Request {
       if (!communicator_.may_issue(this)) return Progress::kWaiting;
       gather(Stage::kComparing, {counts_[static_cast<size_t>(communicator_.rank())], hash_of(counts_)});
     }
-    if (!gathering_->test()) return Progress::kWaiting;
-    --communicator_.in_flight;
+    if (!communicator_.complete(*gathering_)) return Progress::kWaiting;
     if (stage_ == Stage::kNaming) fail();
     if (agree()) {
       stage_ = Stage::kAgreed;
@@ -49,10 +48,8 @@ class Agreement final : public Request {
     own_ = std::move(own);
     gathered_.resize(own_.size() * counts_.size());
     const ccl::vector_class<size_t> lengths(counts_.size(), own_.size());
-    gathering_ = ccl::allgatherv(own_.data(), own_.size(), gathered_.data(), lengths, ccl::datatype::uint64,
-                                 communicator_.raw());
-    if (communicator_.overlaps()) gathering_->test();  // starts it in order, as Pieces does
-    ++communicator_.in_flight;
+    gathering_ = communicator_.issue(ccl::allgatherv(own_.data(), own_.size(), gathered_.data(), lengths,
+                                                     ccl::datatype::uint64, communicator_.raw()));
   }
 
   bool agree() const {

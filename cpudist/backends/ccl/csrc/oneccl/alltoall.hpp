@@ -1,7 +1,7 @@
 // An all-to-all as oneCCL calls.
 #pragma once
 
-#include <map>
+#include <cstring>
 
 #include "pieces.hpp"
 
@@ -32,8 +32,7 @@ class Alltoall final : public Request {
       issue_counts();
     }
     for (bool moved = false;; moved = true) {
-      if (!call_->test()) return moved ? Progress::kMoved : Progress::kWaiting;
-      --communicator_.in_flight;
+      if (!communicator_.complete(*call_)) return moved ? Progress::kMoved : Progress::kWaiting;
       if (rounds_ == 0) {
         check_counts();
       } else {
@@ -45,18 +44,13 @@ class Alltoall final : public Request {
   }
 
  private:
-  void issue(ccl::event call) {
-    call_ = std::move(call);
-    if (communicator_.overlaps()) call_->test();  // starts it in order, as Pieces does
-    ++communicator_.in_flight;
-  }
-
   void issue_counts() {
     auto* const own = &counts_[2 * ranks_ * static_cast<size_t>(communicator_.rank())];
     std::copy(input_counts_.begin(), input_counts_.end(), own);
     std::copy(output_counts_.begin(), output_counts_.end(), own + ranks_);
     const ccl::vector_class<size_t> lengths(ranks_, 2 * ranks_);
-    issue(ccl::allgatherv(own, 2 * ranks_, counts_.data(), lengths, ccl::datatype::uint64, communicator_.raw()));
+    call_ = communicator_.issue(
+        ccl::allgatherv(own, 2 * ranks_, counts_.data(), lengths, ccl::datatype::uint64, communicator_.raw()));
   }
 
   void check_counts() {
@@ -72,21 +66,9 @@ class Alltoall final : public Request {
     rounds_ = std::max<size_t>((longest + most_ - 1) / most_, 1);
   }
 
-  // The part of `count` elements that this round exchanges.
-  size_t part(size_t count) const {
-    const size_t done = round_ * most_;
-    return count > done ? std::min(count - done, most_) : 0;
-  }
-
-  std::vector<size_t> parts(const std::vector<size_t>& counts) const {
-    std::vector<size_t> result;
-    for (const size_t count : counts) result.push_back(part(count));
-    return result;
-  }
-
   void issue_round() {
-    const auto sent = parts(input_counts_);
-    const auto received = parts(output_counts_);
+    const auto sent = parts(input_counts_, round_ * most_, most_);
+    const auto received = parts(output_counts_, round_ * most_, most_);
     const auto source = rounds_ == 1 ? flat(inputs_, input_counts_, width_) : std::nullopt;
     target_ = rounds_ == 1 ? flat(outputs_, output_counts_, width_) : std::nullopt;
     if (!source) {
@@ -102,14 +84,14 @@ class Alltoall final : public Request {
     const void* from = source ? *source : packed_.get();
     void* to = target_ ? *target_ : received_.get();
     if (round_ + 1 == rounds_) communicator_.order.pop_front();
-    issue(ccl::alltoallv(from, sent, to, received, type_, communicator_.raw()));
+    call_ = communicator_.issue(ccl::alltoallv(from, sent, to, received, type_, communicator_.raw()));
   }
 
   void unpack() {
     if (target_) return;
     const auto* next = received_.get();
     for (size_t r = 0; r < ranks_; ++r) {
-      const size_t bytes = part(output_counts_[r]) * width_;
+      const size_t bytes = part(output_counts_[r], round_ * most_, most_) * width_;
       if (bytes > 0) std::memcpy(static_cast<char*>(outputs_[r]) + round_ * most_ * width_, next, bytes);
       next += bytes;
     }

@@ -1,14 +1,7 @@
 #include "communicator.hpp"
 
-#include <sys/random.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <condition_variable>
-#include <cstdio>
 #include <iostream>
 #include <map>
-#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -58,17 +51,10 @@ std::map<std::string, std::unique_ptr<ccl::communicator>>& unused() {
   return communicators;
 }
 
-std::string random_id() {
-  uint64_t number = 0;
-  if (getrandom(&number, sizeof number, 0) != sizeof number)
-    throw std::runtime_error("getrandom has failed; allow this system call");
-  return std::to_string(number);
-}
-
 // Frees, in one order, the communicators that none of their ranks uses any more and all of whose ranks call this now.
 // Returns an id for a new communicator, the same on all ranks.
 std::string free_unused(const Group& group) {
-  std::string text = random_id();
+  std::string text = std::to_string(random_number());
   for (const auto& [unused_id, communicator] : unused()) text += ' ' + unused_id;
   std::string id;
   std::map<std::string, int> ranks;  // that do not use it any more, by id
@@ -82,36 +68,6 @@ std::string free_unused(const Group& group) {
   std::erase_if(unused(), [&](const auto& entry) { return ranks[entry.first] == entry.second->size(); });
   return id;
 }
-
-// Ends the process when a call that cannot be interrupted takes longer than its limit.
-class Watchdog {
- public:
-  Watchdog(const std::string& what, Milliseconds limit)
-      : thread_([this, what, limit] {
-          std::unique_lock<std::mutex> lock(mutex_);
-          if (finished_.wait_for(lock, limit, [this] { return over_; })) return;
-          std::fprintf(stderr,
-                       "cpudist: %s did not finish within %.1f s: a peer is gone or cannot be reached; ending\n",
-                       what.c_str(), static_cast<double>(limit.count()) / 1000);
-          std::fflush(nullptr);
-          _exit(1);
-        }) {}
-
-  ~Watchdog() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      over_ = true;
-    }
-    finished_.notify_one();
-    thread_.join();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable finished_;
-  bool over_ = false;
-  std::thread thread_;
-};
 
 }  // namespace
 
@@ -137,9 +93,6 @@ std::string library_version() { return ccl::get_library_version().full; }
 Communicator::Communicator(const Group& group)
     : most_in_flight_(group.on_one_node() ? kMostInFlightOnOneNode : kMostInFlightAcrossNodes),
       round_bytes_(group.round_bytes) {
-  Watchdog watchdog("creating a oneCCL communicator of " + std::to_string(group.size) + " ranks (rank " +
-                        std::to_string(group.rank) + ")",
-                    group.timeout);
   id_ = free_unused(group);
   const auto kvs = std::make_shared<GroupKvs>(group.store);
   raw_ = std::make_unique<ccl::communicator>(ccl::create_communicator(group.size, group.rank, kvs));

@@ -10,6 +10,7 @@ namespace cpudist::oneccl {
 inline ccl::datatype to_ccl(DataType type) {
   switch (type) {
     case DataType::kInt8: return ccl::datatype::int8;
+    case DataType::kBool:
     case DataType::kUint8: return ccl::datatype::uint8;
     case DataType::kInt16: return ccl::datatype::int16;
     case DataType::kInt32: return ccl::datatype::int32;

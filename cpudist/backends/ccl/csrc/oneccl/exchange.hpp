@@ -66,12 +66,11 @@ class Exchange final : public Request {
         own_(static_cast<size_t>(shares.rank())),
         pieces_((count + kMost - 1) / kMost) {
     if (input != output) std::memcpy(output, input, count * sizeof(float));
-    uint64_t bytes = 0;
     if (pieces_.empty()) return;
     for (size_t i = 0; i < pieces_.size(); ++i) {
-      for (size_t r = 0; r < ranks_; ++r) bytes += share(i, r).bytes;
+      for (size_t r = 0; r < ranks_; ++r) converted_to += share(i, r).bytes;
     }
-    converted.count(count * sizeof(float), bytes);
+    converted_from += count * sizeof(float);
     shares_.order.push_back(this);
     sums_.order.push_back(this);
   }
@@ -79,11 +78,11 @@ class Exchange final : public Request {
   Progress test() override {
     if (sent_ < pieces_.size() && shares_.may_issue(this)) {
       send_shares();
-    } else if (added_ < sent_ && complete(shares_, pieces_[added_])) {
+    } else if (added_ < sent_ && shares_.complete(*pieces_[added_].call)) {
       add_shares();
     } else if (gathered_ < added_ && sums_.may_issue(this)) {
       gather_sums();
-    } else if (collected_ < gathered_ && complete(sums_, pieces_[collected_])) {
+    } else if (collected_ < gathered_ && sums_.complete(*pieces_[collected_].call)) {
       decode_sums();
     } else if (collected_ < pieces_.size()) {
       return Progress::kWaiting;
@@ -114,19 +113,6 @@ class Exchange final : public Request {
     const auto begin = [&](size_t r) { return std::min(blocks * r / ranks_ * kernels::kWireBlock, length); };
     const size_t count = begin(rank + 1) - begin(rank);
     return {first + begin(rank), count, kernels::wire_bytes(wire_, count)};
-  }
-
-  void issue(Communicator& communicator, Piece& piece, ccl::event call) {
-    piece.call = std::move(call);
-    if (communicator.overlaps()) piece.call->test();  // starts it in order, as Pieces does
-    ++communicator.in_flight;
-  }
-
-  static bool complete(Communicator& communicator, Piece& piece) {
-    if (!piece.call->test()) return false;
-    piece.call.reset();
-    --communicator.in_flight;
-    return true;
   }
 
   void give_back(Piece& piece) {
@@ -160,8 +146,7 @@ class Exchange final : public Request {
       kernels_.encode(output_ + part.first, next, residual(part.first), part.count);
       next += part.bytes;
     }
-    issue(
-        shares_, piece,
+    piece.call = shares_.issue(
         ccl::alltoallv(piece.outgoing.get(), sent, piece.incoming.get(), received, ccl::datatype::int8, shares_.raw()));
     if (++sent_ == pieces_.size()) shares_.order.pop_front();
   }
@@ -193,9 +178,8 @@ class Exchange final : public Request {
     kernels_.encode(output_ + own.first, piece.outgoing.get(), residual(own.first), own.count);
     if (residual_ != nullptr && average_) scale_residual(own);
     // Into one buffer: with one for each rank, oneCCL (2022.1) does not return before all ranks have called it.
-    issue(sums_, piece,
-          ccl::allgatherv(piece.outgoing.get(), own.bytes, piece.incoming.get(), lengths, ccl::datatype::int8,
-                          sums_.raw()));
+    piece.call = sums_.issue(ccl::allgatherv(piece.outgoing.get(), own.bytes, piece.incoming.get(), lengths,
+                                             ccl::datatype::int8, sums_.raw()));
     if (++gathered_ == pieces_.size()) sums_.order.pop_front();
   }
 

@@ -42,7 +42,7 @@ constexpr size_t kPieceBytes = size_t{4} << 20;
 
 // A collective as one or more oneCCL calls, piece by piece.
 //
-// Issue(offset, length) starts the call for that part of the elements, Finish(offset, length) post-processes its
+// issue(offset, length) starts the call for that part of the elements; finish(offset, length, scratch) post-processes its
 // results.
 template <typename Issue, typename Finish>
 class Pieces final : public Request {
@@ -59,8 +59,10 @@ class Pieces final : public Request {
         issue_next();
         moved = true;
       }
-      if (first_ == calls_.size() || !calls_[first_].event.test()) return moved ? Progress::kMoved : Progress::kWaiting;
-      complete_first();
+      if (first_ == calls_.size() || !communicator_.complete(calls_[first_].event)) {
+        return moved ? Progress::kMoved : Progress::kWaiting;
+      }
+      finish_first();
       moved = true;
     }
     return Progress::kComplete;
@@ -70,20 +72,18 @@ class Pieces final : public Request {
   size_t length(size_t offset) const { return std::min(most_, count_ - offset); }
 
   void issue_next() {
-    calls_.push_back(issue_(issued_, length(issued_)));
-    // Starts the call at once. oneCCL reorders its queue when a call completes, and MPI matches the calls that oneCCL
-    // passes on by the order in which they were started.
-    if (communicator_.overlaps()) calls_.back().event.test();
-    ++communicator_.in_flight;
+    Issued call = issue_(issued_, length(issued_));
+    call.event = communicator_.issue(std::move(call.event));
+    calls_.push_back(std::move(call));
     issued_ += length(issued_);
     if (issued_ == count_) communicator_.order.pop_front();
   }
 
-  void complete_first() {
-    finish_(completed_, length(completed_));
+  void finish_first() {
+    auto& call = calls_[first_++];
+    finish_(completed_, length(completed_), call.scratch.get());
+    call.scratch.reset();
     completed_ += length(completed_);
-    calls_[first_++].scratch.reset();
-    --communicator_.in_flight;
   }
 
   Communicator& communicator_;
@@ -127,17 +127,7 @@ class Several final : public Request {
  public:
   explicit Several(std::vector<RequestPtr> requests) : requests_(std::move(requests)) {}
 
-  Progress test() override {
-    bool moved = false;
-    for (auto& request : requests_) {
-      const auto progress = request->test();
-      moved = moved || progress != Progress::kWaiting;
-      if (progress == Progress::kComplete) request.reset();
-    }
-    std::erase(requests_, nullptr);
-    if (requests_.empty()) return Progress::kComplete;
-    return moved ? Progress::kMoved : Progress::kWaiting;
-  }
+  Progress test() override { return test_all(requests_); }
 
  private:
   std::vector<RequestPtr> requests_;

@@ -34,13 +34,12 @@ namespace cpudist::shared_memory {
 
 constexpr size_t kLineBytes = 64;  // of a cache line, the unit in which processors exchange memory
 constexpr size_t kPageBytes = 4096;
+constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);  // of a control block
 constexpr uint64_t kSlots = 8;
 constexpr uint64_t kLag = 3;
 
 // Of a slot. Has one writer. A small message is stored in the block that announces it.
 struct alignas(kLineBytes) ControlBlock {
-  static constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);
-
   std::atomic<uint64_t> step;  // grows only
   uint64_t signature;          // of the call that the step belongs to
   std::byte payload[kPayload];
@@ -49,8 +48,6 @@ static_assert(sizeof(ControlBlock) == kLineBytes && std::atomic<uint64_t>::is_al
 
 // Messages from one rank to another (messages.cpp): the sender's block, in the sender's region ...
 struct alignas(kLineBytes) SendControl {
-  static constexpr size_t kPayload = kLineBytes - 2 * sizeof(uint64_t);
-
   std::atomic<uint64_t> pieces;  // sent on this pair so far, over all messages
   uint64_t buffer;               // which of the sender's buffers holds them
   std::byte payload[kPayload];   // a short message itself
@@ -163,7 +160,7 @@ class Channel {
 
   // The place of `rank`'s data in this step: the control block if they fit, otherwise the slot.
   std::byte* place(int rank, uint64_t step, size_t bytes) {
-    return bytes <= ControlBlock::kPayload ? control_block(rank, step).payload : slot(rank, step);
+    return bytes <= kPayload ? control_block(rank, step).payload : slot(rank, step);
   }
   std::byte* slot(int rank, uint64_t step) {
     return region(rank) + layout_.slots + (number_ * kSlots + step % kSlots) * layout_.slot_bytes;

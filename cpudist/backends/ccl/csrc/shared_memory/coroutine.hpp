@@ -39,7 +39,6 @@ class Coroutine {
     std::suspend_always final_suspend() const noexcept { return {}; }
     void return_void() const noexcept {}
     void unhandled_exception() const { throw; }
-    Stop await_transform(Condition& condition) const noexcept { return {condition}; }
     Stop await_transform(Condition&& condition) const noexcept { return {condition}; }
   };
 

@@ -33,12 +33,12 @@ class FreeBuffer final : public Condition {
 };
 
 std::byte* Messages::place(size_t bytes, int from, int to) {
-  if (bytes <= SendControl::kPayload) return channel_.send_control(from, to).payload;
+  if (bytes <= kPayload) return channel_.send_control(from, to).payload;
   return bytes <= channel_.eager_bytes() ? channel_.eager_buffer(from, to) : nullptr;
 }
 
 Coroutine Messages::send(const std::byte* data, size_t bytes, int destination) {
-  const bool eager = bytes <= std::max(SendControl::kPayload, channel_.eager_bytes());
+  const bool eager = bytes <= std::max(kPayload, channel_.eager_bytes());
   return eager ? send_eager(data, bytes, destination) : send_rendezvous(data, bytes, destination);
 }
 
@@ -46,7 +46,7 @@ Coroutine Messages::send(const std::byte* data, size_t bytes, int destination) {
 // the eager buffer may be on their way together.
 Coroutine Messages::send_eager(const std::byte* data, size_t bytes, int destination) {
   Pair& pair = sent_[destination];
-  uint64_t& before = bytes <= SendControl::kPayload ? pair.in_control : pair.in_eager;
+  uint64_t& before = bytes <= kPayload ? pair.in_control : pair.in_eager;
   ++pair.messages;
   co_await Reached(destination, channel_.receive_control(channel_.rank(), destination).pieces, before);
   if (bytes > 0) std::memcpy(place(bytes, channel_.rank(), destination), data, bytes);

@@ -8,9 +8,10 @@
 #include <system_error>
 #include <utility>
 
+#include "../rendezvous.hpp"
+
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,18 +19,11 @@ namespace cpudist::shared_memory {
 
 namespace {
 
-// The start of the segment. The secret identifies the segment, because process numbers repeat in containers and over
-// time.
-struct Seal {
-  uint64_t secret;
-};
-
-[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
-
-uint64_t random_number() {
-  uint64_t number = 0;
-  if (getrandom(&number, sizeof number, 0) != sizeof number) fail("getrandom");
-  return number;
+// Throws the error of the last system call, after it has closed the descriptor.
+[[noreturn]] void fail(const std::string& what, int descriptor = -1) {
+  const int error = errno;
+  if (descriptor >= 0) close(descriptor);
+  throw std::system_error(error, std::generic_category(), what);
 }
 
 // Creates a file in memory that cannot be executed: some machines allow no other. Kernels before 6.3 reject the flag.
@@ -54,12 +48,7 @@ struct flock one_byte(size_t offset) {
 
 Segment::Segment(int descriptor, size_t bytes) : descriptor_(descriptor), bytes_(bytes), data_(nullptr) {
   void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (data == MAP_FAILED) {
-    const int error = errno;
-    close(descriptor);
-    errno = error;
-    fail("mmap of shared memory");
-  }
+  if (data == MAP_FAILED) fail("mmap of shared memory", descriptor);
   data_ = static_cast<std::byte*>(data);
   madvise(data, bytes, MADV_DONTFORK);  // a child process is not a rank of the group
 }
@@ -69,20 +58,17 @@ Segment Segment::create(size_t bytes) {
   // The seals forbid other processes to shrink the file, after which an access would raise SIGBUS.
   if (fchmod(descriptor, 0600) != 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ||
       fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    const int error = errno;
-    close(descriptor);
-    errno = error;
-    fail("setting up shared memory");
+    fail("setting up shared memory", descriptor);
   }
   Segment segment(descriptor, bytes);
-  segment.allocate(0, sizeof(Seal));
-  reinterpret_cast<Seal*>(segment.data_)->secret = random_number();
+  segment.allocate(0, sizeof(uint64_t));
+  segment.secret() = random_number();
   return segment;
 }
 
 std::string Segment::address() const {
   std::ostringstream text;
-  text << getpid() << ' ' << descriptor_ << ' ' << bytes_ << ' ' << reinterpret_cast<const Seal*>(data_)->secret;
+  text << getpid() << ' ' << descriptor_ << ' ' << bytes_ << ' ' << secret();
   return text.str();
 }
 
@@ -102,7 +88,7 @@ Segment Segment::open(const std::string& address) {
     throw std::runtime_error(path + " is not the group's shared memory; start a machine's ranks in one PID namespace");
   }
   Segment segment(descriptor, bytes);
-  if (reinterpret_cast<const Seal*>(segment.data_)->secret != secret) {
+  if (segment.secret() != secret) {
     throw std::runtime_error(path + " belongs to another job; start a machine's ranks in one PID namespace");
   }
   return segment;

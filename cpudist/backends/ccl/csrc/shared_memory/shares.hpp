@@ -9,11 +9,6 @@
 
 namespace cpudist::shared_memory {
 
-// How much of [offset, offset + most) lies within a message of `whole`.
-inline size_t part(size_t whole, size_t offset, size_t most) {
-  return whole > offset ? std::min(whole - offset, most) : 0;
-}
-
 inline size_t pieces_of(size_t whole, size_t most) { return (whole + most - 1) / most; }
 
 // memcpy's arguments must not be null, even to copy nothing, and the two may be the same memory.

@@ -25,7 +25,7 @@ class Signature {
  public:
   // `count`: elements, of this rank's share where shares differ. `argument`: the reduction, or the root.
   explicit Signature(Operation operation, uint64_t count = 0, DataType type = DataType::kInt8, int argument = 0)
-      : bits_(uint64_t{1} << 63 | static_cast<uint64_t>(operation) << 59 | static_cast<uint64_t>(type) << 55 |
+      : bits_(uint64_t{1} << 63 | static_cast<uint64_t>(operation) << 60 | static_cast<uint64_t>(type) << 55 |
               static_cast<uint64_t>(argument & 0xfff) << 43 | (count & kCountMask)) {}
 
   explicit Signature(uint64_t bits) : bits_(bits) {}
