@@ -18,6 +18,7 @@ from cpudist.topology.cpulist import format_list
 Statuses = Mapping[int, RankStatus | None]
 
 _LINES = 3  # of each kind, so that a report about 1 000 ranks stays short
+_IN_VAIN_SECONDS = 3.0  # longer than a group takes to end, which looks alike meanwhile
 _RUNS = 8  # runs of consecutive ranks in one sentence
 
 # Calls that need tensors of one size on all ranks of the group.
@@ -34,10 +35,12 @@ class Explanation:
     Attributes:
         sentences: the most likely cause first; none if no rank waits.
         blamed: the ranks of the most likely cause; none where no rank is missing.
+        in_vain: whether one of the missing ranks is at the end of its script.
     """
 
     sentences: list[str]
     blamed: list[int]
+    in_vain: bool
 
 
 def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
@@ -48,7 +51,7 @@ def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
         hosts: the host name of each rank.
     """
     report = _Report(statuses, hosts)
-    return Explanation(report.sentences(), report.blamed())
+    return Explanation(report.sentences(), report.blamed(), report.in_vain())
 
 
 def summary(place: RankStatus) -> str:
@@ -97,6 +100,10 @@ class _Report:
         missing = [rank for wait in self.waits for rank in wait.missing]
         idle = [rank for rank in missing if not self.known[rank].under_way]
         return sorted({*(self._silent() or idle or missing)})
+
+    def in_vain(self) -> bool:
+        late = [wait for wait in self.waits if max(call.seconds for call in wait.waiting.values()) > _IN_VAIN_SECONDS]
+        return any(self.known[rank].at_end for wait in late for rank in wait.missing)
 
     def _silent(self) -> list[int]:
         return [rank for rank in self.statuses if rank not in self.known]

@@ -86,6 +86,7 @@ class Watch:
         self._ending = threading.Lock()
         self._warned = False
         self._at_end = False
+        self._first_at_end = False
         self._rank_0_finished = False
         self._reported: set[str] = set()  # stalled calls that are reported already, as far as this rank has seen
         self._heartbeat = heartbeat
@@ -143,7 +144,9 @@ class Watch:
             return
         self._at_end = True
         with contextlib.suppress(StoreLost):  # the thread reports it and ends this process
-            if self._store.add(_FINISHED, 1) == self.world.size:
+            finished = self._store.add(_FINISHED, 1)
+            self._first_at_end = finished == 1
+            if finished == self.world.size:
                 self._store.set({_ALL_FINISHED: b"1"})
             if self.world.rank == 0:
                 self._store.set({_RANK_0_FINISHED: b"1"})
@@ -202,6 +205,8 @@ class Watch:
         try:
             self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
             self._publish_status(store)
+            if self._first_at_end:
+                self._end_if_awaited_in_vain(store)
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001
@@ -251,16 +256,28 @@ class Watch:
                 statuses = published(store, self.world.size)
                 lost = _lost_ranks(store)
                 tell_launch([one.rank for one in lost[:1] if one.rank is not None])
-                for sentence in reports.explain_lost(lost, statuses, self._hosts):
-                    say(f"{sentence}; ending the job")
-                store.set({REPORTED: b"1"})
-                self._end(store, 1, first=True)
+                self._report_and_end(store, reports.explain_lost(lost, statuses, self._hosts))
             self._end(store, _reported_status(store, 1), first=False)
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001 - this rank must end in any case
             say(f"{name_of(self.world)} ends with the others, and cannot report why: {error!r}")
             abort(1)
+
+    def _end_if_awaited_in_vain(self, store: Connection) -> None:
+        """End the job where ranks wait in a collective for a rank whose script has ended: it will never call it.
+
+        The first rank at its end looks after that for all.
+        """
+        found = self._explain(store)
+        if found.in_vain and store.add(CLAIMS, 1) == 1:
+            self._report_and_end(store, found.sentences)
+
+    def _report_and_end(self, store: Connection, sentences: Sequence[str]) -> NoReturn:
+        for sentence in sentences:
+            say(f"{sentence}; ending the job")
+        store.set({REPORTED: b"1"})
+        self._end(store, 1, first=True)
 
     def _end(self, store: Connection, status: int, *, first: bool) -> NoReturn:
         self._ending.acquire()  # never released: the main thread and the watch thread may both come here

@@ -145,6 +145,30 @@ def test_after_a_hang_the_rank_that_is_the_cause_is_named_last(tmp_path: Path, b
 
 
 @pytest.mark.job
+@pytest.mark.parametrize(
+    ("backend", "transport", "end"),
+    [("gloo", "", ""), ("ccl", "", ""), ("ccl", "oneccl", ""), ("ccl", "oneccl", "dist.destroy_process_group()")],
+)
+def test_uneven_batches_end_the_job_long_before_the_timeout(
+    tmp_path: Path, backend: str, transport: str, end: str
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import torch, torch.distributed as dist\n"
+        "for batch in range(4 - dist.get_rank()):\n"
+        "    dist.all_reduce(torch.ones(100))\n"
+        f"{end}\n"
+    )
+    env = {"CPUDIST_TRANSPORT": transport} if transport else {}
+    result = run(mpirun(2, *train("--backend", backend, "--timeout", "600", str(path))), timeout=BOUND, env=env)
+    assert result.returncode != 0, result.output
+    cause = r"rank 1 \(\S+\) never reached all_reduce #\d+ \(400 B, script\.py:3\); it was at the end of its script; "
+    if end:  # MPI takes it for the other rank's all_reduce
+        cause = r"rank 1 has left the group \(destroy_process_group\), but rank 0 makes another call; .*"
+    assert re.search(f"^cpudist: {cause}ending", result.stderr, re.MULTILINE), result.output
+
+
+@pytest.mark.job
 def test_under_torchrun_the_failed_rank_is_blamed(tmp_path: Path) -> None:
     script = _script(tmp_path, "raise ValueError('the reason')", _SLEEP)
     options = ["--backend", "gloo", "--record", str(tmp_path / "record.json")]

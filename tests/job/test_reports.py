@@ -70,6 +70,13 @@ def test_a_rank_at_its_end() -> None:
     ]
 
 
+def test_a_rank_at_its_end_is_awaited_in_vain_but_not_while_groups_end() -> None:
+    ended = RankStatus(1, "h0", "train.py:99", "<module>", (), BEFORE, at_end=True)
+    for seconds, other, in_vain in ((4, ended, True), (1, ended, False), (4, computes(1), False)):
+        waiting = waits(0, replace(REDUCE, seconds=seconds))
+        assert explain({0: waiting, 1: other}, HOSTS).in_vain == in_vain
+
+
 def test_ranks_that_called_different_things() -> None:
     gather = Call("all_gather", sequence=812, bytes=4)
     assert of(waits(0, REDUCE), waits(1, REDUCE), waits(2, REDUCE), waits(3, gather, line="eval.py:5")) == [
