@@ -5,23 +5,37 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO
 
-from cpudist.console import say
+from cpudist.console import counted_seconds, duration, say
 from cpudist.errors import UserError
 from cpudist.private import home, why_not_trusted
 from cpudist.waiting import poll
 
 _LOG = "compile.log"
 _COMPILE_SECONDS = 900.0
+_SAY_AFTER_SECONDS = 2.0
 _SCRATCH = "compiling-"
+
+# g++ runs other programs, and a signal that kills this process reaches none of them. The shell's standard input is a
+# pipe of this process: its end removes the temporary files, and kills all of them.
+_ENDS_WITH_PIPE = """
+exec 3<&0
+(read line <&3; rm -rf "$0"; kill -KILL 0) &
+"$@" 3<&- </dev/null
+status=$?
+kill -KILL $!
+exit $status
+"""
 
 
 @dataclass(frozen=True)
@@ -169,17 +183,23 @@ def _lock(folder: Path, what: str) -> Iterator[None]:
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
         _trusted(folder / "lock", what)
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = open(os.open(folder / "lock", flags, 0o600))  # noqa: SIM115
+        handle = open(os.open(folder / "lock", flags, 0o600), "r+")  # noqa: SIM115
     except OSError as error:
         raise UserError(
             f"cannot write {what} to {folder} ({error.strerror}); set CPUDIST_CACHE to a folder that can be written"
         ) from None
     with handle:
-        if not poll(lambda: _take(handle), _COMPILE_SECONDS):
-            raise UserError(
-                f"another process has been compiling for {_COMPILE_SECONDS:.0f} s "
-                f"(lock {handle.name}); end it and try again"
-            )
+        if not poll(lambda: _take(handle), _SAY_AFTER_SECONDS):
+            with suppress(OSError):  # raised on other ranks: one says it
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                say(f"waiting for {_holder(handle)}, which compiles {what}")
+            with counted_seconds():
+                taken = poll(lambda: _take(handle), 2 * _COMPILE_SECONDS)
+            if not taken:
+                raise UserError(f"{_holder(handle)} still compiles {what} (lock {handle.name}); end it and try again")
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%H:%M:%S')}")
+        handle.flush()
         yield
 
 
@@ -191,24 +211,50 @@ def _take(handle: IO[str]) -> bool:
     return True
 
 
+def _holder(handle: IO[str]) -> str:
+    """Return the process that has the lock, as it has written itself into the file."""
+    handle.seek(0)
+    return handle.read() or "another process"
+
+
 def _compile(compiler: Compiler, library: Library, target: Path) -> None:
+    begin = time.monotonic()
     say(f"compiling {library.what} (once, {library.duration})")
-    # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
-    for left in target.parent.glob(f"{_SCRATCH}*"):  # of a process that was killed; this one holds the lock
+    for left in target.parent.glob(f"{_SCRATCH}*"):  # of a machine that went down; this process holds the lock
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
+    log = target.parent / _LOG
+    # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch, counted_seconds():
         output = Path(scratch) / target.name
-        command = library.command(compiler, output)
-        log = target.parent / _LOG
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"compiling {library.what} took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
-            ) from None
-        log.write_text(" ".join(command) + "\n" + done.stdout + done.stderr)
-        if done.returncode != 0:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), "no error line")
+        if _run(library.command(compiler, output), scratch, log) != 0:
+            lines = log.read_text(errors="replace").splitlines()[1:]
+            first = next((line for line in lines if "error" in line), "no error line")
             raise UserError(f"compiling {library.what} failed: {first.strip()}; see {log}, or install another g++")
         output.chmod(0o755)
         os.replace(output, target)
+    say(f"compiled {library.what} in {duration(time.monotonic() - begin)}")
+
+
+def _run(command: list[str], scratch: str, log: Path) -> int:
+    """Run a compiler, with its output in `log`, and return its exit status.
+
+    Raises:
+        UserError: it takes too long.
+    """
+    with log.open("w") as output:
+        output.write(" ".join(command) + "\n")
+        output.flush()
+        with subprocess.Popen(
+            ["sh", "-c", _ENDS_WITH_PIPE, scratch, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": scratch},
+            start_new_session=True,
+        ) as process:
+            try:
+                return process.wait(_COMPILE_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"compiling took over {_COMPILE_SECONDS:.0f} s; run `cpudist build` on a free machine"
+                ) from None

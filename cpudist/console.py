@@ -7,7 +7,9 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NoReturn
 
@@ -21,9 +23,29 @@ def say(line: str, program: str = "cpudist") -> None:
 
     A standard error that is closed or full is ignored.
     """
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{program}: {line}\n")
-        sys.stderr.flush()
+    _write(f"{program}: {line}\n")
+
+
+@contextmanager
+def counted_seconds() -> Iterator[None]:
+    """Show on a terminal the seconds that the block has taken so far; nothing in a file or a pipe."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    begin, ended = time.monotonic(), threading.Event()
+
+    def count() -> None:
+        while not ended.wait(1):
+            _write(f"\r{time.monotonic() - begin:.0f} s")
+        _write("\r\033[K")
+
+    counting = threading.Thread(target=count, daemon=True)
+    counting.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        counting.join()
 
 
 def show_lines_at_once() -> None:
@@ -34,6 +56,12 @@ def show_lines_at_once() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.reconfigure(line_buffering=True)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def size(count: float) -> str:

@@ -78,7 +78,7 @@ def test_build_into_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert shown.count("\n") == 1
 
 
-@pytest.mark.parametrize(("age", "said"), [(-1, "compiled in 0 s: "), (3600, "compiled before: ")])
+@pytest.mark.parametrize(("age", "said"), [(-1, "compiled: "), (3600, "compiled before: ")])
 def test_build_says_where_and_how_to_use_it(
     age: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

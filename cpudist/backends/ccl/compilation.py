@@ -35,7 +35,7 @@ def module(oneccl: OneCcl, libraries: str | None = None) -> Library:
     return Library(
         _MODULE,
         "the ccl backend",
-        "a minute or two",
+        "45 to 90 seconds of a core",
         _key(oneccl),
         lambda compiler, output: compile_command(compiler, oneccl, SOURCES / "unity.cpp", output, libraries),
     )

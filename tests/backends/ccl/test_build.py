@@ -1,13 +1,15 @@
 """The cache: only trusted libraries are loaded, and of processes that start at the same time one compiles."""
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cpudist import compiler
+from cpudist import compiler, processes, waiting
 from cpudist.compiler import Library
 from cpudist.errors import UserError
 
@@ -24,7 +26,7 @@ def test_a_library_that_others_could_have_written_is_not_loaded(
     assert compiler.find(LIBRARY, tmp_path / "cache") == library
     for path in (library, library.parents[0], library.parents[2]):
         path.chmod(0o777)
-        with pytest.raises(UserError, match=f"is not loaded: {path} can be written by other users"):
+        with pytest.raises(UserError, match=f"is not loaded: {re.escape(str(path))} can be written by other users"):
             compiler.find(LIBRARY, tmp_path / "cache")
         path.chmod(0o755)
 
@@ -39,9 +41,45 @@ def test_the_lock_follows_no_link(tmp_path: Path) -> None:
     assert other.read_text() == "kept"
 
 
+def test_who_holds_the_lock_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cache" / "key" / "compiler"
+    monkeypatch.setattr(compiler, "_SAY_AFTER_SECONDS", 0.01)
+    monkeypatch.setattr(compiler, "_COMPILE_SECONDS", 0.01)
+    holder = rf"process {os.getpid()} on {socket.gethostname()}, since \d\d:\d\d:\d\d"
+    with (
+        compiler._lock(folder, "it"),
+        pytest.raises(UserError, match=f"{holder} still compiles it"),
+        compiler._lock(folder, "it"),
+    ):
+        pass
+    assert re.fullmatch(f"cpudist: waiting for {holder}, which compiles it\n", capsys.readouterr().err)
+
+
+@pytest.mark.job
+def test_a_compile_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Neither files nor the programs that the compiler has started."""
+    slow = tmp_path / "slow-g++"
+    slow.write_text(
+        "#!/bin/bash\n"
+        f'[[ "$*" == *unity.cpp* ]] || exit 0\necho $TMPDIR > {tmp_path}/scratch\n'
+        f"sleep 300 &\necho $! > {tmp_path}/pid\nwait\n"
+    )
+    slow.chmod(0o755)
+    command = [sys.executable, "-m", "cpudist", "build", "--output", str(tmp_path / "cache")]
+    pid = tmp_path / "pid"
+    with subprocess.Popen(command, env=os.environ | {"CXX": str(slow)}, stderr=subprocess.DEVNULL) as build:
+        started = waiting.poll(lambda: pid.exists() and pid.read_text().endswith("\n"), 60)
+        build.kill()
+    assert started
+    scratch = Path((tmp_path / "scratch").read_text().strip())
+    assert waiting.poll(lambda: not scratch.exists() and processes.read(int(pid.read_text())) is None, 20)
+
+
 @pytest.mark.job
 def test_two_at_once_compile_once(tmp_path: Path) -> None:
-    # It compiles an empty file instead of the source, which takes half a minute. Other tests load the real module.
+    # It compiles an empty file instead of the source, which takes a minute. Other tests load the real module.
     (tmp_path / "empty.cpp").touch()
     quick = tmp_path / "quick-g++"
     quick.write_text(f'#!/bin/bash\nexec g++ "${{@/#*unity.cpp/{tmp_path}/empty.cpp}}"\n')
