@@ -57,7 +57,7 @@ def write_tables(folder: Path, summaries: dict[str, dict[str, str]]) -> None:
 
 
 def write_questions(path: Path, summaries: dict[str, dict[str, str]]) -> None:
-    """One question about each of some 900 functions and classes; a context is about a few of the same package."""
+    """Write a question about each of some 900 functions and classes. A context describes a few of one package."""
     paragraphs = []
     for label, by_name in summaries.items():
         entries = list(by_name.items())

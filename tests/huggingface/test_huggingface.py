@@ -87,7 +87,7 @@ def test_ipex_and_bf16_train_and_what_is_saved_is_what_was_trained(tmp_path: Pat
     assert model.config.dtype in (torch.float32, "float32"), "as any other run saves it"
     reloaded = {name: value.double().sum().item() for name, value in model.state_dict().items()}
     assert reloaded == trained["parameters"]
-    # What was saved computes what was evaluated before; in float32 instead of bfloat16.
+    # The saved model has the loss that was evaluated before; it computes in float32 instead of bfloat16.
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(4, 64, (255, 16), generator=generator)[204:]
     with torch.no_grad():

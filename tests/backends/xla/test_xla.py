@@ -157,7 +157,7 @@ def test_a_compile_after_warm_up_is_one_line_with_its_cause() -> None:
 
 
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
-    """By a table of the user's: a tuple of axes, None, and axes at the end that are not named."""
+    """The table is the user's. It has a tuple of axes, None, and leaves out axes at the end."""
     table = {"0.weight": [["model", "data"]], "2.weight": [None, "model"], "*.up.weight": ["model"]}
     (tmp_path / "table.json").write_text(json.dumps(table))
     words = ["--backend", "xla", "--mesh", "data=2,model=2", "--show-sharding", "--record", str(tmp_path / "r.json")]

@@ -1,4 +1,4 @@
-"""What stands on process groups gives the same on ccl as in one process: `stack.py FOLDER`.
+"""Libraries on top of process groups give the same results on ccl as in one process: `stack.py FOLDER`.
 
 DDP, ZeRO, FSDP2, tensor parallelism, DTensor, checkpoints, and torch's functional collectives.
 """

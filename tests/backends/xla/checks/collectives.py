@@ -1,4 +1,4 @@
-"""What every collective gives for tensors of XLA devices is what it gives for tensors of the CPU: run by two ranks.
+"""Every collective gives the same results for tensors of XLA devices as for those of the CPU: run by two ranks.
 
 torch_xla's own collectives that docs/xla.md lists as refused are refused. With the word gloo, one rank says that it
 cannot use ccl.
