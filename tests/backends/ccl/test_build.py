@@ -63,7 +63,7 @@ def test_a_compile_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     slow = tmp_path / "slow-g++"
     slow.write_text(
         "#!/bin/bash\n"
-        f'[[ "$*" == *unity.cpp* ]] || exit 0\necho $TMPDIR > {tmp_path}/scratch\n'
+        f'[[ "$*" == *.cpp* ]] || exit 0\necho $TMPDIR > {tmp_path}/scratch\n'
         f"sleep 300 &\necho $! > {tmp_path}/pid\nwait\n"
     )
     slow.chmod(0o755)
