@@ -119,6 +119,11 @@ class _Node:
         return self.identity == member.node and self.local_size == place.local_size and not taken
 
 
+def name_of(world: World) -> str:
+    """Return a rank's name in messages: "rank 1 on h0"."""
+    return f"rank {world.rank} on {world.hosts[world.node_rank]}"
+
+
 def gather_rank_info(
     launcher: Launcher, interactive: bool, all_gather: Callable[[str, str], list[str]]
 ) -> tuple[World, list[RankInfo]]:

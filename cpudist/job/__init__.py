@@ -8,7 +8,8 @@
 - `heartbeat.py`: the thread of each rank in which the watch, `--stall` and signals are served once a second.
 - `stall.py`: the end of a job in which nothing goes on.
 - `pace.py`: the rank that makes the others wait, and why.
-- `rank_status.py`, `reports.py`: what a rank is doing, and which ranks keep the others waiting or were lost.
+- `rank_status.py`, `rank_texts.py`: what a rank is doing, for the other ranks and in words; `reports.py`: which ranks
+  keep the others waiting.
 - `stack_server.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
 - `record.py`: the run record.
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.

@@ -15,12 +15,12 @@ from cpudist.job import failure
 from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.pace import PaceMeter, Stragglers
 from cpudist.job.rank_status import RankStatus, published, status_of
-from cpudist.job.reports import summary
+from cpudist.job.rank_texts import summary
 from cpudist.job.stack_server import StackServer
 from cpudist.job.stall import Stall
-from cpudist.job.watch import RanksMissing, Watch, name_of
+from cpudist.job.watch import RanksMissing, Watch
 from cpudist.rendezvous import all_gather, connect
-from cpudist.world import elsewhere, gather_rank_info
+from cpudist.world import elsewhere, gather_rank_info, name_of
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend

@@ -1,23 +1,19 @@
-"""Sentences about ranks that keep the others waiting, and about lost ranks.
-
-They are made of the statuses that all ranks publish.
-"""
+"""Sentences about ranks that keep the others waiting, made of the statuses that all ranks publish."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cpudist.backends.interface import Call
-from cpudist.console import names_of, size
+from cpudist.console import names_of
 from cpudist.job.rank_status import RankStatus
-from cpudist.lost_ranks import LostRank
+from cpudist.job.rank_texts import LINES, describe, last_seen
 from cpudist.topology.cpulist import format_list
 
 Statuses = Mapping[int, RankStatus | None]
 
-_LINES = 3  # of each kind, so that a report about 1 000 ranks stays short
 _IN_VAIN_SECONDS = 3.0  # longer than a group takes to end, which looks alike meanwhile
 _RUNS = 8  # runs of consecutive ranks in one sentence
 
@@ -52,17 +48,6 @@ def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
     """
     report = _Report(statuses, hosts)
     return Explanation(report.sentences(), report.blamed(), report.in_vain())
-
-
-def summary(place: RankStatus) -> str:
-    """Return what one rank is doing, such as: in all_reduce #812 (16 MB, train.py:88) for 7.1 s."""
-    if place.at_end:
-        return "at the end of its script"
-    if place.under_way:
-        call = place.under_way[0]
-        return f"in {_describe(call, place.line)} for {call.seconds:.1f} s"
-    last = f", after {_describe(place.finished[0])}" if place.finished else ""
-    return f"in {place.line or 'no line of Python'}{last}"
 
 
 @dataclass(frozen=True)
@@ -102,8 +87,13 @@ class _Report:
         return sorted({*(self._silent() or idle or missing)})
 
     def in_vain(self) -> bool:
-        late = [wait for wait in self.waits if max(call.seconds for call in wait.waiting.values()) > _IN_VAIN_SECONDS]
-        return any(self.known[rank].at_end for wait in late for rank in wait.missing)
+        for wait in self.waits:
+            longest = max(wait.waiting.values(), key=lambda call: call.seconds)
+            # A rank that reports no call of the group may have left it after this one: gloo then forgets the calls.
+            ended = [rank for rank in wait.missing if self.known[rank].at_end and self._reached(rank, longest)]
+            if ended and longest.seconds > _IN_VAIN_SECONDS:
+                return True
+        return False
 
     def _silent(self) -> list[int]:
         return [rank for rank in self.statuses if rank not in self.known]
@@ -153,32 +143,30 @@ class _Report:
 
     def _missing(self) -> list[str]:
         """Name the missing ranks; first those that do not wait themselves."""
-        alone: list[str] = []
-        waiting: list[str] = []
-        for wait in self.waits:
-            by_place = defaultdict(list)
-            for rank in wait.missing:
-                by_place[self._place(rank), bool(self.known[rank].under_way)].append(rank)
-            for (place, waits), ranks in by_place.items():
-                it = _verb(ranks, "it was", "they were")
-                sentence = f"{self._name(ranks)} never reached {self._what(wait)}; {it} {place}"
-                (waiting if waits else alone).append(sentence)
-        return alone + waiting
+        said = [
+            (waits, f"{self._name(ranks)} never reached {self._what(wait)}; {place}")
+            for wait in self.waits
+            for (waits, place), ranks in self._by_place(wait.missing).items()
+        ]
+        return [sentence for _, sentence in sorted(said, key=lambda one: one[0])]
 
     def _unclear(self) -> list[str]:
         """Name the ranks that are blocked inside a transport; their other calls are invisible."""
-        sentences = []
-        for wait in self.waits:
-            by_place = defaultdict(list)
-            for rank in wait.unclear:
-                by_place[self._place(rank)].append(rank)
-            for place, ranks in by_place.items():
-                it = _verb(ranks, "it was", "they were")
-                sentences.append(
-                    f"{self._name(ranks)} cannot say whether {_verb(ranks, 'it has', 'they have')} reached "
-                    f"{self._what(wait)}, being inside the communication library; {it} {place}"
-                )
-        return sentences
+        return [
+            f"{self._name(ranks)} cannot say whether {_verb(ranks, 'it has', 'they have')} reached "
+            f"{self._what(wait)}, being inside the communication library; {place}"
+            for wait in self.waits
+            for (_, place), ranks in self._by_place(wait.unclear).items()
+        ]
+
+    def _by_place(self, ranks: Sequence[int]) -> dict[tuple[bool, str], list[int]]:
+        """Return ranks by whether they wait themselves, and by a sentence about where they were."""
+        found = defaultdict(list)
+        for rank in ranks:
+            found[bool(self.known[rank].under_way), self._place(rank)].append(rank)
+        return {
+            (waits, f"{_verb(ranks, 'it was', 'they were')} {place}"): ranks for (waits, place), ranks in found.items()
+        }
 
     def _messages(self) -> list[str]:
         """Name the ranks that wait to send or to receive; first those whose peer does not wait."""
@@ -189,7 +177,7 @@ class _Report:
         }
         sentences = []
         for rank, call in sorted(waiting.items(), key=lambda item: item[1].peer in waiting):
-            sentence = f"{self._name([rank])} waits in {_describe(call, self.known[rank].line)}"
+            sentence = f"{self._name([rank])} waits in {describe(call, self.known[rank].line)}"
             peer = self.known.get(call.peer) if call.peer is not None else None
             if peer is not None:
                 sentence += f"; {self._name([peer.rank])} was {self._place(peer.rank)}"
@@ -217,54 +205,10 @@ class _Report:
         return self._call(next(iter(wait.waiting)), wait)
 
     def _call(self, rank: int, wait: _Wait) -> str:
-        return _describe(wait.waiting[rank], self.known[rank].line)
+        return describe(wait.waiting[rank], self.known[rank].line)
 
     def _place(self, rank: int) -> str:
         return last_seen(self.known[rank])
-
-
-def unfinished(statuses: Mapping[int, RankStatus], seconds: float) -> list[str]:
-    """Return sentences about ranks whose script has not ended after `seconds` of waiting."""
-    late = [place for place in statuses.values() if not place.at_end]
-    return [
-        f"after {seconds:g} s at the end still waiting for rank {place.rank} ({place.host}), {last_seen(place)}"
-        for place in late[:_LINES]
-    ]
-
-
-def read_lost(line: str) -> LostRank:
-    """Return the loss that the store's server has noted as "RANK ended" or "RANK unreachable"."""
-    rank, how = line.split()
-    return LostRank("unreachable" if how == "unreachable" else "ended", int(rank))
-
-
-def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each of the first ranks that were lost, and one for all the others.
-
-    Args:
-        lost: in the order in which they were noticed.
-        statuses: the last status of each rank that has published one.
-        hosts: the host name of each rank.
-    """
-    sentences = []
-    for loss in lost[:_LINES]:
-        assert loss.rank is not None
-        place = statuses.get(loss.rank)
-        doing = "" if place is None else last_seen(place)
-        sentences.append(str(replace(loss, host=hosts[loss.rank], last_seen=doing)))
-    if len(lost) > _LINES:
-        sentences.append(f"{len(lost) - _LINES} more ranks are lost")
-    return sentences
-
-
-def last_seen(place: RankStatus) -> str:
-    """Return where a rank was, to follow "it was"."""
-    if place.at_end:
-        return "at the end of its script"
-    text = f"last in {place.line}" if place.line else "last seen in no line of Python"
-    if place.under_way:
-        text += f", with {_describe(place.under_way[0])} under way"
-    return text
 
 
 def _kinds(wait: _Wait) -> list[list[int]]:
@@ -280,20 +224,6 @@ def _same_group(call: Call, other: Call) -> bool:
     return call.sequence is not None and (call.group, call.ranks) == (other.group, other.ranks)
 
 
-def _describe(call: Call, line: str = "") -> str:
-    """Return a call as text: all_reduce #812 (16 MB, train.py:88)."""
-    text = call.name
-    if call.sequence is not None:
-        text += f" #{call.sequence}"
-    else:
-        way = "to" if call.name == "send" else "from"
-        text += f" {way} rank {call.peer}" if call.peer is not None else f" {way} any rank"
-    if call.group:
-        text += f" of group {call.group!r}"
-    details = [detail for detail in (size(call.bytes) if call.bytes else "", line) if detail]
-    return f"{text} ({', '.join(details)})" if details else text
-
-
 def _ranges(ranks: Sequence[int]) -> str:
     """Return ranks as text: 0-2, 5."""
     runs = format_list(ranks).split(",")
@@ -306,5 +236,5 @@ def _verb(ranks: Sequence[int], one: str, several: str) -> str:
 
 
 def _few(texts: Sequence[str]) -> list[str]:
-    more = len(texts) - _LINES
-    return [*texts[:_LINES], *([f"and {more} more of that kind"] if more > 0 else [])]
+    more = len(texts) - LINES
+    return [*texts[:LINES], *([f"and {more} more of that kind"] if more > 0 else [])]

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import say
 from cpudist.errors import StartupTimeout
-from cpudist.job import reports
+from cpudist.job import rank_texts, reports
 from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
 from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.rank_status import RankStatus, publish, published
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
+from cpudist.world import name_of
 
 if TYPE_CHECKING:
     from cpudist.backends.interface import Call
@@ -57,12 +58,7 @@ class Watch:
         waiting_agent: see `Launcher.waiting_agent`.
 
     Args:
-        world: this rank's place in the job.
-        hosts: the host name of each rank.
-        address: the job's store.
-        timeout: the initial `timeout`.
         status: returns this rank's status; takes `at_end`, whether the script has ended.
-        heartbeat: the thread that watches.
     """
 
     def __init__(
@@ -192,7 +188,7 @@ class Watch:
         return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
 
     def _unfinished(self, seconds: float) -> str:
-        return "; ".join(reports.unfinished(published(self._store, self.world.size), seconds))
+        return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
 
     # The thread
 
@@ -228,7 +224,7 @@ class Watch:
         """Publish the status and, once this rank has waited for a third of the timeout, ask who is missing."""
         status = self._own_status(at_end=self._at_end)
         publish(store, status)
-        (loss,) = reports.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
+        (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:
             if call.seconds > self.timeout / 3:
@@ -256,7 +252,7 @@ class Watch:
                 statuses = published(store, self.world.size)
                 lost = _lost_ranks(store)
                 tell_launch([one.rank for one in lost[:1] if one.rank is not None])
-                self._report_and_end(store, reports.explain_lost(lost, statuses, self._hosts))
+                self._report_and_end(store, rank_texts.explain_lost(lost, statuses, self._hosts))
             self._end(store, _reported_status(store, 1), first=False)
         except StoreLost:
             raise
@@ -296,15 +292,10 @@ class Watch:
 def _lost_ranks(store: Connection) -> list[LostRank]:
     """Return the lost ranks, in the order in which the store has noticed them."""
     lines = store.get([_LOST]) or [b""]
-    return [reports.read_lost(line) for line in lines[0].decode().splitlines()]
+    return [rank_texts.read_lost(line) for line in lines[0].decode().splitlines()]
 
 
 def _reported_status(store: Connection, otherwise: int) -> int:
     """Return the exit status of the rank that has reported the failure."""
     reported = store.get([REPORTED])
     return int(reported[0]) if reported else otherwise
-
-
-def name_of(world: World) -> str:
-    """Return a rank's name in messages: "rank 1 on h0"."""
-    return f"rank {world.rank} on {world.hosts[world.node_rank]}"
