@@ -233,6 +233,10 @@ class Backend(ABC):
         """Return the seconds that this process has been blocked in communication; None: not measured."""
         return None
 
+    def has_failed(self) -> bool:
+        """Return whether communication has failed for good, so that this process cannot end well."""
+        return False
+
     def calls(self) -> Calls | None:
         """Return this rank's communication at this moment; None: unknown.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -91,7 +93,8 @@ class ProcessGroupBackend(Backend):
         self._powersgd = PowerSGDState(
             group, matrix_approximation_rank=rank, start_powerSGD_iter=_FIRST_STEP_OF_POWERSGD
         )
-        error_feedback.ErrorFeedback(model, powerSGD_hook, self._powersgd, self._powersgd.error_dict)
+        hook = _one_bucket_at_a_time(powerSGD_hook)
+        error_feedback.ErrorFeedback(model, hook, self._powersgd, self._powersgd.error_dict)
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         if self._powersgd is None:
@@ -125,6 +128,41 @@ class ProcessGroupBackend(Backend):
         if dist.is_initialized():
             dist.destroy_process_group()
         bound_new_groups(None)
+
+
+def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a communication hook that begins with a bucket when it has ended with the one before.
+
+    PowerSGD's makes two collectives for each bucket, the second one in a callback of the first. With several buckets,
+    each rank could call them in another order.
+    """
+    last: torch.futures.Future[torch.Tensor] | None = None
+
+    @functools.wraps(hook)  # DDP reads the types of its arguments
+    def in_turn(state: Any, bucket: Any) -> Any:
+        nonlocal last
+        average: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def begin(_: object) -> None:
+            try:
+                hook(state, bucket).add_done_callback(end)
+            except Exception as error:  # noqa: BLE001 - raised by the wait for the average
+                average.set_exception(error)  # type: ignore[arg-type]
+
+        def end(found: torch.futures.Future[torch.Tensor]) -> None:
+            try:
+                average.set_result(found.value())
+            except Exception as error:  # noqa: BLE001
+                average.set_exception(error)  # type: ignore[arg-type]
+
+        if last is None or last.done():
+            begin(None)
+        else:
+            last.add_done_callback(begin)
+        last = average
+        return average
+
+    return in_turn
 
 
 def bound_new_groups(seconds: float | None) -> None:

@@ -99,7 +99,7 @@ class Stall:
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
-            say(f"warning: --stall is off on rank {self._world.rank}: {error!r}")
+            say(f"warning: nothing looks for stalls on rank {self._world.rank}: {error!r}")
             self._heartbeat.remove(self._beat)
             self._begun, self._ending = True, False  # no first step arms the timer
             with _timer:
@@ -140,8 +140,8 @@ class Stall:
         self._reports = store is None or store.add(CLAIMS, 1) == 1
         if self._reports:
             say(
-                f"no step, collective or batch for {self._quiet:g} s on any rank (--stall {self._seconds:g}): all "
-                "ranks write their stacks, and the job ends"
+                f"no step, collective or batch for {self._quiet:g} s on any rank (the limit is {self._seconds:g} s): "
+                "all ranks write their stacks, and the job ends"
             )
         self._show()
         if store is None:

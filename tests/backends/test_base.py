@@ -88,7 +88,9 @@ def test_only_what_fits_is_done_to_a_model(lazy: Lazy, capsys: pytest.CaptureFix
 def test_the_device_is_waited_for_after_the_first_and_the_last_step_alone(lazy: Lazy) -> None:
     record = job.require().record
     timer = StepTimer(record, lazy, world_size=1)
-    arguments = SimpleNamespace(per_device_train_batch_size=2, gradient_accumulation_steps=1, bf16=False, fp16=False)
+    arguments = SimpleNamespace(
+        output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=1, bf16=False, fp16=False
+    )
     state, control = SimpleNamespace(global_step=0, max_steps=4), SimpleNamespace(should_log=False)
     timer.on_train_begin(arguments, state, control, model=torch.nn.Linear(1, 1))
     lazy.devices.told.clear()

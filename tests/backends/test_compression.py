@@ -1,10 +1,12 @@
 """Schemes of compressed gradients: their names, who has them, and where there is nothing to compress."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from jobs import completed, mpirun, train
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import cpudist
@@ -90,3 +92,10 @@ def test_auto_chooses_after_the_first_steps(
 def test_a_wrong_scheme_of_a_model(alone: None) -> None:
     with pytest.raises(UserError, match=r"^compress='often' is not known"):
         cpudist.wrap(torch.nn.Linear(2, 2), compress="often")
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_powersgd_with_several_buckets_leaves_ranks_equal(backend: str) -> None:
+    program = str(Path(__file__).parent / "checks" / "powersgd.py")
+    completed(mpirun(2, *train("--backend", backend, program, backend)), timeout=120)

@@ -23,7 +23,7 @@ from cpudist.world import World
 
 SECONDS = 3  # and as many beats
 
-_ENDS = r"no step, collective or batch for \S+ s on any rank \(--stall 2\)"
+_ENDS = r"no step, collective or batch for \S+ s on any rank \(the limit is 2 s\)"
 
 _STEPS = """
 import ctypes, os, sys, torch
@@ -153,7 +153,7 @@ def test_an_error_of_its_own_does_not_end_the_job(where: str, capsys: pytest.Cap
     _step()
     assert poll(lambda: not heartbeat._beats, 20)
     assert poll(lambda: not stall._armed, 20)
-    assert "warning: --stall is off on rank 0: OSError('no progress known')" in capsys.readouterr().err
+    assert "warning: nothing looks for stalls on rank 0: OSError('no progress known')" in capsys.readouterr().err
     changes.undo()
 
 

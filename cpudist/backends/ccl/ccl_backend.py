@@ -97,6 +97,9 @@ class CclBackend(ProcessGroupBackend):
     def communication_seconds(self) -> float | None:
         return float(extension.load().blocked_seconds())
 
+    def has_failed(self) -> bool:
+        return not extension.load().usable()
+
     def calls(self) -> Calls | None:
         found = extension.load().calls()
         if found is None:

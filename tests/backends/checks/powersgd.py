@@ -1,0 +1,32 @@
+"""PowerSGD with several buckets leaves the ranks' parameters equal: `powersgd.py BACKEND`.
+
+Its second collective of a bucket is called in a callback of the first, while the backward pass goes on.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+import cpudist
+from cpudist import job
+
+STEPS = 40  # PowerSGD begins after the tenth
+
+world = cpudist.init(sys.argv[1], timeout=60)
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(400, 400) for _ in range(12)])
+wrapped = cpudist.wrap(model, bucket_cap_mb=1)
+job.require().backend.compress(wrapped, "powersgd:1")  # as between hosts
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+torch.manual_seed(world.rank)
+for _ in range(STEPS):
+    wrapped(torch.randn(32, 400)).square().mean().backward()
+    cpudist.step(optimizer)
+    optimizer.zero_grad()
+sums = torch.stack([parameter.double().sum() for parameter in model.parameters()])
+everyone = [torch.empty_like(sums) for _ in range(world.size)]
+dist.all_gather(everyone, sums)
+for other in everyone:
+    assert torch.equal(other, sums)
+cpudist.shutdown()
