@@ -1,7 +1,7 @@
 """The pace of each rank, and the rank that makes the others wait, with the cause where one shows.
 
-Every rank publishes its pace with its status. Rank 0 compares the ranks each time all of them have made 50 steps: since
-ranks step together, a slow rank is the one that waits least.
+Every rank publishes its pace with its status, and rank 0 compares the ranks. Since ranks step together, a slow rank is
+the one that waits least. It is named when two comparisons in a row have found it, each over 25 steps and 10 seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.changes import Changes
 
-_STEPS = 50  # that a comparison is made over
+_STEPS, _SECONDS = 25, 10.0  # that a comparison is made over, at least both: other programs disturb shorter times
 _SHARE = 0.1  # of the time that others wait for a rank, beyond what it waits itself
 _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
 
@@ -121,6 +121,7 @@ class Stragglers:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._first: Mapping[int, Pace] = {}
+        self._suspect: int | None = None  # of the last comparison
         self._named: set[int] = set()
 
     def are_due(self, steps: int) -> bool:
@@ -134,7 +135,7 @@ class Stragglers:
             return
         if self._first:
             rates = {rank: _Rates(self._first[rank], last) for rank, last in paces.items()}
-            if min(one.steps for one in rates.values()) < _STEPS:
+            if min(one.steps for one in rates.values()) < _STEPS or rates[0].seconds < _SECONDS:
                 return
             if sentence := self._sentence(rates):
                 say(sentence)
@@ -144,7 +145,8 @@ class Stragglers:
         number = min(rates, key=lambda rank: rates[rank].waited)
         slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
         waited = statistics.median(one.waited for one in others)
-        if number in self._named or waited - slow.waited < _SHARE:
+        before, self._suspect = self._suspect, number if waited - slow.waited >= _SHARE else None
+        if self._suspect is None or self._suspect != before or number in self._named:
             return ""
         self._named.add(number)
         cause = _cause(slow, others)
@@ -155,11 +157,11 @@ class Stragglers:
 
 
 class _Rates:
-    """A rank between two readings: its steps, and the rest by second."""
+    """A rank between two readings: its steps, the seconds, and the rest by second."""
 
     def __init__(self, first: Pace, last: Pace) -> None:
         self.steps = last.steps - first.steps
-        seconds = max(last.at - first.at, 1e-9)
+        self.seconds = seconds = max(last.at - first.at, 1e-9)
         self.waited = (last.waited - first.waited) / seconds
         self.loading = (last.loading - first.loading) / seconds
         self.switches = (last.switches - first.switches) / seconds
