@@ -59,11 +59,6 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
         ranks *= 2
 
 
-def fastest(found: Sequence[Measured]) -> Measured:
-    """Return the fastest of them."""
-    return max(found, key=lambda one: one.batches)
-
-
 def _one(ranks: int, script: Sequence[str]) -> Measured:
     with tempfile.TemporaryDirectory(prefix="cpudist-measure-") as folder:
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]

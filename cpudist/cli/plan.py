@@ -114,7 +114,7 @@ def _measure(script: Sequence[str], to: TextIO) -> None:
     for one in rank_counts.measure(len(this_machine().usable.cores), script):
         found.append(one)
         print(f"{one.ranks:5}  {one.threads:7}  {one.batches:9.3g}  {size(one.memory):>11}", file=to, flush=True)
-    best = rank_counts.fastest(found).ranks
+    best = max(found, key=lambda one: one.batches).ranks
     file = measured_ranks.save(best)
     print(f"fastest: {number_of(best, 'rank')} (mpirun -ppn {best}); kept in {file}\n", file=to)
 

@@ -16,7 +16,6 @@ class HostFigures:
     """Figures of one host.
 
     Attributes:
-        name: its host name.
         versions: of Python, torch and cpudist.
         cores: on which the rank computes.
         flops: floating-point operations a second in a product of matrices, by type.

@@ -31,7 +31,6 @@ def measure(job: Job, say: Callable[[str], None]) -> ClusterFigures:
     """Measure all hosts and links, and return the same figures on every rank.
 
     Args:
-        job: the running job.
         say: tells the user what is going on.
     """
     world = job.world

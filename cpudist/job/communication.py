@@ -29,9 +29,6 @@ class Communication:
         compression: the scheme in which gradients cross the network (`--compress`); None: the user has not said.
 
     Args:
-        backend: the job's backend.
-        world: this rank's place among the others.
-        record: the run record.
         compression: the scheme of the job's options.
     """
 
@@ -118,9 +115,7 @@ class TrainedAlone:
     """Notice that ranks have trained without ever communicating: a script that wraps no model trains N models.
 
     Args:
-        backend: the backend, started.
         world: this rank's place among the others. On other devices than the CPU, gradients may cross by other ways.
-        changes: where to note the change of torch.
     """
 
     def __init__(self, backend: Backend, world: World, changes: Changes) -> None:

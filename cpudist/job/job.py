@@ -56,8 +56,6 @@ class Job:
 
     Args:
         peers: this process among the ranks.
-        backend: the backend, started.
-        options: the user's options.
         pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
@@ -125,9 +123,6 @@ class Job:
 
     def set_timeout(self, seconds: float) -> None:
         """Bound every collective and every wait in the store from now on, on this rank.
-
-        Args:
-            seconds: the new bound, above 0.
 
         Raises:
             UserError: the number is not above 0, or the backend cannot change its limit.
@@ -198,7 +193,6 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
 
     Args:
         launcher: the launcher of this process.
-        options: the user's options.
         pinning: this rank's CPUs and threads; None: it is not pinned.
 
     Raises:

@@ -65,10 +65,6 @@ class PaceMeter:
 
     Attributes:
         steps: of all optimizers so far.
-
-    Args:
-        backend: the backend, started.
-        changes: where to note the changes of torch.
     """
 
     def __init__(self, backend: Backend, changes: Changes) -> None:

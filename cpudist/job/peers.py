@@ -49,7 +49,6 @@ class Peers:
         attempt: the same text on all ranks, and another one for each job of this process.
         timeout: seconds for each step of the start, and the watch's initial timeout.
         interface: the network interface of the rendezvous; None: any.
-        changes: where to note the changes.
 
     Raises:
         UserError: the launcher's variables contradict each other or MPI.

@@ -78,7 +78,6 @@ def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *
     """Return the status of this rank; for another thread than the main thread.
 
     Args:
-        world: this rank's place in the job.
         backend: reports the calls that are under way; None before it has started.
         pace: this rank's training so far.
         at_end: whether the script has ended.

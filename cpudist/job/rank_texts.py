@@ -45,7 +45,6 @@ def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], h
     Args:
         lost: in the order in which they were noticed.
         statuses: the last status of each rank that has published one.
-        hosts: the host name of each rank.
     """
     sentences = []
     for loss in lost[:LINES]:

@@ -60,8 +60,6 @@ class RunRecord:
         network: the interface and address of rank 0's host over which the ranks found the store.
 
     Args:
-        world: this rank's place in the job.
-        backend: the backend that has started.
         members: all ranks, in rank order.
         restarts: how often the job has been restarted.
     """

@@ -44,7 +44,6 @@ def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
 
     Args:
         statuses: the status of each rank of the job; None for a rank that does not answer.
-        hosts: the host name of each rank.
     """
     report = _Report(statuses, hosts)
     return Explanation(report.sentences(), report.blamed(), report.in_vain())

@@ -44,13 +44,11 @@ class Stall:
 
     Args:
         seconds: the time.
-        world: this rank's place in the job.
         heartbeat: the thread that looks.
         progress: returns another value after a collective has begun or ended, as `Backend.progress` does.
         explain: returns sentences about ranks that keep others waiting.
         show: writes this rank's stacks.
         before_end: called before this rank ends without a store.
-        changes: where to note the changes of torch.
     """
 
     def __init__(

@@ -296,6 +296,5 @@ def _lost_ranks(store: Connection) -> list[LostRank]:
 
 
 def _reported_status(store: Connection, otherwise: int) -> int:
-    """Return the exit status of the rank that has reported the failure."""
     reported = store.get([REPORTED])
     return int(reported[0]) if reported else otherwise

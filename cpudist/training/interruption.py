@@ -51,7 +51,6 @@ class Interruption:
 
     Args:
         rank, size: this rank, and the number of ranks.
-        store: the job's store.
         heartbeat: the thread that looks for a signal.
 
     Attributes:

@@ -33,7 +33,6 @@ class Sharding:
 
     Args:
         options: the backend's options, with the value of ``--mesh``.
-        world: this rank's place.
         changes: undone at the job's end.
 
     Raises:
