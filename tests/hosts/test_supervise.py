@@ -50,7 +50,7 @@ from cpudist.hosts import supervise as module
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host
 
-module._ALONE_SECONDS, module._REST_SECONDS, module._START_SECONDS = 1.0, 0.2, 5.0
+module._ALONE_SECONDS, module._REST_SECONDS, module._START_SECONDS = 1.0, 0.2, 10.0
 variables = {**os.environ, "CPUDIST_JOB_ID": uuid.uuid4().hex}
 grace = float(sys.argv[2]) if sys.argv[2:] else None
 job = module.supervise(IntelMpi, [sys.executable, "-c", sys.argv[1]], variables, [Host("localhost")], grace)
@@ -125,7 +125,7 @@ def test_a_launcher_that_starts_no_rank_is_ended() -> None:
     assert done.returncode == 1
     said, reason = done.stderr.splitlines()
     assert said == "cpudist: starting on 1 host: waiting for localhost"
-    assert reason.startswith("the launcher has started no rank within 5 s; ")
+    assert reason.startswith("the launcher has started no rank within 10 s; ")
 
 
 def test_a_reader_without_blocking_gets_all() -> None:
