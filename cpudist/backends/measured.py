@@ -57,7 +57,7 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
 
 
 def _choice(seconds: float, step: float) -> tuple[str, str]:
-    """Return the scheme for gradients that take `seconds` of a step of `step` seconds as they are, and the reason."""
+    """Return the scheme, and the reason: uncompressed gradients take `seconds`, a whole step takes `step`."""
     found = f"the gradients cross the network in {seconds:.3g} s, a step takes {step:.3g} s"
     if seconds <= _SHARE * step:
         return "none", found

@@ -73,7 +73,7 @@ def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
 def test_the_one_thread_that_torchrun_sets_is_overruled(
     hosts: int, chosen: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine with 64 cores, as its second rank of two finds itself; a number that the script has chosen stays."""
+    """On the second of two ranks of a machine with 64 cores; a number that the script has chosen stays."""
     variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": str(2 * hosts), "OMP_NUM_THREADS": "1"}
     variables |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": str(hosts)}
     for name, value in variables.items():
