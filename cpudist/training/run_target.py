@@ -46,6 +46,8 @@ def run_target(target: Target, job: Job) -> int:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+    if job.backend.has_failed():
+        raise RuntimeError("a call of the process group has failed, and the script has gone on without it")
     job.shutdown()
     return 0
 
