@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
-
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from typing import TYPE_CHECKING
 
 from cpudist.backends import embedding_rows
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from cpudist.backends import Backend
-    from cpudist.changes import Changes
+    from cpudist.job.pace import PaceMeter
     from cpudist.job.record import RunRecord
     from cpudist.world import World
 
@@ -118,20 +116,17 @@ class TrainedAlone:
         world: this rank's place among the others. On other devices than the CPU, gradients may cross by other ways.
     """
 
-    def __init__(self, backend: Backend, world: World, changes: Changes) -> None:
-        self._backend, self._world = backend, world
-        self._trained = False
+    def __init__(self, backend: Backend, world: World, pace: PaceMeter) -> None:
+        self._backend, self._world, self._pace = backend, world, pace
         self._at_start = self._communicated()
-        if world.size > 1 and world.rank == 0 and world.device_type == "cpu" and self._at_start[0] is not None:
-            changes.then(register_optimizer_step_post_hook(self._step).remove)
 
     def tell(self) -> None:
         """Tell the user at the end of the job, on rank 0, if it has made optimizer steps and no collective."""
-        if self._trained and self._communicated() == self._at_start:
-            say(f"warning: {self._world.size} ranks trained alone: they never communicated (cpudist docs own-script)")
-
-    def _step(self, *_: Any) -> None:
-        self._trained = True  # torch iterates over the hooks now, so this one stays
+        ranks = self._world.size
+        if ranks == 1 or self._world.rank > 0 or self._world.device_type != "cpu" or self._at_start[0] is None:
+            return
+        if self._pace.steps and self._communicated() == self._at_start:
+            say(f"warning: {ranks} ranks trained alone: they never communicated (cpudist docs own-script)")
 
     def _communicated(self) -> tuple[object, float | None]:
         """Return a value that changes with a collective, also once the script has destroyed its groups."""

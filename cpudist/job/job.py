@@ -76,12 +76,11 @@ class Job:
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.record = RunRecord(self.world, backend, peers.members, self.restarts)
         self.communication = Communication(backend, self.world, self.record, options.compress)
-        self._alone = TrainedAlone(backend, self.world, peers.changes)
         host = peers.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")
         peers.on_end = self.finish
-        peers.watch_the_pace()
+        self._alone = TrainedAlone(backend, self.world, peers.watch_the_pace())
         if options.stall is not None:
             peers.end_when_stalled(options.stall)
 

@@ -61,15 +61,16 @@ class Pace:
 
 
 class PaceMeter:
-    """Reads this rank's pace.
+    """Counts this rank's steps and batches, and reads its pace.
 
     Attributes:
-        steps: of all optimizers so far.
+        steps: of torch's optimizers so far.
+        batches: of torch's data loaders.
     """
 
     def __init__(self, backend: Backend, changes: Changes) -> None:
         self._backend = backend
-        self.steps = 0
+        self.steps = self.batches = 0
         self._loading = 0.0
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         iterator = dataloader._BaseDataLoaderIter
@@ -99,10 +100,10 @@ class PaceMeter:
         @functools.wraps(original)
         def next_batch(iterator: Any) -> Any:
             begin = time.perf_counter()
-            try:
-                return original(iterator)
-            finally:
-                self._loading += time.perf_counter() - begin
+            batch = original(iterator)
+            self._loading += time.perf_counter() - begin
+            self.batches += 1
+            return batch
 
         return next_batch
 

@@ -106,24 +106,26 @@ class Peers:
             say("warning: stall has no effect in a notebook or an interactive session")
             return
         assert self.backend is not None
+        assert self.pace is not None
+        backend, pace = self.backend, self.pace
         explain = self._watch.explain if self._watch is not None else list
         self._stall = Stall(
             seconds,
             self.world,
             self.heartbeat,
-            self.backend.progress,
+            lambda: (pace.steps, pace.batches, backend.progress()),
             explain,
             self._show_stacks,
             lambda: self.on_failure(),
             self.changes,
         )
 
-    def watch_the_pace(self) -> None:
+    def watch_the_pace(self) -> PaceMeter:
         """Measure this rank's pace from now on; rank 0 names a rank that makes the others wait."""
         assert self.backend is not None
         self.pace = pace = PaceMeter(self.backend, self.changes)
         if self.world.rank or self._watch is None:
-            return
+            return pace
         stragglers = Stragglers([f"rank {rank} ({one.host})" for rank, one in enumerate(self.members)])
 
         def compare(store: Connection | None) -> None:
@@ -132,6 +134,7 @@ class Peers:
                 stragglers.compare({one.rank: one.pace for one in statuses if one.pace is not None})
 
         self.heartbeat.add(compare)
+        return pace
 
     def wait_for_all(self) -> None:
         """Wait until all ranks have finished; does nothing a second time."""

@@ -10,13 +10,11 @@ faulthandler, which runs without that lock, writes the stacks of such a rank and
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch.utils.data.dataloader as dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpudist.console import say
@@ -45,7 +43,7 @@ class Stall:
     Args:
         seconds: the time.
         heartbeat: the thread that looks.
-        progress: returns another value after a collective has begun or ended, as `Backend.progress` does.
+        signs: returns another value after a sign of life of this rank.
         explain: returns sentences about ranks that keep others waiting.
         show: writes this rank's stacks.
         before_end: called before this rank ends without a store.
@@ -56,27 +54,24 @@ class Stall:
         seconds: float,
         world: World,
         heartbeat: Heartbeat,
-        progress: Callable[[], object],
+        signs: Callable[[], object],
         explain: Callable[[], list[str]],
         show: Callable[[], None],
         before_end: Callable[[], None],
         changes: Changes,
     ) -> None:
-        self._seconds, self._world, self._heartbeat, self._progress = seconds, world, heartbeat, progress
+        self._seconds, self._world, self._heartbeat, self._signs = seconds, world, heartbeat, signs
         self._explain, self._show, self._before_end = explain, show, before_end
         # The timer fires after the other ranks have noticed the stall; they then wait for the stacks that it writes.
         late = 2 * heartbeat.seconds + 1
         self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
         self._begun = False
-        self._seen = 0  # steps and batches
         self._last: object = None  # this rank's signs of life at the last beat
         self._own = self._total = 0
         self._quiet = 0.0  # seconds since any rank's; not by the clock, which runs on while a job is suspended
         self._ending = False  # whether this rank has found the job stalled
         self._reports = False  # whether it is the one that reports it
         changes.then(register_optimizer_step_post_hook(self._step).remove)
-        iterator = dataloader._BaseDataLoaderIter
-        changes.attribute(iterator, "__next__", self._counting(iterator.__next__))
         changes.then(self.stop)
         heartbeat.add(self._beat)
 
@@ -105,7 +100,7 @@ class Stall:
 
     def has_stalled(self, store: Connection | None) -> bool:
         """Report this rank's signs of life since the last beat; return whether the job has stalled."""
-        signs = self._seen, self._progress()
+        signs = self._signs()
         moved, self._last = self._begun and signs != self._last, signs
         self._own += moved
         before, self._total = self._total, self._own if store is None else store.add(_SIGNS, int(moved))
@@ -120,16 +115,6 @@ class Stall:
         if not self._begun:
             self._begun = True
             _arm(self._timer_seconds)
-        self._seen += 1
-
-    def _counting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(original)
-        def next_batch(iterator: Any) -> Any:
-            batch = original(iterator)
-            self._seen += 1
-            return batch
-
-        return next_batch
 
     def _end(self, store: Connection | None) -> None:
         """Have all ranks write their stacks, and end the job."""

@@ -17,11 +17,13 @@ from jobs import mpirun, run, train
 from cpudist.changes import Changes
 from cpudist.job import stall
 from cpudist.job.heartbeat import Heartbeat
+from cpudist.job.pace import PaceMeter
 from cpudist.job.stall import Stall
 from cpudist.waiting import poll
 from cpudist.world import World
 
 SECONDS = 3  # and as many beats
+NO_BACKEND: Any = None  # steps and batches are counted without it
 
 _ENDS = r"no step, collective or batch for \S+ s on any rank \(the limit is 2 s\)"
 
@@ -79,13 +81,12 @@ class Ranks:
         self.collectives = [0] * size
         self.store: Any = Counter()
         self.stalls = []
+        pace = PaceMeter(NO_BACKEND, changes)
         for rank in range(size):
             world = World(rank, size, rank, size, 0, 1, "test", hosts=("h0",))
-            progress: Callable[[], object] = lambda rank=rank: self.collectives[rank]  # noqa: E731
+            signs: Callable[[], object] = lambda rank=rank: (pace.steps, pace.batches, self.collectives[rank])  # noqa: E731
             nothing: Callable[[], None] = lambda: None  # noqa: E731
-            self.stalls.append(
-                Stall(SECONDS, world, Heartbeat(size, None, 1), progress, list, nothing, nothing, changes)
-            )
+            self.stalls.append(Stall(SECONDS, world, Heartbeat(size, None, 1), signs, list, nothing, nothing, changes))
 
     def beat(self, times: int = 1) -> list[bool]:
         """Whether each rank finds the job stalled, at the last of so many beats."""
@@ -149,7 +150,8 @@ def test_an_error_of_its_own_does_not_end_the_job(where: str, capsys: pytest.Cap
     changes = Changes()
     alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
     heartbeat = Heartbeat(1, None, 1)
-    Stall(seconds, alone, heartbeat, progress, list, show, works, changes)
+    pace = PaceMeter(NO_BACKEND, changes)
+    Stall(seconds, alone, heartbeat, lambda: (pace.steps, progress()), list, show, works, changes)
     _step()
     assert poll(lambda: not heartbeat._beats, 20)
     assert poll(lambda: not stall._armed, 20)
@@ -161,6 +163,7 @@ def test_torch_is_as_before_afterwards() -> None:
     before = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     changes = Changes()
     alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
+    PaceMeter(NO_BACKEND, changes)
     Stall(1e6, alone, Heartbeat(1, None, 1), lambda: 0, list, lambda: None, lambda: None, changes)
     assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is not before
     changes.undo()
