@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from cpudist import user_cache
 from cpudist.console import counted_seconds, duration, say
 from cpudist.errors import UserError
-from cpudist.private import home, why_not_trusted
+from cpudist.private import why_not_trusted
 from cpudist.waiting import poll
 
 _LOG = "compile.log"
@@ -90,12 +91,10 @@ def cache_folder() -> Path:
     """
     if chosen := os.environ.get("CPUDIST_CACHE"):
         return Path(chosen).expanduser()
-    if caches := os.environ.get("XDG_CACHE_HOME"):
-        return Path(caches) / "cpudist"
-    folder = home()
+    folder = user_cache.cache_folder()
     if folder is None:
         raise UserError("this user has no home folder for compiled libraries; set CPUDIST_CACHE to a folder")
-    return folder / ".cache" / "cpudist"
+    return folder
 
 
 def find(library: Library, cache: Path | None = None) -> Path | None:

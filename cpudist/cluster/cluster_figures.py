@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
+
+from cpudist import user_cache
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ class ClusterFigures:
 def last_time(now: ClusterFigures) -> ClusterFigures | None:
     """Return the last figures of these hosts; None where there are none."""
     try:
-        return ClusterFigures.from_json(json.loads(_file(now).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        return ClusterFigures.from_json(user_cache.read(_file(now)))
+    except ValueError:
         return None
 
 
@@ -110,14 +109,11 @@ def keep(now: ClusterFigures) -> None:
     """Keep the figures for the next time.
 
     Raises:
-        OSError: they cannot be written.
+        UserError: they cannot be written.
     """
-    file = _file(now)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(now.to_json()), encoding="utf-8")
+    user_cache.write(_file(now), now.to_json())
 
 
-def _file(figures: ClusterFigures) -> Path:
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+def _file(figures: ClusterFigures) -> str:
     names = hashlib.sha256("\n".join(host.name for host in figures.hosts).encode()).hexdigest()[:16]
-    return Path(caches) / "cpudist" / f"cluster-{names}.json"
+    return f"cluster-{names}.json"

@@ -6,20 +6,18 @@ the number.
 
 from __future__ import annotations
 
-import json
-import os
-from contextlib import suppress
 from pathlib import Path
 
+from cpudist import user_cache
 from cpudist.topology.machine import cpu_model, this_machine
+
+_FILE = "ranks.json"
 
 
 def load() -> int | None:
     """Return the number of ranks for this machine; None where none was measured."""
-    try:
-        found = json.loads(_file().read_text(encoding="utf-8"))[_description()]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    known = user_cache.read(_FILE)
+    found = known.get(_description()) if isinstance(known, dict) else None
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -27,21 +25,10 @@ def save(ranks: int) -> Path:
     """Store the number of ranks for this machine, and return the file.
 
     Raises:
-        OSError: the file cannot be written.
+        UserError: the file cannot be written.
     """
-    file, known = _file(), {}
-    with suppress(OSError, ValueError):
-        known = dict(json.loads(file.read_text(encoding="utf-8")))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps({**known, _description(): ranks}, indent=2), encoding="utf-8")
-    new.replace(file)
-    return file
-
-
-def _file() -> Path:
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "cpudist" / "ranks.json"
+    known = user_cache.read(_FILE)
+    return user_cache.write(_FILE, {**(known if isinstance(known, dict) else {}), _description(): ranks})
 
 
 def _description() -> str:

@@ -1,0 +1,48 @@
+"""Files in the user's cache folder: what one command finds out for the next."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cpudist.errors import UserError
+from cpudist.private import home
+
+
+def cache_folder() -> Path | None:
+    """Return cpudist's folder in the user's cache folder; None for a user without a home folder."""
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "cpudist"
+    at_home = home()
+    return None if at_home is None else at_home / ".cache" / "cpudist"
+
+
+def read(name: str) -> Any:
+    """Return the value that `write` has left; None where there is none, or the file is damaged."""
+    folder = cache_folder()
+    try:
+        return None if folder is None else json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write(name: str, value: Any) -> Path:
+    """Leave a value, as JSON, and return the file. Readers see the old or the new one.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    folder = cache_folder()
+    if folder is None:
+        raise UserError(f"this user has no home folder to keep {name} in; set XDG_CACHE_HOME to a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / f"{name}.{os.getpid()}"
+        new.write_text(json.dumps(value, indent=2), encoding="utf-8")
+        return new.replace(folder / name)
+    except OSError as error:
+        raise UserError(
+            f"cannot keep {name} in {folder} ({error.strerror}); set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
