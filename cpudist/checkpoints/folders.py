@@ -15,7 +15,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cpudist.console import size
@@ -33,6 +33,19 @@ _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a 
 def existing(folder: Path) -> Path:
     """Return `folder`, or the nearest folder above it that exists."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+@contextlib.contextmanager
+def probe(folder: str | Path) -> Iterator[str]:
+    """Yield a file in `folder`, which is there on all hosts that share it; empty where none can be written.
+
+    Its name is new: NFS may report a name that was looked up before as missing.
+    """
+    with contextlib.ExitStack() as stack:
+        name = ""
+        with contextlib.suppress(OSError):
+            name = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".cpudist-", dir=folder)).name
+        yield name
 
 
 def numbered(folder: str | Path) -> dict[int, Path]:

@@ -5,9 +5,8 @@ one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,21 +173,15 @@ class Checkpoints:
 def check_shared(folder: Path, ranks: Ranks) -> None:
     """Check that all ranks mean the same folder; every rank calls it.
 
-    Rank 0 writes a file with a new name for a moment: NFS may report a name that was looked up before as missing. The
-    file lies in the nearest folder that exists on all hosts. Where that cannot be written, nothing is checked.
+    Rank 0 writes a file for a moment, in the nearest folder that exists on all hosts. Where that cannot be written,
+    nothing is checked.
 
     Raises:
         UserError: a rank does not see the file.
     """
     above = min(ranks.all_gather(str(folders.existing(folder))), key=len)
     with ExitStack() as stack:
-
-        def write() -> str:
-            with suppress(OSError):
-                return stack.enter_context(NamedTemporaryFile(prefix=".cpudist-", dir=above)).name
-            return ""
-
-        probe = ranks.first(write)
+        probe = ranks.first(lambda: stack.enter_context(folders.probe(above)))
         blind = [rank for rank, sees in enumerate(ranks.all_gather(not probe or Path(probe).exists())) if not sees]
     if blind:
         raise UserError(f"the hosts do not share {folder}: rank {blind[0]} has another one than rank 0; {_SHARED}")

@@ -25,7 +25,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
 
     Args:
         name: its host name.
-        probe: a file in rank 0's working folder.
+        probe: a file in rank 0's working folder; empty where none can be written.
     """
     flops = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -43,7 +43,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
         clock=clock.current * 1e6 if clock is not None and clock.current else None,
         memory=psutil.virtual_memory().available,
         shared_memory=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
-        shares_folder=os.path.exists(probe),
+        shares_folder=not probe or os.path.exists(probe),
     )
 
 

@@ -86,7 +86,7 @@ def _links(now: ClusterFigures) -> Iterator[Finding]:
     late = [link for link in now.links if link.latency > max(_LATE_LINK * latency, _LATENCY)]
     for link in late:
         if link.source < link.target:  # one figure for both directions
-            about = f"{now.hosts[link.source].name} and {now.hosts[link.target].name}"
+            about = _between(now, link, "and")
             message = f"a message takes {1e6 * link.latency:.0f} us where others take {1e6 * latency:.0f}"
             yield Finding("warning", about, message, "look for a detour, or for other traffic")
 
@@ -107,8 +107,7 @@ def _named(now: ClusterFigures, slow: Sequence[LinkFigures], others: str) -> Ite
                 best = max(link.bandwidth for link in own)
                 yield Finding("warning", host.name, f"{way} at most {bits(best)} on all of its links", others)
     for link in left:
-        about = f"{now.hosts[link.source].name} to {now.hosts[link.target].name}"
-        yield Finding("warning", about, bits(link.bandwidth), others)
+        yield Finding("warning", _between(now, link, "to"), bits(link.bandwidth), others)
 
 
 def _since(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
@@ -117,17 +116,18 @@ def _since(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
     for host, old in zip(now.hosts, before.hosts, strict=True):
         for dtype, flops in host.flops.items():
             if (share := flops / old.flops.get(dtype, flops)) < _SLOW_HOST:
-                yield Finding(
-                    "warning", host.name, f"computes at {share:.2f} {since} in {dtype}", "look what runs there"
-                )
+                message = f"computes at {share:.2f} {since} in {dtype}"
+                yield Finding("warning", host.name, message, "look what runs there")
     olds = {(link.source, link.target): link.bandwidth for link in before.links}
     for link in now.links:
         old_bandwidth = olds.get((link.source, link.target), link.bandwidth)
         if (share := link.bandwidth / old_bandwidth) < _SLOW_LINK:
-            about = f"{now.hosts[link.source].name} to {now.hosts[link.target].name}"
-            yield Finding(
-                "warning", about, f"{bits(link.bandwidth)}, {share:.2f} {since}", "look at cable and switch port"
-            )
+            message = f"{bits(link.bandwidth)}, {share:.2f} {since}"
+            yield Finding("warning", _between(now, link, "to"), message, "look at cable and switch port")
+
+
+def _between(now: ClusterFigures, link: LinkFigures, word: str) -> str:
+    return f"{now.hosts[link.source].name} {word} {now.hosts[link.target].name}"
 
 
 def bits(bandwidth: float) -> str:

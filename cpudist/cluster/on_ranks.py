@@ -6,14 +6,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from cpudist import api
+from cpudist.checkpoints import folders
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
 from cpudist.cluster.host_speed import measure_host
 from cpudist.cluster.links import measure_links
@@ -56,8 +57,8 @@ def measure(job: Job, say: Callable[[str], None]) -> ClusterFigures:
 def _measure_host(job: Job) -> HostFigures | None:
     """Return this host's figures on its first rank. Other ranks of the host wait, since they share its cores."""
     world = job.world
-    with NamedTemporaryFile(prefix=".cpudist-", dir=os.getcwd()) as probe:
-        names: list[Any] = [probe.name]
+    with folders.probe(os.getcwd()) if world.rank == 0 else nullcontext("") as probe:
+        names: list[Any] = [probe]
         dist.broadcast_object_list(names, 0)
         found = measure_host(world.hosts[world.node_rank], names[0]) if world.local_rank == 0 else None
         dist.barrier()  # the file stays until all have looked

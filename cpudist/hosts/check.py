@@ -10,11 +10,11 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
-from tempfile import NamedTemporaryFile
 from typing import Any
 
+from cpudist.checkpoints import folders
 from cpudist.console import names_of, number_of, say, size
 from cpudist.errors import Finding, Level, UserError
 from cpudist.hosts.remote import ask_all, is_here, run_on
@@ -87,7 +87,7 @@ def check(hosts: Sequence[Host], script: str = "", by_name: bool = True, shared:
         shared: also check that they share this process's working folder.
     """
     here = Host("localhost", where="this host")
-    with _probe() if shared else nullcontext("") as probe:
+    with folders.probe(os.getcwd()) if shared else nullcontext("") as probe:
         task = f"checking {number_of(len(hosts), 'host')}"
         reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, script, probe), task)
     if isinstance(reference, Finding):
@@ -136,16 +136,6 @@ async def _why_not_up(host: Host) -> str:
     if "unknown" in answer.output:
         return f"{_name(host)} cannot resolve the name {own}; add it to DNS or to /etc/hosts there"
     return ""
-
-
-@contextmanager
-def _probe() -> Iterator[str]:
-    """Yield a file in the working folder, which is there on hosts that share it; empty where none can be written."""
-    with ExitStack() as stack:
-        name = ""
-        with suppress(OSError):  # a folder that cannot be written
-            name = stack.enter_context(NamedTemporaryFile(prefix=".cpudist-", dir=os.getcwd())).name
-        yield name
 
 
 async def _ask(host: Host, script: str = "", probe: str = "") -> Facts | Finding:
