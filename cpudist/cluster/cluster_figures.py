@@ -98,7 +98,7 @@ class ClusterFigures:
 
 
 def last_time(now: ClusterFigures) -> ClusterFigures | None:
-    """Return the last figures of these hosts; None where there are none."""
+    """Return the last figures of these hosts with as many cores; None where there are none."""
     try:
         return ClusterFigures.from_json(user_cache.read(_file(now)))
     except ValueError:
@@ -115,5 +115,6 @@ def keep(now: ClusterFigures) -> None:
 
 
 def _file(figures: ClusterFigures) -> str:
-    names = hashlib.sha256("\n".join(host.name for host in figures.hosts).encode()).hexdigest()[:16]
-    return f"cluster-{names}.json"
+    # With other cores, such as two ranks on a host, a host has other figures.
+    hosts = "\n".join(f"{host.name} {host.cores}" for host in figures.hosts)
+    return f"cluster-{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"

@@ -145,6 +145,7 @@ def test_a_host_or_a_link_that_has_become_slower(tmp_path: Path, monkeypatch: py
         "93.6 Mbit/s, 0.10 of what it was at 2026-11-26T12:00:00+00:00",
     )
     assert last_time(cluster(3)) is None, "other hosts"
+    assert last_time(_host(0, cores=4)(cluster(2))) is None, "other ranks"
     for file in (tmp_path / "cpudist").iterdir():
         file.write_text("{}")
     assert last_time(cluster(2)) is None
