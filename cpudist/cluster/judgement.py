@@ -9,7 +9,7 @@ from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFig
 from cpudist.console import size
 from cpudist.errors import Finding
 
-# Of the median of all hosts, or links: the best of several rounds stays within these on a machine that is shared.
+# Times the usual speed, bandwidth or latency. The best of several rounds stays within, also on a busy machine.
 _SLOW_HOST, _SLOW_LINK, _LATE_LINK = 0.75, 0.5, 5.0
 _SLOW_CLOCK = 0.9
 _LATENCY = 1e-3  # seconds: below this a late link costs a training nothing

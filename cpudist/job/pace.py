@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.changes import Changes
 
-_STEPS, _SECONDS = 25, 10.0  # that a comparison is made over, at least both: other programs disturb shorter times
-_SHARE = 0.1  # of the time that others wait for a rank, beyond what it waits itself
+_STEPS, _SECONDS = 25, 10.0  # of a comparison, at least both: other programs disturb a shorter one
+_SHARE = 0.1  # of the time: the waiting of the others, less that of the rank itself
 _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
 
 _DATA_SHARE = 0.05  # of the time, beyond others'
