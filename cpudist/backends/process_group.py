@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed import constants, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.backends import error_feedback
 from cpudist.backends.compression import AUTO, NONE, POWERSGD_RANK
 from cpudist.backends.interface import Backend
 from cpudist.errors import UserError
@@ -73,7 +72,6 @@ class ProcessGroupBackend(Backend):
             if scheme in (AUTO, NONE):
                 return
             raise UserError(f"compression by {scheme} is for gradients that DDP reduces; leave it out for this model")
-        error_feedback.detach(model.module)
         group = model.process_group
         schemes: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(schemes, scheme, group=group)
@@ -93,8 +91,7 @@ class ProcessGroupBackend(Backend):
         self._powersgd = PowerSGDState(
             group, matrix_approximation_rank=rank, start_powerSGD_iter=_FIRST_STEP_OF_POWERSGD
         )
-        hook = _one_bucket_at_a_time(powerSGD_hook)
-        error_feedback.ErrorFeedback(model, hook, self._powersgd, self._powersgd.error_dict)
+        model.register_comm_hook(self._powersgd, _one_bucket_at_a_time(powerSGD_hook))
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         if self._powersgd is None:
@@ -124,7 +121,6 @@ class ProcessGroupBackend(Backend):
         group.set_timeout(timedelta(seconds=seconds))
 
     def stop(self) -> None:
-        error_feedback.detach_all()
         if dist.is_initialized():
             dist.destroy_process_group()
         bound_new_groups(None)

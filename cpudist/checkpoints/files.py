@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from cpudist.backends import error_feedback
 from cpudist.checkpoints import folders, manifest, state
 from cpudist.checkpoints.publishing import Publisher, Ranks
 from cpudist.console import first_line
@@ -181,8 +180,6 @@ def read(
     wanted: list[tuple[str, ...]] = [("values",), *((name,) for name in others)]
     wanted += [("optimizer",)] if optimizer is not None else []
     wanted += [("random", str(ranks.rank))] if with_random else []
-    feedback = None if model is None else error_feedback.of(state.unwrapped(model))
-    wanted += [("hosts",)] if feedback is not None else []
     tree = _placeholders(metadata, wanted)
     if missing := [name for name in (*others, *(["optimizer"] if optimizer is not None else [])) if name not in tree]:
         raise UserError(f"{folder} has no {state.few(missing)}; load without")
@@ -196,8 +193,6 @@ def read(
         state.load_optimizer(model, optimizer, tree["optimizer"])
     for name, value in others.items():
         value.load_state_dict(tree[name][0])
-    if feedback is not None and "hosts" in tree:
-        feedback.load_state_dict(state.without_tuples(tree["hosts"]))
     if with_random and "random" in tree:
         state.load_random(tree["random"][str(ranks.rank)][0])
     return state.plain_values(more) | {name: value for name, (value,) in tree.get("values", {}).items()}

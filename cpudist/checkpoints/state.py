@@ -2,7 +2,6 @@
 
     model      NAME: tensor            without DDP's "module."
     optimizer  state, NAME, KEY: tensor or object;  param_groups
-    hosts      what compression has lost of the gradients (`error_feedback`), by the names of their parameters
     random     RANK: the states of random generators
     values     NAME: a plain value
     NAME       the state of anything else that was given: a module as "model" is, otherwise one object
@@ -23,11 +22,10 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.backends import error_feedback
 from cpudist.errors import UserError
 from cpudist.job import current
 
-RESERVED = ("hosts", "random", "values")
+RESERVED = ("random", "values")
 
 
 def collect(
@@ -49,9 +47,6 @@ def collect(
         job.backend.devices.synchronize()
     tree: dict[str, Any] = {"random": {str(rank): (_random_states(),)}, "values": {}}
     if model is not None:
-        if (feedback := error_feedback.of(unwrapped(model))) is not None:
-            feedback.settle()
-            tree["hosts"] = _with_tuples(feedback.state_dict())
         tree["model"] = of_module(model)
         if optimizer is not None:
             tree["optimizer"] = _of_optimizer(model, optimizer)

@@ -170,12 +170,6 @@ PATCHES = (
         "with --async-checkpoint it is kept in memory, and written later",
         parameters="tensors, filename, metadata",
     ),
-    Patch(
-        "transformers.trainer:Trainer._load_optimizer_and_scheduler",
-        "what compression has lost of gradients goes on from a checkpoint, too",
-        trainer_checkpoints.load_optimizer_and_scheduler,
-        "self, checkpoint",
-    ),
     Patch("transformers.trainer:Trainer._get_output_dir", _SAVING, parameters="self, trial"),
     Patch("transformers.trainer:Trainer._push_from_checkpoint", _SAVING, parameters="self, checkpoint_folder"),
     Patch("transformers.trainer:shutil", _DELETING, trainer_checkpoints.replace_shutil, attributes="rmtree"),

@@ -19,7 +19,6 @@ from cpudist.job import current
 if TYPE_CHECKING:
     from cpudist.job import Job
 
-HOSTS = "hosts.pt"  # next to Trainer's files: the part of the gradients that compression has lost (`error_feedback`)
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
 _SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 leaves it while it saves on SIGTERM
 

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cpudist.backends import error_feedback
 from cpudist.changes import replaced
 from cpudist.checkpoints import folders, manifest
 from cpudist.checkpoints.background import unpaced
 from cpudist.checkpoints.publishing import Ranks, publisher_of
-from cpudist.huggingface.restart_point import HOSTS, adopt
+from cpudist.huggingface.restart_point import adopt
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -46,8 +45,6 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
     @functools.wraps(original)
     def save(self: Any, model: Any, trial: Any) -> None:
         background.wait()
-        if (feedback := error_feedback.of(self.model)) is not None:
-            feedback.settle()
         run_dir, name = Path(self._get_output_dir(trial=trial)), f"{folders.PREFIX}{self.state.global_step}"
         publisher, publishes = publisher_of(run_dir.absolute()), self.args.should_save
         written = publisher.begin(name, Ranks(), publishes)
@@ -64,8 +61,6 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             with files.collect() if later else nullcontext():
                 original(self, model, trial)
             _name_the_best(self, run_dir, written)
-            if publishes and feedback is not None:
-                torch.save(feedback.state_dict(), written / HOSTS)
         trainer = {**asdict(context.geometries[self]), "training": context.trainings[self]}
         step = self.state.global_step
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
@@ -89,19 +84,6 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             self._push_from_checkpoint(str(run_dir / name))
 
     return save
-
-
-def load_optimizer_and_scheduler(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `Trainer._load_optimizer_and_scheduler`: load the lost part of compressed gradients, too."""
-
-    @functools.wraps(original)
-    def load(self: Any, checkpoint: Any) -> None:
-        original(self, checkpoint)
-        feedback = error_feedback.of(self.model)
-        if feedback is not None and checkpoint and (path := Path(checkpoint) / HOSTS).is_file():
-            feedback.load_state_dict(torch.load(path, weights_only=True))
-
-    return load
 
 
 def load_best_model(original: Callable[..., None], context: Context) -> Callable[..., None]:

@@ -8,7 +8,6 @@ from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
 from cpudist.backends.ccl.register import register
 from cpudist.backends.ccl.toolchain import find_oneccl
-from cpudist.backends.error_feedback import ErrorFeedback
 from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
 from cpudist.console import say
@@ -59,14 +58,10 @@ class CclBackend(ProcessGroupBackend):
         return {**options, "bucket_cap_mb": 100}
 
     def _register_hook(self, model: DistributedDataParallel, group: Any, scheme: str) -> None:
-        if scheme not in ("bf16", "int8"):
-            super()._register_hook(model, group, scheme)
-            return
-        gradients = CompressedGradients(group, scheme)
-        if scheme == "int8":
-            ErrorFeedback(model, average, gradients, gradients.residuals, gradients.keep_own)
+        if scheme in ("bf16", "int8"):
+            model.register_comm_hook(CompressedGradients(group, scheme), average)
         else:
-            model.register_comm_hook(gradients, average)
+            super()._register_hook(model, group, scheme)
 
     def compressed_bytes(self) -> tuple[int, int] | None:
         before, after = extension.load().converted()

@@ -24,9 +24,6 @@ class CompressedGradients:
     Args:
         group: the process group of DDP, whose ranks make this together.
         wire: "bf16" or "int8".
-
-    Attributes:
-        residuals: int8's errors on this rank, by the number of the bucket.
     """
 
     def __init__(self, group: dist.ProcessGroup, wire: str) -> None:
@@ -41,7 +38,7 @@ class CompressedGradients:
         )
         self._loses = wire == "int8"  # bfloat16 needs no error feedback
         self._step = 0
-        self.residuals: dict[int, torch.Tensor] = {}
+        self._residuals: dict[int, torch.Tensor] = {}  # by the number of the bucket
 
     def start(self, bucket: dist.GradBucket) -> tuple[Any, torch.Tensor]:
         """Start averaging a bucket; return the work, and the tensor that will hold the result."""
@@ -52,14 +49,10 @@ class CompressedGradients:
             group = self._exact if self._loses else self._compressed
             return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group, async_op=True), tensor
         tensor = tensor.float()  # the buffer itself if it is of float32
-        residual = self.residuals.get(bucket.index())
+        residual = self._residuals.get(bucket.index())
         if residual is None or residual.numel() != tensor.numel():
-            residual = self.residuals[bucket.index()] = torch.zeros_like(tensor)
+            residual = self._residuals[bucket.index()] = torch.zeros_like(tensor)
         return extension.load().allreduce_with_residual(self._backend(), tensor, residual), tensor
-
-    def keep_own(self, residual: torch.Tensor) -> None:
-        """Zero the values of a residual that other ranks of this host keep."""
-        extension.load().keep_own(self._backend(), residual)
 
     def _backend(self) -> Any:
         backend = self._compressed._get_backend(torch.device("cpu"))

@@ -2,7 +2,6 @@
 
     data=4              four devices, each with a quarter of the batch
     data=2,model=-1     two halves of the batch; all other devices divide the parameters
-    data=2x4,model=2    two TPU slices, connected by the data centre's network, of four by two chips each
 
 Source: PyTorch/XLA 2.8, `torch_xla.distributed.spmd.Mesh` and `HybridMesh`.
 """
@@ -20,21 +19,15 @@ from cpudist.errors import UserError
 # The axes that divide a batch. All axes but data divide parameters.
 BATCH_AXES = ("data", "fsdp")
 
-_AXIS = re.compile(r"([A-Za-z_]\w*)=(?:(\d+)x)?(-1|\d+)")
+_AXIS = re.compile(r"([A-Za-z_]\w*)=(-1|[1-9]\d*)")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a mesh: `inner` devices of each of `slices` TPU slices, which the data centre's network connects."""
+    """One axis of a mesh: its name, and the number of devices along it, or -1 for all others."""
 
     name: str
-    inner: int
-    slices: int = 1
-
-    @property
-    def size(self) -> int:
-        """The number of devices along the axis."""
-        return self.inner * self.slices
+    size: int
 
 
 def parse(text: str) -> tuple[Axis, ...]:
@@ -46,23 +39,22 @@ def parse(text: str) -> tuple[Axis, ...]:
     axes = []
     for part in text.replace(" ", "").split(","):
         found = _AXIS.fullmatch(part)
-        if found is None or "0" in found.groups():
+        if found is None:
             raise UserError(
                 f"--mesh {text}: {part!r} is no axis; write name=devices, e.g. data=2,model=2, or -1 for the rest"
             )
-        name, slices, inner = found.groups()
-        axes.append(Axis(name, int(inner), int(slices or 1)))
+        axes.append(Axis(found[1], int(found[2])))
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
         raise UserError(f"--mesh {text} names an axis twice; give each axis a name of its own")
-    if sum(axis.inner == -1 for axis in axes) > 1:
+    if sum(axis.size == -1 for axis in axes) > 1:
         raise UserError(f"--mesh {text}: only one axis can have the rest of the devices (-1); give the others a number")
     return tuple(axes)
 
 
 def places(axes: Sequence[Axis]) -> int | None:
     """Return the number of devices of the axes; None where it depends on how many there are."""
-    return None if any(axis.inner == -1 for axis in axes) else math.prod(axis.size for axis in axes)
+    return None if any(axis.size == -1 for axis in axes) else math.prod(axis.size for axis in axes)
 
 
 def fit(axes: Sequence[Axis], devices: int) -> tuple[Axis, ...]:
@@ -71,9 +63,8 @@ def fit(axes: Sequence[Axis], devices: int) -> tuple[Axis, ...]:
     Raises:
         UserError: the axes need another number of devices.
     """
-    given = math.prod(axis.slices if axis.inner == -1 else axis.size for axis in axes)
-    rest = devices // given if any(axis.inner == -1 for axis in axes) and devices % given == 0 else 1
-    fitted = tuple(replace(axis, inner=rest) if axis.inner == -1 else axis for axis in axes)
+    given = math.prod(axis.size for axis in axes if axis.size != -1)
+    fitted = tuple(replace(axis, size=devices // given) if axis.size == -1 else axis for axis in axes)
     if places(fitted) != devices:
         raise UserError(
             f"--mesh {text_of(axes)} needs {'a multiple of ' if places(axes) is None else ''}{given} devices, "
@@ -88,28 +79,21 @@ def make(axes: Sequence[Axis], device: str) -> Any:
     On a TPU its devices are ordered by how they are connected.
 
     Raises:
-        UserError: the axes do not fit the TPU's slices, or how its chips are connected.
+        UserError: the axes do not fit how the TPU's chips are connected.
     """
     from torch_xla import runtime
     from torch_xla.distributed import spmd
 
-    names = tuple(axis.name for axis in axes)
+    names, sizes = tuple(axis.name for axis in axes), tuple(axis.size for axis in axes)
     if device == "TPU":
         try:
-            return spmd.HybridMesh(
-                ici_mesh_shape=tuple(axis.inner for axis in axes),
-                dcn_mesh_shape=tuple(axis.slices for axis in axes),
-                axis_names=names,
-            )
+            return spmd.HybridMesh(ici_mesh_shape=sizes, axis_names=names)
         except (ValueError, NotImplementedError) as error:
-            raise UserError(
-                f"--mesh {text_of(axes)} does not fit this TPU: {error}; several slices are written as data=2x4, two "
-                "of them with four chips each"
-            ) from error
+            raise UserError(f"--mesh {text_of(axes)} does not fit this TPU: {error}; take other sizes") from error
     devices = list(range(runtime.global_runtime_device_count()))
-    return spmd.Mesh(devices, tuple(axis.size for axis in axes), names)
+    return spmd.Mesh(devices, sizes, names)
 
 
 def text_of(axes: Sequence[Axis]) -> str:
     """Return the axes in the form that `--mesh` takes."""
-    return ",".join(f"{axis.name}={f'{axis.slices}x' * (axis.slices > 1)}{axis.inner}" for axis in axes)
+    return ",".join(f"{axis.name}={axis.size}" for axis in axes)

@@ -188,14 +188,4 @@ RequestPtr Hierarchy::allreduce(const void* input, void* output, float* residual
   return std::make_unique<Allreduce>(*this, input, output, residual, count, type, reduction);
 }
 
-void Hierarchy::keep_own(float* residual, size_t count) const {
-  const Shares shares(count, DataType::kFloat32, local_size_);
-  for (size_t piece = 0; piece < shares.pieces(); ++piece) {
-    for (size_t other = 0; other < local_size_; ++other) {
-      const auto part = shares.of(piece, other);
-      if (other != static_cast<size_t>(local_rank_)) std::fill_n(residual + part.first, part.count, 0.0F);
-    }
-  }
-}
-
 }  // namespace cpudist

@@ -35,7 +35,6 @@ class Hierarchy {
   // These are a transport's; `residual` may be null, and is for averages of float32.
   RequestPtr allreduce(const void* input, void* output, float* residual, size_t count, DataType type,
                        Reduction reduction);
-  void keep_own(float* residual, size_t count) const;
 
  private:
   class Allreduce;

@@ -70,11 +70,6 @@ c10::intrusive_ptr<c10d::Work> allreduce_with_residual(const c10::intrusive_ptr<
   return our_group(group).allreduce_with_residual(tensor, residual);
 }
 
-// Zeroes the values of a contiguous residual of float32 that other ranks keep.
-void keep_own(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& residual) {
-  our_group(group).keep_own(residual.mutable_data_ptr<float>(), static_cast<size_t>(residual.numel()));
-}
-
 // Returns the bytes of the allreduces that crossed the network in another format, and their bytes in that format.
 py::tuple converted() { return py::make_tuple(cpudist::converted_from.load(), cpudist::converted_to.load()); }
 
@@ -137,7 +132,6 @@ PYBIND11_MODULE(cpudist_ccl, module) {
              py::arg("round_bytes") = size_t{1} << 30, Unlocked());
   module.def("allreduce_with_residual", &allreduce_with_residual, py::arg("group"), py::arg("tensor"),
              py::arg("residual"), Unlocked());
-  module.def("keep_own", &keep_own, py::arg("group"), py::arg("residual"));
   module.def("converted", &converted);
   module.def("set_timeout", &set_timeout<c10d::Backend>, py::arg("group"), py::arg("seconds"));
   module.def(

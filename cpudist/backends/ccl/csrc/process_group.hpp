@@ -28,7 +28,6 @@ class ProcessGroupCcl final : public c10d::Backend {
   // Averages one tensor with error feedback: `residual`, which is like the tensor, keeps the errors of the wire's
   // format.
   WorkPtr allreduce_with_residual(const at::Tensor& tensor, const at::Tensor& residual);
-  void keep_own(float* residual, size_t count) const { endpoint_->transport().keep_own(residual, count); }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;

@@ -169,8 +169,6 @@ class Transport {
   virtual RequestPtr allreduce_with_residual(float* data, float* /*residual*/, size_t count) {
     return allreduce(data, data, count, DataType::kFloat32, Reduction::kAverage);
   }
-  // Where ranks keep a residual together, each for a part of the values, zeroes the values that others keep.
-  virtual void keep_own(float* /*residual*/, size_t /*count*/) const {}
 
   // `output` is used on the root only and may be null elsewhere. In place: input == output.
   virtual RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,

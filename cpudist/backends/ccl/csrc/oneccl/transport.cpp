@@ -83,10 +83,6 @@ class OneCcl final : public Transport {
     return exchange(data, data, residual, count, kReduction);
   }
 
-  void keep_own(float* residual, size_t count) const override {
-    if (hierarchy_) hierarchy_->keep_own(residual, count);
-  }
-
   RequestPtr reduce(const void* input, void* output, size_t count, DataType type, Reduction reduction,
                     int root) override {
     oneccl_traffic.count(count * size_of(type));
