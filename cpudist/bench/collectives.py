@@ -6,13 +6,9 @@ The groups are called through `torch.distributed`, as a script does. Buffers cha
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +33,6 @@ from cpudist.bench.timing import (
 )
 from cpudist.console import size as size_cell
 from cpudist.optimization import precision
-from cpudist.topology.machine import allowed_cpus
 
 if TYPE_CHECKING:
     from cpudist.world import World
@@ -48,21 +43,10 @@ _ALLREDUCE_SIZES = {
     torch.bfloat16: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB),
 }
 _OTHER_SIZES = (1 * _MB, 16 * _MB)
-_BUSY_SIZES = (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB)
 _ROTATED_BYTES = 32 * _MB  # more than a core's own caches hold
 
 _CANDIDATES = (ONECCL, CCL, GLOO, MPI, COPY, DISPATCH)
 _RATIOS = ((CCL, ONECCL), (GLOO, CCL), (CCL, MPI), (CCL, COPY), (CCL, DISPATCH))
-
-# Computes on one CPU until its parent has ended in any way.
-_COMPUTE = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-parent = int(sys.argv[2])
-while os.getppid() == parent:
-    for _ in range(100_000):
-        pass
-"""
 
 _ALLREDUCE = "allreduce"
 # By name: the collective, and for each of its tensors whether it holds one rank's part of the elements.
@@ -104,10 +88,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CollectiveTimes:
-    """All results of one run; `beside_others`: whether other work ran on the same cores."""
+    """All results of one run."""
 
     comparisons: tuple[Comparison, ...]
-    beside_others: bool = False
 
     def table(self) -> str:
         """Return two blocks of lines for each operation and type: times, and their ratios with the rounds' range."""
@@ -128,41 +111,34 @@ class CollectiveTimes:
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return the figures for JSON."""
-        return [{**comparison.as_dict(), "beside_other_work": self.beside_others} for comparison in self.comparisons]
+        return [comparison.as_dict() for comparison in self.comparisons]
 
 
-def run(world: World, say: Callable[[str], None], quick: bool = False, beside_others: bool = False) -> CollectiveTimes:
-    """Measure on every rank of a job, and return the same figures on all ranks.
-
-    Args:
-        beside_others: keep each core of the ranks busy with another process, and take the mean of a round instead of
-            its median.
-    """
+def run(world: World, say: Callable[[str], None], quick: bool = False) -> CollectiveTimes:
+    """Measure on every rank of a job, and return the same figures on all ranks."""
     # torch 2.13 has new names for two of the calls; torch 2.8 has only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     groups, candidates = both_groups(world.backend), of_allreduce(world)
     devices = {world.backend: world.device, GLOO: torch.device("cpu")}
     comparisons = []
-    with busy(_cpus_of_node(world, groups[GLOO])) if beside_others else nullcontext():
-        for name, dtype, size in _plan(quick, beside_others):
-            say(f"{name} {precision.name(dtype)} {size_cell(size)}")
-            buffers = max(2, min(32, _ROTATED_BYTES // size))
-            count = size // dtype.itemsize // world.size * world.size
-            calls = {
-                device: in_turn([_call(name, count, world.size, dtype, device) for _ in range(buffers)])
-                for device in {*devices.values()}
-            }
-            others = candidates(size, dtype, buffers) if name == _ALLREDUCE else {}
-            all_of_them = others | {
-                backend: timed(_completed(partial(calls[devices[backend]], group), devices[backend]))
-                for backend, group in groups.items()
-            }
-            times = take_turns(
-                {key: together(candidate, groups[GLOO]) for key, candidate in all_of_them.items()},
-                replace(_turns(size, quick), means=beside_others),
-            )
-            comparisons.append(Comparison(name, size, times, precision.name(dtype)))
-    return CollectiveTimes(tuple(comparisons), beside_others)
+    for name, dtype, size in _plan(quick):
+        say(f"{name} {precision.name(dtype)} {size_cell(size)}")
+        buffers = max(2, min(32, _ROTATED_BYTES // size))
+        count = size // dtype.itemsize // world.size * world.size
+        calls = {
+            device: in_turn([_call(name, count, world.size, dtype, device) for _ in range(buffers)])
+            for device in {*devices.values()}
+        }
+        others = candidates(size, dtype, buffers) if name == _ALLREDUCE else {}
+        all_of_them = others | {
+            backend: timed(_completed(partial(calls[devices[backend]], group), devices[backend]))
+            for backend, group in groups.items()
+        }
+        times = take_turns(
+            {key: together(candidate, groups[GLOO]) for key, candidate in all_of_them.items()}, _turns(size, quick)
+        )
+        comparisons.append(Comparison(name, size, times, precision.name(dtype)))
+    return CollectiveTimes(tuple(comparisons))
 
 
 def _call(
@@ -187,32 +163,9 @@ def _completed(call: Callable[[], object], device: torch.device) -> Callable[[],
     return call_and_wait
 
 
-@contextmanager
-def busy(cpus: Iterable[int]) -> Iterator[None]:
-    """Keep each of these CPUs busy with one process while the block runs."""
-    processes = [subprocess.Popen([sys.executable, "-S", "-c", _COMPUTE, str(cpu), str(os.getpid())]) for cpu in cpus]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-
-
-def _cpus_of_node(world: World, group: dist.ProcessGroup) -> list[int]:
-    """Return the CPUs of all ranks of this node, on its first rank; none on the others."""
-    cpus: list[Any] = [None] * world.size
-    dist.all_gather_object(cpus, (world.node_rank, allowed_cpus()), group=group)
-    here = {cpu for node, theirs in cpus if node == world.node_rank for cpu in theirs}
-    return sorted(here) if world.local_rank == 0 else []
-
-
-def _plan(quick: bool, beside_others: bool) -> list[tuple[str, torch.dtype, int]]:
+def _plan(quick: bool) -> list[tuple[str, torch.dtype, int]]:
     allreduces = [(_ALLREDUCE, dtype, size) for dtype, sizes in _ALLREDUCE_SIZES.items() for size in sizes]
     others = [(name, torch.float32, size) for name in list(_OPERATIONS)[1:] for size in _OTHER_SIZES]
-    if beside_others:
-        return [(_ALLREDUCE, torch.float32, size) for size in _BUSY_SIZES[: 1 if quick else None]]
     if quick:
         return [*allreduces[:2], *allreduces[6:7], *others[::2]]
     return [*allreduces, *others]

@@ -64,23 +64,16 @@ def environment(job: Job) -> dict[str, Any]:
     }
 
 
-def headline(environment: Mapping[str, Any], busy: bool = False) -> str:
-    """Return the lines above a table: the job, rank 0's machine, and the definition of a time.
-
-    Args:
-        busy: whether other work ran meanwhile; a round's time is then its mean.
-    """
+def headline(environment: Mapping[str, Any]) -> str:
+    """Return the lines above a table: the job, rank 0's machine, and the definition of a time."""
     carriers = [name.removeprefix("carried_by_") for name in environment if name.startswith("carried_by_")]
     transports = f"{', '.join(carriers)}; oneCCL uses " if carriers else ""
-    times = "median of all calls (range of the rounds' medians)"
-    if busy:
-        times = "beside other work on every core; median of the rounds' means (their range)"
     return (
         f"{environment['world_size']} ranks on {number_of(len(environment['hosts']), 'host')}, "
         f"{environment['launcher']}, {environment['backend']} over {transports}{environment['transport']}\n"
         f"rank 0: cpus {environment['cpus']}, {number_of(environment['threads'], 'thread')}, "
         f"{environment['cpu_model']}\n"
-        f"times: {times}"
+        "times: median of all calls (range of the rounds' medians)"
     )
 
 

@@ -26,35 +26,28 @@ class Turns:
 
     Attributes:
         warm_up: untimed calls at the start of a turn, since the caches hold another candidate's data.
-        means: whether a round's time is the mean of its calls, not their median. Where few calls take most of the
-            time, the mean has them and the median does not.
     """
 
     rounds: int
     calls: int
     warm_up: int
-    means: bool = False
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of one candidate's calls, round by round; `means` as in `Turns`."""
+    """Seconds of one candidate's calls, round by round."""
 
     rounds: tuple[tuple[float, ...], ...]
-    means: bool = False
 
     @property
     def median(self) -> float:
-        """Median of all calls, or of the rounds' means."""
-        if self.means:
-            return statistics.median(self.by_round)
+        """Median of all calls."""
         return statistics.median(seconds for calls in self.rounds for seconds in calls)
 
     @property
     def by_round(self) -> list[float]:
-        """Median, or mean, of each round."""
-        center = statistics.fmean if self.means else statistics.median
-        return [center(calls) for calls in self.rounds]
+        """Median of each round."""
+        return [statistics.median(calls) for calls in self.rounds]
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -66,7 +59,7 @@ class Timings:
         return {
             "median": self.median,
             "spread": list(self.spread),
-            "round_means" if self.means else "round_medians": self.by_round,
+            "round_medians": self.by_round,
             "calls_per_round": len(self.rounds[0]),
         }
 
@@ -111,7 +104,7 @@ def take_turns(
             say(f"round {number} of {turns.rounds}")
         for name, candidate in candidates.items():
             rounds[name].append(tuple(candidate(turns.warm_up + turns.calls)[turns.warm_up :]))
-    return {name: Timings(tuple(calls), turns.means) for name, calls in rounds.items()}
+    return {name: Timings(tuple(calls)) for name, calls in rounds.items()}
 
 
 def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:

@@ -21,8 +21,7 @@ what is measured:
   collectives   (a minute) allreduce from 1 KB to 96 MB, in float32 and bfloat16, on the ccl process group, on gloo,
                 on oneCCL (the same process group without our shared memory) and on MPI through mpi4py, beside what
                 torch itself takes for a call and a copy of as much memory; all-gather, reduce-scatter, broadcast and
-                all-to-all on ccl and gloo. --busy: the allreduces up to 4 MB, with a process that computes on every
-                core of the ranks
+                all-to-all on ccl and gloo
   hosts         (10 minutes, longer where the network is slow) a training step across hosts, of a 24-million-parameter
                 BERT under DistributedDataParallel, 4 x 128 tokens per rank: gradients as --compress auto chooses, as
                 they are, as bf16 (also with that of the tied embedding whole) and int8, and by PowerSGD, on ccl; as
@@ -33,7 +32,6 @@ what is measured:
 
 All candidates take turns in one run, so a slow moment of the machine hits all alike. A time is the median
 over all calls, the range behind it lies between the medians of the rounds. Ratios are taken within a round.
-With --busy a round counts by its mean: a few calls, that wait for a time slice, take most of the time.
 
 examples:
   two ranks on this machine, one core each, over MPI:
@@ -53,7 +51,6 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("subject", choices=_SUBJECTS, metavar=f"{{{','.join(_SUBJECTS)}}}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and where they were measured")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")
-    parser.add_argument("--busy", action="store_true", help="of collectives: beside other work on the same cores")
     parser.add_argument("--backend", default="ccl", metavar="NAME", help="of collectives: measure this one (ccl)")
     parser.add_argument("--only", action="append", default=[], metavar="CANDIDATE", help="of hosts: compare these")
     parser.add_argument("--quick", action="store_true", help="a smoke test of seconds, whose figures mean little")
@@ -92,10 +89,10 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
     if options.subject == "hosts":
         measured = between_hosts.run(world, progress, options.quick, options.only)
     else:
-        measured = collectives.run(world, progress, options.quick, options.busy)
+        measured = collectives.run(world, progress, options.quick)
     if world.rank == 0:
         where = report.environment(job)
-        headline = report.headline(where, options.busy)
+        headline = report.headline(where)
         print(headline, measured.table(), sep="\n\n", flush=True)
         if options.json:
             report.write(options.json, options.subject, where, measured)
@@ -116,8 +113,6 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UserError(f"bench {options.subject} is about ccl; leave --backend out, it is for collectives")
     if options.subject == "hosts" and find_spec("transformers") is None:
         raise UserError("bench hosts needs transformers; install it with: pip install 'cpudist[hf]'")
-    if options.busy and options.subject != "collectives":
-        raise UserError("--busy is for collectives; run cpudist bench collectives --busy")
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -10,9 +10,11 @@ import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cpudist.errors import UserError
 from cpudist.topology import Topology, hwloc, lscpu, sysfs
@@ -130,12 +132,24 @@ def machine_from(path: Path) -> Machine:
 
 def _from_copy(path: Path) -> Machine:
     try:
-        files = open_copy(path)
-        return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
+        with ExitStack() as stack:
+            files = open_copy(path if path.is_dir() else _unpacked(path, stack))
+            return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except ValueError as error:
         raise UserError(f"{path} holds a file that the kernel does not write ({error}): copy it again") from None
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path} is damaged or cut off ({error}): copy it again") from None
+
+
+def _unpacked(path: Path, stack: ExitStack) -> Path:
+    """Return a folder with the files of a tar archive, such as hwloc-gather-topology makes; `stack` removes it."""
+    folder = stack.enter_context(TemporaryDirectory(prefix="cpudist-"))
+    with tarfile.open(path) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 is the first to have it
+        archive.extractall(folder, [member for member in archive if member.isfile()])
+    return Path(folder)
 
 
 def _from_text(path: Path) -> Machine:

@@ -5,11 +5,7 @@ import json
 from pathlib import Path
 
 import jobs
-import psutil
 import pytest
-
-from cpudist import waiting
-from cpudist.bench.collectives import busy
 
 pytestmark = pytest.mark.job
 
@@ -37,28 +33,6 @@ def test_collectives_under_mpirun(tmp_path: Path) -> None:
         for timings in entry["seconds"].values():
             assert 0 < timings["spread"][0] <= timings["spread"][1]
         assert all(ratio["median"] > 0 for ratio in entry["ratios"].values())
-
-
-def test_collectives_beside_other_work(tmp_path: Path) -> None:
-    """Processes compute beside the ranks, and none is left at the end (`jobs.run` checks that)."""
-    kept = tmp_path / "busy.json"
-    command = ["cpudist", "bench", "collectives", "--quick", "--busy", "--json", str(kept)]
-    result = jobs.completed(jobs.torchrun(2, "--no-python", *command), timeout=400)
-    assert "times: beside other work on every core; median of the rounds' means" in result.stdout, result.output
-    (entry,) = json.loads(kept.read_text())["results"]
-    assert entry["beside_other_work"]
-    assert [timings["calls_per_round"] for timings in entry["seconds"].values()] == [5] * 5
-    assert set(entry["seconds"]) == {"oneCCL", "ccl", "gloo", "torch alone", "memory copy"}
-
-
-def test_cores_are_busy_while_the_block_runs() -> None:
-    before = set(psutil.Process().children())  # of other tests, such as a resource tracker
-    with busy([0]):
-        (process,) = set(psutil.Process().children()) - before
-        waiting.poll(lambda: process.cpu_times().user > 0.2, 60)
-        assert process.cpu_affinity() == [0]
-        assert process.cpu_times().user > 0.2
-    assert not process.is_running()
 
 
 @pytest.mark.versions

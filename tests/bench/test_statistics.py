@@ -95,13 +95,6 @@ def test_a_backend_that_the_table_does_not_know_comes_first() -> None:
     assert len(alone.table().splitlines()) == 3, "no ratios"
 
 
-def test_a_round_can_count_by_its_mean() -> None:
-    turns = Turns(rounds=2, calls=3, warm_up=1, means=True)
-    timings = take_turns({"a": lambda calls: [100.0, 1.0, 1.0, 7.0]}, turns)["a"]
-    assert (timings.median, timings.spread) == (3.0, (3.0, 3.0))
-    assert timings.as_dict() == {"median": 3.0, "spread": [3.0, 3.0], "round_means": [3.0, 3.0], "calls_per_round": 3}
-
-
 def test_candidates_across_hosts_are_compared_with_no_communication() -> None:
     """Half of bf16's exchange is hidden."""
     alone, hooked, step, average = (Timings(((one, one), (one, one))) for one in (1.0, 2.0, 1.25, 0.5))
@@ -137,7 +130,6 @@ def test_bars_of_gloo_have_a_color_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hosts", "--busy"], "run cpudist bench collectives --busy"),
         (["hosts", "--backend", "xla"], "bench hosts is about ccl; leave --backend out"),
         (["collectives", "--only", "int8"], "run cpudist bench hosts --only CANDIDATE"),
         (["hosts", "--only", "fp4"], "--only fp4 is not known; give one of: no communication, auto, none, bf16"),

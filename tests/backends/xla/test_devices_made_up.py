@@ -29,10 +29,7 @@ SAYS = {
     ],
     "hybrid": [
         "the same: True True",
-        "slices: [[0], [0], [0], [0], [1], [1], [1], [1]]",
         "refused: --mesh data=16 does not fit this TPU: Provide dcn_mesh_shape to create a mesh for multislice",
-        "refused: --mesh data=2x4 does not fit this TPU: Invalid dcn_mesh_shape for single slice mesh",
-        "refused: --mesh data=4x4 does not fit this TPU: Number of slices 2 must equal the product",
     ],
 }
 
