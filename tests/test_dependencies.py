@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -36,6 +37,20 @@ def test_ccl_brings_nothing_for_gpus() -> None:
     assert [name for name in added if re.search("sycl|cuda|cmplr|-ur$", name)] == []
     sizes = {name: sum(file.size or 0 for file in distribution(name).files or []) for name in added}
     assert sum(sizes.values()) < _MOST_BYTES, sizes
+
+
+@pytest.mark.job
+@pytest.mark.long
+def test_pip_still_takes_intels_older_wheels() -> None:
+    """Intel MPI 2021.19 and oneCCL 2022.2 want a libfabric that PyPI lacks. If pip takes others: scripts/canary.sh."""
+    wanted = [text for text in distribution("cpudist").requires or [] if re.match("impi-rt|oneccl", text)]
+    words = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    done = jobs.run([*words, *(text.partition(";")[0] for text in wanted)], timeout=300)
+    if "Could not find a version that satisfies the requirement impi-rt" in done.stderr:
+        pytest.skip("pip reaches no index")
+    assert done.returncode == 0, done.output
+    taken = {each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(done.stdout)["install"]}
+    assert taken == {"impi-rt": "2021.18.1", "oneccl-cpu": "2022.1.2", "oneccl-cpu-devel": "2022.1.2"}
 
 
 def test_the_base_does_not_need_hugging_face() -> None:

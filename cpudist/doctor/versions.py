@@ -7,21 +7,13 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from cpudist.backends import plugins
-from cpudist.errors import Finding
+from cpudist.errors import Finding, Level
 from cpudist.topology.kernel_files import Files
 
 _IPEX = "intel_extension_for_pytorch"
 
 # Packages that a job's behaviour depends on; their versions are shown.
-_NAMED = (
-    "torch",
-    "oneccl-cpu-devel",
-    "impi-rt",
-    "mpi4py",
-    "transformers",
-    "accelerate",
-    "datasets",
-)
+_NAMED = ("torch", "oneccl-cpu-devel", "impi-rt", "mpi4py", "transformers", "accelerate", "datasets")
 
 # Extras whose packages change a job's behaviour.
 _EXTRAS = ("ccl", "hf", "notebook")
@@ -46,6 +38,7 @@ def companions_that_fit() -> list[str]:
 
 def _outside_bounds() -> Iterator[Finding]:
     from packaging.requirements import Requirement
+    from packaging.version import Version
 
     for text in requires("cpudist") or []:
         requirement = Requirement(text)
@@ -55,12 +48,13 @@ def _outside_bounds() -> Iterator[Finding]:
         extras = ("",) if found is None else _EXTRAS
         if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras):
             continue  # usable_backends.py reports missing packages of ccl
+        remedy = f"pip install '{name}{bounds}'"
         if found is None:
-            yield Finding("error", name, f"{name} is not installed", f"pip install '{name}{bounds}'")
+            yield Finding("error", name, f"{name} is not installed", remedy)
         elif not requirement.specifier.contains(found, prereleases=True):
-            yield Finding(
-                "error", name, f"{name} {found} is not in the tested range {bounds}", f"pip install '{name}{bounds}'"
-            )
+            newer = Version(found) > min(Version(bound.version) for bound in requirement.specifier)
+            level: Level = "warning" if newer and name == "torch" else "error"  # jobs run on a newer torch, and warn
+            yield Finding(level, name, f"{name} {found} is not in the tested range {bounds}", remedy)
 
 
 def _companions() -> Iterator[Finding]:

@@ -157,18 +157,21 @@ def test_a_torch_that_does_not_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
-def test_versions_outside_the_tested_range(tmp_path: Path) -> None:
-    """A real installation, in a folder that comes first."""
-    package = tmp_path / "accelerate-0.1.0.dist-info"
+@pytest.mark.parametrize(
+    ("name", "version", "level"),
+    [("accelerate", "0.1.0", "error"), ("torch", "2.7.1", "error"), ("torch", "2.99.0.dev20261126", "warning")],
+)
+def test_versions_outside_the_tested_range(name: str, version: str, level: str, tmp_path: Path) -> None:
+    """A real installation, in a folder that comes first. Jobs run on a torch that is newer."""
+    package = tmp_path / f"{name}-{version}.dist-info"
     package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.1.0\n")
-    ask = "from cpudist.doctor import versions; print([f for f in versions.check(None, {}) if f.level == 'error'])"
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    ask = "from cpudist.doctor import versions; print([f for f in versions.check(None, {}) if f.level == '%s'])"
     path = f"{tmp_path}:{Path(versions.__file__).parents[2]}"
-    done = subprocess.run(
-        [sys.executable, "-c", ask], capture_output=True, text=True, check=True, timeout=60, env={"PYTHONPATH": path}
-    )
-    assert "accelerate 0.1.0 is not in the tested range" in done.stdout
-    assert "pip install 'accelerate" in done.stdout
+    words, env = [sys.executable, "-c", ask % level], {"PYTHONPATH": path}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60, env=env)
+    assert f"{name} {version} is not in the tested range" in done.stdout
+    assert f"pip install '{name}" in done.stdout
 
 
 @pytest.mark.job
