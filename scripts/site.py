@@ -1,17 +1,15 @@
 """Pages of the site that are not in docs/: MkDocs calls this module's functions (hooks in mkdocs.yml).
 
-The README is the first page. The reference of commands is what `--help` prints, that of messages is read from the
+The README is the first page. The reference of commands is read from their parsers, that of messages from the
 sources. Links to other files of the repository lead to copies of them in the site.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
-import os
 import posixpath
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,14 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 import cpudist
+from cpudist import lost_ranks
+from cpudist.cli import main, train
 
 _ROOT = Path(__file__).resolve().parents[1]
 _CODE_WORD = re.compile(r"(?<=[>\s])[^\s<>]{2,28}(?=[<\s])")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
 _PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
-_COMMANDS = ("test", "launch", "summary", "plan", "doctor", "stacks", "build", "bench", "docs")
+_DRAWING = re.compile(r'<pre>(?=(?:(?!</pre>).)*(?:[│└├]|"> {10,}[^<\s]))', re.DOTALL)  # lines, or columns
 _ERRORS = ("UserError", "StartupTimeout", "ArgumentTypeError", "RanksMissing", "StoreLost", "RuntimeError")
 _CPP_ERROR = re.compile(
     r"\b(?:value_error|check_value|check_type|type_error|backend_error|TransportError|runtime_error|abandon_all)"
@@ -34,7 +34,6 @@ _CPP_ERROR = re.compile(
 # Searches find pages that name everything, or are of interest to few, after the guides, and what is urgent first.
 _FOUND_LATE = ("reference/python.md", "reference/messages.md", "xla.md", "kubernetes.md", *_PROJECT)
 _BOOSTS = {**dict.fromkeys(_FOUND_LATE, 0.3), "troubleshooting.md": 2}
-_PRINT_HELP = "import sys; from cpudist.cli.{0} import main; sys.exit(main(sys.argv[1:]))"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -56,7 +55,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links that are right in the repository be right in the site, and wrap the lines of blocks of ``text``."""
+    """Let links that are right in the repository be right in the site."""
     site = page.file.src_uri
     source = "README.md" if site == "index.md" else site if site in _PROJECT else f"docs/{site}"
 
@@ -66,17 +65,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     if site in _BOOSTS:
         page.meta["search"] = {"boost": _BOOSTS[site]}
-    markdown = re.sub(r"^( *)```text$", r"\1```{.text .wrapped}", markdown, flags=re.MULTILINE)
     return markdown if site.startswith("reference/") else _LINK.sub(moved, markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Keep words of inline code in one piece: browsers break lines behind hyphens, and names in narrow tables."""
+    """Keep words of inline code in one piece, which browsers break behind hyphens; mark blocks that are drawings."""
 
     def kept(code: re.Match[str]) -> str:
         return _CODE_WORD.sub(r'<span class="word">\g<0></span>', code[0])
 
-    return re.sub(r"<code>[^<>\n]*</code>", kept, html)
+    return _DRAWING.sub('<pre class="drawing">', re.sub(r"<code>[^<>\n]*</code>", kept, html))
 
 
 def on_page_context(context: Any, page: Any, config: Any, **_: Any) -> Any:
@@ -101,17 +99,32 @@ def _page(path: str) -> str:
 
 
 def _commands() -> Iterator[str]:
-    yield "# Commands\n\nWhat `--help` prints.\n"
-    yield _help("cpudist-train", "train", [])
-    for name in _COMMANDS:
-        yield _help(f"cpudist {name}", "main", [name])
+    yield "# Commands\n\nWhat `--help` prints. Each option is a link to itself.\n"
+    subparsers = (each for each in main._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    for parser in (train._parser(), *next(subparsers).choices.values()):
+        yield from _help(parser)
 
 
-def _help(title: str, module: str, words: list[str]) -> str:
-    command = [sys.executable, "-c", _PRINT_HELP.format(module), *words, "--help"]
-    variables = {**os.environ, "COLUMNS": "88"}
-    shown = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True).stdout
-    return f"\n## {title}\n\n```text\n{shown.replace('usage: -c', f'usage: {title}')}```\n"
+def _help(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield what a parser says of a command, with an anchor for each option, such as `cpudist-launch--ppn`."""
+    formatter = parser._get_formatter()
+    usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
+    yield f"\n## {parser.prog}\n\n```text\n{usage}\n```\n\n{_escaped(parser.description or '')}\n"
+    for group in parser._action_groups:
+        if group._group_actions:
+            yield f"\n**{group.title}**\n"
+        for action in group._group_actions:
+            name = (action.option_strings or [f"-{action.dest}"])[-1]
+            anchor = f"{parser.prog.replace(' ', '-')}{name}"
+            shown = formatter._format_action_invocation(action).strip()
+            said = _escaped(formatter._expand_help(action)) if action.help else "see below"
+            yield f"\n[`{shown}`](#{anchor}){{ #{anchor} }}\n:   {said}\n"
+    if parser.epilog:
+        yield f"\n```text\n{parser.epilog}```\n"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*<\[\]])", r"\\\1", text)
 
 
 def _python() -> Iterator[str]:
@@ -137,18 +150,22 @@ def _messages() -> Iterator[str]:
     yield (
         "# Messages\n\nEvery line that cpudist says, by the part that says it. `…` is a name or a number. What a"
         " message does not say itself stands under [when a job hangs or fails]"
-        "(../troubleshooting.md#messages-rank-killed-out-of-memory-timed-out).\n"
+        "(../troubleshooting.md#messages-rank-killed-out-of-memory-timed-out).\n\n"
+        '<input id="message-filter" type="search" placeholder="Words, or a whole line of your terminal" hidden>\n'
     )
     readers = {".py": _of_python, ".cpp": _of_cpp, ".hpp": _of_cpp}
     for folder in sorted({path.parent for path in (_ROOT / "cpudist").rglob("*.*") if path.suffix in readers}):
         files = [path for path in folder.iterdir() if path.suffix in readers]
         said = {pair for path in files for pair in readers[path.suffix](path)}
+        if Path(lost_ranks.__file__) in files:
+            said |= {("Warnings and news", f"rank … on … {how}; it was last in …") for how in lost_ranks._HOW.values()}
         if said:
-            yield f"\n## {folder.relative_to(_ROOT)}\n"
-        for kind in ("Errors", "Warnings and news"):
-            texts = sorted(text for its_kind, text in said if its_kind == kind)
-            if texts:
-                yield f"\n**{kind}**\n\n" + "".join(f"- ``{text} ``\n" for text in texts)
+            yield f"\n## {folder.relative_to(_ROOT)}\n\n<details markdown>\n<summary>{len(said)} messages</summary>\n"
+            for kind in ("Errors", "Warnings and news"):
+                texts = sorted(text for its_kind, text in said if its_kind == kind)
+                if texts:
+                    yield f"\n**{kind}**\n\n" + "".join(f"- ``{text} ``\n" for text in texts)
+            yield "\n</details>\n"
 
 
 def _of_python(path: Path) -> Iterator[tuple[str, str]]:

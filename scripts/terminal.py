@@ -21,7 +21,7 @@ import psutil
 _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = "cpudist launch --nproc 2 --max-restarts 3 -- examples/train_digits.py out"
 _KILL_AFTER = "epoch 4:"
-_COLUMNS, _CHARACTER, _LINE, _MARGIN = 100, 7.8, 18, 16  # the last three in pixels
+_COLUMNS, _CHARACTER, _LINE, _MARGIN = 60, 7.8, 18, 14  # the last three in pixels
 _COLORS = (
     (r"\$ ", "#7ee787"),
     (r".*(ended|failed|starting again)", "#ffa657"),
@@ -55,11 +55,11 @@ def _rank(launch: int, rank: str) -> int:
 
 
 def shortened(lines: Iterable[str]) -> Iterator[str]:
-    """Leave out the middle of a long row of epochs, and the long line about optimizations."""
-    kept = (line for line in lines if "optimize: " not in line)
+    """Leave out the middle of a row of epochs, and lines that tell nothing new: a phone shows 60 columns."""
+    kept = (line for line in lines if not re.match(r"cpudist: (optimize: |starting on|the job failed)|World", line))
     for are_epochs, row in groupby(kept, lambda line: line.startswith("epoch")):
         group = list(row)
-        yield from [*group[:2], "…", group[-1]] if are_epochs and len(group) > 5 else group
+        yield from [group[0], "…", group[-1]] if are_epochs and len(group) > 3 else group
 
 
 def svg(lines: Sequence[str]) -> str:

@@ -80,6 +80,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.job
 def test_the_site_is_built_without_a_warning(site: Path) -> None:
     assert "notebook_launcher" in (site / "reference/python/index.html").read_text()
+    commands = (site / "reference/commands/index.html").read_text()
+    for anchor in ("cpudist-train--compress", "cpudist-train-m", "cpudist-launch--ppn", "cpudist-bench--only"):
+        assert f'id="{anchor}"' in commands
     for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/llms.txt").read_text()):
         assert (site / link).is_file(), link
     for page in site.rglob("index.html"):
