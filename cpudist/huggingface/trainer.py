@@ -109,7 +109,7 @@ def _optimize(trainer: Any, context: Context) -> None:
         choice.note(["native", *([choice.fused_name(optimizer)] if fused else []), *formats])
         return
     no_ipex = choice.why_not_ipex(args.torch_compile)
-    chosen = choice.apply_kernels(model, optimizer, no_ipex)
+    chosen = choice.apply_kernels(model, optimizer, no_ipex, parallel_dropout=args.parallel_dropout)
     has_adapters = hasattr(model, "peft_config")  # peft loads adapters without the model's state, past the masters
     if bf16 and choice.on_cpu() and not has_adapters:
         master_weights.keep(model, optimizer)

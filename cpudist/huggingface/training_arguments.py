@@ -1,7 +1,7 @@
 """TrainingArguments: keep the options of the documented command.
 
-`ddp_compress`, `use_ipex` and, for transformers 5, `no_cuda` are fields too, so that the
-command line, JSON and YAML files, dictionaries and calls all take them. `ddp_backend` takes the job's backend, and
+`ddp_compress`, `use_ipex`, `parallel_dropout` and, for transformers 5, `no_cuda` are fields too, so that the command
+line, JSON and YAML files, dictionaries and calls all take them. `ddp_backend` takes the job's backend, and
 `ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
 """
 
@@ -27,6 +27,10 @@ class _Flags:
     use_ipex: bool = dataclasses.field(
         default=False,
         metadata={"help": "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means."},
+    )
+    parallel_dropout: bool = dataclasses.field(
+        default=True,
+        metadata={"help": "With --use_ipex: draw dropout on all threads, with other masks than PyTorch's."},
     )
     no_cuda: bool = dataclasses.field(default=False, metadata={"help": "The old name of --use_cpu."})
     ddp_compress: str | None = dataclasses.field(

@@ -49,6 +49,7 @@ def test_flags_from_command_line_files_dictionaries_and_code(tmp_path: Path, bac
     bucket = 100 if backend == "ccl" else 25  # no core to spare for a thread that would overlap them
     assert (fields["gradients"]["bucket_cap_mb"], fields["gradients"]["gradient_as_bucket_view"]) == (bucket, True)
     assert fields["optimizations"][0] == ("native" if ipex.missing() else "ipex")
+    assert "parallel dropout" not in fields["optimizations"], "the flags leave PyTorch's"
     lines = [line for line in result.stderr.splitlines() if "cpudist: optimize: " in line]
     assert len(lines) == 1, result.output
     if ipex.missing():
@@ -79,6 +80,7 @@ def test_ipex_and_bf16_train_and_what_is_saved_is_what_was_trained(tmp_path: Pat
     trained = _train(tmp_path / "trained", ["course.py"], *words, "--save_strategy", "no")
     assert trained["losses"][-1] < 0.02, "learnt by heart"
     assert trained["record"]["optimizations"][0] == ("native" if ipex.missing() else "ipex")
+    assert "parallel dropout" in trained["record"]["optimizations"]
     assert trained["torch_xla"] is False
 
     from transformers import AutoModelForSequenceClassification

@@ -14,6 +14,7 @@ FLAGS = {
     "output_dir": str(FOLDER / "out"),
     "ddp_backend": BACKEND,
     "use_ipex": True,
+    "parallel_dropout": False,
     "no_cuda": True,
     "bf16": True,
     "max_steps": 20,
@@ -61,14 +62,14 @@ if dist.get_rank() == 0:
 dist.barrier()
 for kind in (TrainingArguments, Seq2SeqTrainingArguments, OwnArguments):
     for arguments in every_way(kind):
-        for name in ("ddp_backend", "use_ipex", "no_cuda", "bf16", "max_steps", "ddp_timeout"):
+        for name in ("ddp_backend", "use_ipex", "parallel_dropout", "no_cuda", "bf16", "max_steps", "ddp_timeout"):
             assert getattr(arguments, name) == FLAGS[name], name
         assert arguments.use_cpu
         assert arguments.to_dict()["use_ipex"] is True
 for group in (dist.group.WORLD, dist.new_group()) if BACKEND == "gloo" else ():  # whose bound can be read
     assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 77
-assert not TrainingArguments("out", report_to="none").use_ipex
-assert not hasattr(TrainingArguments("out", report_to="none"), "extra")
+default = TrainingArguments("out", report_to="none")
+assert (default.use_ipex, default.parallel_dropout, hasattr(default, "extra")) == (False, True, False)
 
 torch.manual_seed(0)
 inputs = torch.randn(64, 4)
