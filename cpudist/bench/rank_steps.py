@@ -1,6 +1,6 @@
 """The program of each rank in `cpudist plan --measure`: steps of the user's script, or of the benchmarks' model.
 
-    cpudist-train -m cpudist.bench.rank_steps FOLDER [SCRIPT [ARGS...]]
+    cpudist-train -m cpudist.bench.rank_steps FOLDER [{SCRIPT.py | -m MODULE} [ARGS...]]
 
 Each rank writes the figures of its steps to a file in FOLDER, once, and goes on: the command then ends the job.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import resource
-import runpy
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cpudist import api, optimization
 from cpudist.bench.between_hosts import bert, random_tokens
 from cpudist.optimization import precision
+from cpudist.target import resolve
 
 _SHAPE = (4, 128)  # samples per rank, tokens per sample
 _WARM_UP = 3  # steps: DDP makes its buckets anew, and memory grows
@@ -75,14 +75,13 @@ def _train() -> None:
 
 def main() -> None:
     """Run the script, or train the model."""
-    folder, *script = sys.argv[1:]
+    folder, *words = sys.argv[1:]
     rank = api.init().rank
     register_optimizer_step_post_hook(Steps(Path(folder, f"{rank}.json")).step)
-    if not script:
+    if not words:
         _train()
-    sys.argv = script
-    sys.path[0] = str(Path(script[0]).parent)
-    runpy.run_path(script[0], run_name="__main__")
+    module = words[0] == "-m"
+    resolve(words[module], words[module + 1 :], module=module)()
 
 
 if __name__ == "__main__":

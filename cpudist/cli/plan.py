@@ -46,6 +46,7 @@ examples:
   how many ranks train fastest here, a model of the benchmarks or your own script:
     cpudist plan --measure
     cpudist plan --measure -- train.py --batch_size 8
+    cpudist plan --measure -- -m package.training --batch_size 8
 """
 
 
@@ -73,14 +74,14 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--measure", action="store_true", help="find the fastest number of ranks first")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGS...]", help="for --measure")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for --measure")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     """Print the plan as a picture or as JSON.
 
     Raises:
-        UserError: --measure cannot be done, or SCRIPT is given without it.
+        UserError: --measure cannot be done, or TARGET is given without it.
     """
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     if options.measure and options.topology:

@@ -23,7 +23,7 @@ from cpudist.errors import USER_ERROR, UserError, from_user_code
 from cpudist.job.job_options import RESUME, JobOptions
 from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
-from cpudist.training.target import Target, missing_packages, resolve
+from cpudist.target import Target, missing_packages, resolve
 
 _OF_BACKEND = "backend option "  # prefix of backends' options, whose names may be the same as ours
 

@@ -1,6 +1,6 @@
 """Run a target on every rank of a job that has started.
 
-- `target.py`: the user's script or module; `run_target.py`: runs it to its end, and ends the job.
+- `run_target.py`: runs the user's script or module to its end, and ends the job.
 - `output_log.py`: the rank's output, in a file too.
 - `callbacks.py`: measures a Trainer's steps, and ends it after a signal (`interruption.py`).
 

@@ -13,7 +13,7 @@ from cpudist.training.interruption import Interrupted, Interruption
 if TYPE_CHECKING:
     from cpudist.changes import Changes
     from cpudist.job import Job
-    from cpudist.training.target import Target
+    from cpudist.target import Target
 
 # Read by the libraries when they are imported.
 _QUIET = {

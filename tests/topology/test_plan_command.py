@@ -21,12 +21,19 @@ COMMAND = [sys.executable, "-m", "cpudist"]
 
 _TRAINS = """
 import sys, torch, cpudist
-assert sys.argv[1:] == ["word"]
-model = cpudist.wrap(torch.nn.Linear(8, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while True:
-    model(torch.ones(4, 8)).sum().backward()
-    cpudist.step(optimizer)
+
+class Ones(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.ones(8)
+
+if __name__ == "__main__":  # the process that loads data imports this file
+    assert sys.argv[1:] == ["word"]
+    model = cpudist.wrap(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for ones in torch.utils.data.DataLoader(Ones(), 4, num_workers=1, multiprocessing_context="spawn"):
+        model(ones).sum().backward()
+        cpudist.step(optimizer)
 """
 
 
@@ -114,11 +121,12 @@ def test_a_measured_number_of_ranks_is_the_default(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.job
-def test_the_ranks_of_a_script_are_measured_and_launched(tmp_path: Path) -> None:
+def test_the_ranks_of_a_target_are_measured_and_launched(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_TRAINS)
     env = {"XDG_CACHE_HOME": str(tmp_path), "CPUDIST_CACHE": str(cache_folder())}
-    found = run([*COMMAND, "plan", "--measure", "--", str(script), "word"], timeout=180, env=env)
+    words = ["plan", "--measure", "--", "-m", script.stem, "word"]
+    found = run([*COMMAND, *words], timeout=180, env=env, cwd=tmp_path)
     assert found.returncode == 0, found.output
     rows = re.findall(r"^ +(\d+) +\d+ +\S+ +\S+ [MG]B$", found.stdout, re.MULTILINE)
     fastest = re.findall(r"^fastest: (\d+) ranks? \(mpirun -ppn \1\)", found.stdout, re.MULTILINE)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.training.target import missing_packages, resolve
+from cpudist.target import missing_packages, resolve
 
 # Runs a target in a process of its own, since a target takes over sys.argv, sys.path and __main__.
-_RUN = "from cpudist.training.target import resolve; resolve({name!r}, {args!r}, module={module})()"
+_RUN = "from cpudist.target import resolve; resolve({name!r}, {args!r}, module={module})()"
 
 _SCRIPT = """
 import dataclasses, multiprocessing, pickle, sys
