@@ -42,7 +42,6 @@ def test_on_the_device_of_another_backend(tmp_path: Path) -> None:
     words = ["bench", "collectives", "--backend", "xla", "--quick", "--json", str(kept)]
     result = jobs.completed(jobs.mpirun(2, str(jobs.BIN / "cpudist"), *words), timeout=400)
     assert "mpi, xla over shared_memory; oneCCL uses mpi\n" in result.stdout, result.output
-    assert "compiles again" not in result.stderr, result.output
     results = json.loads(kept.read_text())["results"]
     assert len(results) == 7
     assert all(set(one["seconds"]) == {"xla", "gloo"} for one in results)

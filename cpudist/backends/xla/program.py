@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch_xla import runtime
 
-from cpudist.backends.xla import joining, patches, pjrt
-from cpudist.backends.xla.graphs import Graphs
+from cpudist.backends.xla import graphs, joining, patches, pjrt
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
 
@@ -31,7 +30,6 @@ class Program:
     Attributes:
         host: the backend for tensors of the CPU; None under a mesh, which allows no other process group.
         sharding: how tensors lie on the mesh; None without one.
-        graphs: the compiled graphs.
 
     Raises:
         UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
@@ -64,7 +62,7 @@ class Program:
         patches.keep_new_group(changes)
         patches.replace_autocast(changes)
         _keep_tied(changes)
-        self.graphs = Graphs(warns=world.rank == 0)
+        self._compiled_before = graphs.compiled()
 
     @property
     def through_host(self) -> bool:
@@ -80,10 +78,9 @@ class Program:
         return name_with(self.host.name, through_host=self.through_host)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Place the model on the mesh, if there is one, and watch its compiled graphs until the job ends."""
-        for part in (self.graphs, self.sharding):
-            if part is not None:
-                self._changes.then(part.watch(model).remove)
+        """Place the model on the mesh, if there is one, until the job ends."""
+        if self.sharding is not None:
+            self._changes.then(self.sharding.watch(model).remove)
 
     def announce(self) -> None:
         """Tell the user which devices compute."""
@@ -109,7 +106,8 @@ class Program:
         if self.sharding is not None:
             details["mesh"] = self.sharding.mesh_text
             details["sharding"] = f"parameters by the table of {self.sharding.table.source}"
-        return {**details, **self.graphs.summary()}
+        (count, seconds), (earlier, in_seconds) = graphs.compiled(), self._compiled_before
+        return {**details, "graphs_compiled": count - earlier, "compile_seconds": round(seconds - in_seconds, 3)}
 
 
 def _keep_tied(changes: Changes) -> None:

@@ -17,7 +17,6 @@ import torch.distributed as dist
 import torch_xla
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch_xla.debug import metrics
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 100 * 2**20
 
 _ddp_models: WeakSet[DistributedDataParallel] = WeakSet()
-_fetched = 0
 
 
 def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -35,13 +33,9 @@ def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     Everything pending is computed with them, in one graph. Otherwise only these tensors would be computed now, and the
     rest, such as the loss, later from the beginning.
     """
-    global _fetched
     _keep_newest_buckets()
     torch_xla.sync(reset_scope=False)  # the caller may be inside a program's `xp.Trace`
-    before = transfers()
-    copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    _fetched += transfers() - before
-    return copies
+    return [tensor.detach().cpu().contiguous() for tensor in tensors]
 
 
 def put(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
@@ -49,17 +43,6 @@ def put(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):
             target.copy_(value.to(target.device))
-
-
-def transfers() -> int:
-    """Return how often a device has handed data back in this process."""
-    data = metrics.metric_data("TransferFromDeviceTime")
-    return int(data[0]) if data else 0
-
-
-def fetched() -> int:
-    """Return how many of `transfers` were made by `fetch`."""
-    return _fetched
 
 
 def done(value: Any) -> Any:

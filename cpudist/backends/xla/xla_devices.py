@@ -86,8 +86,6 @@ class XlaDevices(Devices):
         import torch_xla
 
         torch_xla.sync(wait=wait, reset_scope=False)  # the caller may be inside a program's `xp.StepTrace`
-        if self.program is not None:
-            self.program.graphs.end_step()
 
     def synchronize(self) -> None:
         self.end_step(wait=True)

@@ -143,19 +143,6 @@ def test_a_rank_that_goes_wrong_ends_the_job(way: str, says: str) -> None:
     assert "finished" not in result.stdout, result.output
 
 
-def test_a_compile_after_warm_up_is_one_line_with_its_cause() -> None:
-    result = _start(1, sys.executable, str(CHECKS / "shapes.py"))
-    warnings = [line for line in result.stderr.splitlines() if "compiles again" in line]
-    assert len(warnings) == 1, result.output
-    assert "argument 0 went from 16 x 8 to 7 x 8" in warnings[0]
-    assert "warns too: True" in result.stdout, result.output
-    details = ast.literal_eval(result.stdout.splitlines()[-1])
-    assert details["steps_that_compiled_after_warm_up"] == 2, "7 and 3 samples"
-    assert details["graphs_compiled"] > 2
-    assert details["compile_seconds"] > 0
-    assert 6 <= details["steps_that_waited_for_data_from_the_device"] < 12, "those that ask for the loss"
-
-
 def test_the_sharding_is_shown(tmp_path: Path) -> None:
     """The table is the user's. It has a tuple of axes, None, and leaves out axes at the end."""
     table = {"0.weight": [["model", "data"]], "2.weight": [None, "model"], "*.up.weight": ["model"]}
@@ -198,7 +185,6 @@ def test_trainer_trains_as_on_gloo(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_language_model_trains_on_ranks_and_on_a_mesh_as_on_gloo(tmp_path: Path) -> None:
-    """Batches have one shape, so nothing is compiled after warm-up."""
     words = ["--train_files", ast.__file__, "--vocab_size", "400", "--block_size", "32", "--max_steps", "8"]
     words += ["--config_overrides", "n_layer=1,n_embd=32,n_head=2", "--logging_steps", "1", "--learning_rate", "5e-3"]
     words += ["--eval_files", json.__file__, "--per_device_train_batch_size"]
@@ -208,8 +194,7 @@ def test_the_example_of_a_language_model_trains_on_ranks_and_on_a_mesh_as_on_glo
         output = tmp_path / str(len(found))
         _, logged = trained(output, ranks, "language_model", *words, str(8 // ranks), options=options)
         found.append((logged["loss"], logged["eval_perplexity"]))
-        details = json.loads(record.read_text()).get("details", {})
-        assert details.get("steps_that_compiled_after_warm_up", 0) == 0, backend
+        assert "xla" not in backend or json.loads(record.read_text())["details"]["graphs_compiled"] > 2
     (losses, perplexity), *others = found
     assert len(losses) == 8
     for other in others:
