@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NoReturn
@@ -71,6 +71,13 @@ def size(count: float) -> str:
         count /= 1024
         unit += 1
     return f"{count:.0f} {_UNITS[unit]}" if count >= 100 else f"{count:.3g} {_UNITS[unit]}"
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of cells, all as many, as text in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ([f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return ["  ".join(cells).rstrip() for cells in padded]
 
 
 def number_of(count: int, what: str) -> str:

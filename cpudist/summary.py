@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpudist.console import names_of
+from cpudist.console import aligned, names_of
 from cpudist.errors import UserError
 
 _RECORD, _LOG = "cpudist.json", "trainer_state.json"
@@ -78,16 +78,10 @@ def table(runs: Sequence[Run], width: int) -> str:
     """Return the runs side by side, or one below the other where they do not fit `width`."""
     columns = [{"": run.name, **run.rows()} for run in runs]
     told = [row for row in columns[0] if any(column[row] for column in columns)]
-    sizes = [max(len(column[row]) for row in told) for column in columns]
-    first = max(map(len, told))
-    if first + sum(2 + size for size in sizes) > width and len(runs) > 1:
+    lines = aligned([(row, *(column[row] for column in columns)) for row in told])
+    if max(map(len, lines)) > width and len(runs) > 1:
         return "\n\n".join(table([run], width) for run in runs)
-    return "\n".join(
-        "  ".join(
-            [f"{row:{first}}", *(f"{column[row]:{size}}" for column, size in zip(columns, sizes, strict=True))]
-        ).rstrip()
-        for row in told
-    )
+    return "\n".join(lines)
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from cpudist.bench.timing import Ratio, Timings
-from cpudist.console import number_of
+from cpudist.console import aligned, number_of
 from cpudist.topology.machine import allowed_cpus, cpu_model
 from cpudist.version import __version__
 
@@ -85,11 +85,7 @@ def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: R
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return lines with aligned columns."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join(aligned([head, *rows]))
 
 
 def time_cell(timings: Timings | None, spread: bool = True) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from cpudist import launchers
-from cpudist.cli import bench, build, docs, doctor, launch, plan, stacks, summary, test
+from cpudist.cli import bench, build, docs, doctor, launch, plan, stacks, summary, test, top
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
@@ -23,6 +23,7 @@ from cpudist.version import __version__
 COMMANDS = {
     "test": test,
     "launch": launch,
+    "top": top,
     "stacks": stacks,
     "summary": summary,
     "plan": plan,
@@ -41,7 +42,8 @@ examples:
     cpudist doctor
   compile the oneCCL backend now rather than when the first job starts:
     cpudist build
-  where every rank is of a job on this host that seems to hang:
+  how fast every rank of a job trains and whom it waits for, and where each is in a job that seems to hang:
+    cpudist top
     cpudist stacks
   how fast are collectives here, on oneCCL and on gloo:
     mpirun -n 2 cpudist bench collectives

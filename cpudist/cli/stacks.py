@@ -14,7 +14,8 @@ from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
 from cpudist.hosts.remote import ask_all, run_on
-from cpudist.job.stack_server import SIGNAL, RankStacks, ask_ranks
+from cpudist.job.rank_answers import RankStacks, ask_ranks
+from cpudist.job.stack_server import SIGNAL
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         UserError: there are none, or hosts do not answer; after the ranks of the others are printed.
     """
     hosts = read(options.hostfile) if options.hostfile else None
-    found, missing = _ask(hosts) if hosts else (ask_ranks(), [])
+    found, missing = ask(hosts)
     where = "these hosts" if hosts else "this host"
     jobs: dict[tuple[str, int], dict[int, RankStacks]] = defaultdict(dict)
     for one in sorted(found):
@@ -59,10 +60,12 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         raise UserError(f"no rank of yours runs on {where}; run cpudist stacks where the job runs, as the same user")
 
 
-def _ask(hosts: Sequence[Host]) -> tuple[list[RankStacks], list[str]]:
-    """Return the ranks on hosts, and a line for each host that does not answer."""
+def ask(hosts: Sequence[Host] | None) -> tuple[list[RankStacks], list[str]]:
+    """Return the ranks on hosts, or on this one (None), and a line for each host that does not answer."""
+    if not hosts:
+        return ask_ranks(), []
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
-    words = python_main("cpudist.job.stack_server", path=path)
+    words = python_main("cpudist.job.rank_answers", path=path)
     answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS), "asking the hosts")
     missing = [
         f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cpudist.cluster.cluster_figures import ClusterFigures
 from cpudist.cluster.judgement import bits
-from cpudist.console import size
+from cpudist.console import aligned, size
 
 _MOST_HOSTS = 12  # in a matrix; beyond, links that are out of line are named alone
 
@@ -18,9 +18,10 @@ def tables(figures: ClusterFigures) -> str:
         clock = f"{host.clock / 1e9:.1f} GHz" if host.clock else "-"
         flops = [f"{host.flops[dtype] / 1e9:.0f} GFLOP/s" for dtype in ("float32", "bfloat16")]
         hosts.append((host.name, str(host.cores), *flops, f"{size(host.copied)}/s", clock, size(host.memory)))
-    blocks = [_aligned(hosts)]
+    blocks = ["\n".join(aligned(hosts))]
     if 1 < len(figures.hosts) <= _MOST_HOSTS:
-        blocks.append("links, from the host of a line to that of a column\n" + _aligned(_matrix(figures)))
+        links = ["links, from the host of a line to that of a column", *aligned(_matrix(figures))]
+        blocks.append("\n".join(links))
     times = ", ".join(f"{size(bytes)} {1e3 * seconds:.3g} ms" for bytes, seconds in figures.allreduces.items())
     blocks.append(f"allreduce on {figures.backend}: {times}\nloss of a small training: {figures.loss[0]:.6g}")
     return "\n\n".join(blocks)
@@ -33,10 +34,3 @@ def _matrix(figures: ClusterFigures) -> list[tuple[str, ...]]:
         (name, *(found.get((source, target), "") for target in range(len(names)))) for source, name in enumerate(names)
     ]
     return [("", *names), *rows]
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )

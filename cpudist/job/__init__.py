@@ -10,7 +10,8 @@
 - `pace.py`: the rank that makes the others wait, and why.
 - `rank_status.py`, `rank_texts.py`: what a rank is doing, for the other ranks and in words; `reports.py`: which ranks
   keep the others waiting.
-- `stack_server.py`: the ranks' stacks, served on request and asked for by `cpudist stacks`.
+- `stack_server.py`: the ranks' stacks, served on request; `live_figures.py`: the figures that go with them.
+- `rank_answers.py`: asks the ranks, for `cpudist stacks` and `cpudist top`.
 - `record.py`: the run record.
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.

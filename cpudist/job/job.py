@@ -20,6 +20,7 @@ from cpudist.job import failure
 from cpudist.job.communication import Communication, TrainedAlone
 from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.job_options import JobOptions
+from cpudist.job.live_figures import read_figures
 from cpudist.job.peers import Peers
 from cpudist.job.rank_pinning import follow
 from cpudist.job.record import Exit, RunRecord
@@ -80,7 +81,9 @@ class Job:
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")
         peers.on_end = self.finish
-        self._alone = TrainedAlone(backend, self.world, peers.watch_the_pace())
+        pace, host_name = peers.watch_the_pace(), self.world.hosts[self.world.node_rank]
+        peers.serve_figures(lambda: read_figures(host_name, backend, pace, self.record.training.losses, self.restarts))
+        self._alone = TrainedAlone(backend, self.world, pace)
         if options.stall is not None:
             peers.end_when_stalled(options.stall)
 

@@ -66,12 +66,13 @@ class PaceMeter:
     Attributes:
         steps: of torch's optimizers so far.
         batches: of torch's data loaders.
+        loading: seconds that this rank has waited for them.
     """
 
     def __init__(self, backend: Backend, changes: Changes) -> None:
         self._backend = backend
         self.steps = self.batches = 0
-        self._loading = 0.0
+        self.loading = 0.0
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         iterator = dataloader._BaseDataLoaderIter
         changes.attribute(iterator, "__next__", self._timing(iterator.__next__))
@@ -86,7 +87,7 @@ class PaceMeter:
             self.steps,
             time.monotonic(),
             waited,
-            self._loading,
+            self.loading,
             used.ru_nivcsw,
             used.ru_minflt + used.ru_majflt,
             clock_of(min(os.sched_getaffinity(0))),
@@ -101,7 +102,7 @@ class PaceMeter:
         def next_batch(iterator: Any) -> Any:
             begin = time.perf_counter()
             batch = original(iterator)
-            self._loading += time.perf_counter() - begin
+            self.loading += time.perf_counter() - begin
             self.batches += 1
             return batch
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpudist.changes import Changes
 from cpudist.console import is_interactive, say
@@ -135,6 +135,11 @@ class Peers:
 
         self.heartbeat.add(compare)
         return pace
+
+    def serve_figures(self, read: Callable[[], dict[str, Any]]) -> None:
+        """Let `cpudist top` have what `read` returns; another thread calls it."""
+        if self._stacks is not None:
+            self._stacks.figures = read
 
     def wait_for_all(self) -> None:
         """Wait until all ranks have finished; does nothing a second time."""

@@ -1,9 +1,8 @@
-"""Serve this rank's status and stacks, and ask all ranks of this user on this machine for theirs.
+"""Serve this rank's status, figures and stacks.
 
-A thread answers `cpudist stacks`; a signal makes the rank write its stacks to standard error.
+A thread answers `cpudist stacks` (`rank_answers.py`); a signal makes the rank write its stacks to standard error.
 A rank listens on a socket without a file that only its machine sees, so nothing is left of it, however the rank ends.
-On the signal, C code of Python writes the stacks, also while the thread cannot run. This module must not import torch,
-since `cpudist stacks` imports it.
+On the signal, C code of Python writes the stacks, also while the thread cannot run.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 # Makes a rank write its stacks to standard error. Slurm's users, submitit and Lightning use SIGUSR1 and SIGUSR2 for
@@ -33,10 +30,7 @@ SIGNAL = signal.SIGRTMIN + 7
 _CLIENT_SECONDS = 5.0  # for a client to read the answer
 _PAUSE_SECONDS = 0.1  # without a further byte, after which the stacks are complete
 _PIPE_BYTES = 1 << 20  # holds the most that faulthandler writes (100 threads of 100 frames), so that it does not block
-_ANSWER_SECONDS = 2.0  # for a rank's thread, which needs Python's interpreter lock
-_SIGNAL_SECONDS = 2.0  # for the signal's handler, which does not need it
-_AT_ONCE = 32  # ranks that are asked
-_MOST_BYTES = 1 << 24  # of one answer
+MOST_BYTES = 1 << 24  # of one answer
 _NAME = re.compile(r"cpudist/rank/(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.([!-~]*)")
 
 
@@ -66,28 +60,11 @@ class StackAddress:
         return cls(match[4], int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
-@dataclass(frozen=True, order=True)
-class RankStacks:
-    """What a rank answers.
-
-    Attributes:
-        address: its address.
-        user: the user of its process.
-        text: its status in the first line, then its stacks.
-    """
-
-    address: StackAddress
-    user: int
-    text: str
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> RankStacks:
-        """Read what `main` has written."""
-        return cls(StackAddress(**fields["address"]), fields["user"], fields["text"])
-
-
 class StackServer:
     """Answers requests for this rank's stacks from its creation until `stop`.
+
+    Attributes:
+        figures: returns the rank's figures; called by the thread.
 
     Args:
         job: a text that all ranks of the job have in common, such as the store's address.
@@ -100,6 +77,7 @@ class StackServer:
     """
 
     def __init__(self, job: str, rank: int, size: int, name: str, status: Callable[[], str]) -> None:
+        self.figures: Callable[[], dict[str, Any]] = dict
         self._name, self._status = f"{name} (process {os.getpid()})", status
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
@@ -166,13 +144,19 @@ class StackServer:
             credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             _, user, _ = struct.unpack("3i", credentials)
             if user in (0, os.getuid()):  # abstract sockets have no permissions
-                client.sendall(f"{self._heading()}{_stacks()}".encode(errors="replace"))
+                client.sendall(f"{self._figures()}\n{self._heading()}{_stacks()}".encode(errors="replace"))
 
     def _show(self) -> None:
         """Copy the stacks from the signal's handler to standard error, in one piece and with a heading."""
-        text = _read_all(self._reader, wait=0).decode(errors="replace")
+        text = read_pipe(self._reader, wait=0).decode(errors="replace")
         sys.stderr.write(f"cpudist: {self._heading()}{text}")
         sys.stderr.flush()
+
+    def _figures(self) -> str:
+        try:
+            return json.dumps(self.figures())
+        except Exception:  # noqa: BLE001 - a job that ends; the rest is shown without them
+            return "{}"
 
     def _heading(self) -> str:
         try:
@@ -182,81 +166,7 @@ class StackServer:
         return f"{self._name}: {status}\n"
 
 
-def ask_ranks() -> list[RankStacks]:
-    """Return the answer of every rank on this machine that this user may ask.
-
-    Any user may name a socket like a rank's, so only root asks other users' processes.
-    """
-    addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = pool.map(_ask, addresses)
-    return [
-        RankStacks(address, user, _printable(text))
-        for address, (user, text) in zip(addresses, answers, strict=True)
-        if text
-    ]
-
-
-def main() -> None:
-    """Print the answers of this machine's ranks as JSON, for `cpudist stacks` on another host."""
-    print(json.dumps([asdict(one) for one in ask_ranks()]))
-
-
-def _printable(text: str) -> str:
-    """Return `text` without characters that could control a terminal."""
-    return "".join(letter if letter in "\n\t" or letter.isprintable() else "�" for letter in text)
-
-
-def _sockets() -> list[str]:
-    lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]
-    return [fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8]
-
-
-def _ask(address: StackAddress) -> tuple[int, str]:
-    """Return a rank's user, and its status and stacks; no text where it has ended or may not be asked."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_ANSWER_SECONDS)
-        try:
-            connection.connect(address.socket_name())
-        except OSError:
-            return 0, ""
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, user, _ = struct.unpack("3i", credentials)  # of the process that listens, as it is numbered here
-        if os.getuid() not in (0, user):
-            return user, ""
-        text = b""
-        try:
-            while len(text) < _MOST_BYTES and (part := connection.recv(1 << 16)):
-                text += part
-            return user, text.decode(errors="replace")
-        except OSError:
-            return user, _without_its_thread(address, pid)
-
-
-def _without_its_thread(address: StackAddress, pid: int) -> str:
-    """Return the stacks of a rank whose thread does not answer: by the signal, or from /proc."""
-    name = f"rank {address.rank} (process {pid})"
-    try:
-        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        if status["State"][0] in "tT":
-            return f"{name} is stopped; kill -CONT {pid} lets it go on\n"
-        if not int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1:  # it would end the process
-            return f"{name} does not answer\n"
-        pipe = os.open(f"/proc/{pid}/fd/{address.pipe}", os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            _read_all(pipe, wait=0)  # what an earlier signal has left there
-            os.kill(pid, SIGNAL)
-            text = _read_all(pipe, wait=_SIGNAL_SECONDS).decode(errors="replace")
-        finally:
-            os.close(pipe)
-    except (OSError, KeyError, ValueError) as error:
-        return f"{name} does not answer: {error}\n"
-    if not text:
-        return f"{name} does not answer, nor take a signal; its state is {status['State']}\n"
-    return f"{name} runs no Python just now\n  its stacks, the innermost line first:\n{text}"
-
-
-def _read_all(pipe: int, wait: float) -> bytes:
+def read_pipe(pipe: int, wait: float) -> bytes:
     """Read from a non-blocking pipe until it pauses.
 
     Args:
@@ -271,7 +181,7 @@ def _read_all(pipe: int, wait: float) -> bytes:
                 part = os.read(pipe, 1 << 16)
             except BlockingIOError:  # another reader has taken it
                 continue
-            if not part or len(parts) > _MOST_BYTES >> 16:
+            if not part or len(parts) > MOST_BYTES >> 16:
                 break
             parts.append(part)
     return b"".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -15,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
 
-from cpudist.job.stack_server import SIGNAL, StackAddress, StackServer, ask_ranks
+from cpudist.job.rank_answers import ask_ranks
+from cpudist.job.stack_server import SIGNAL, StackAddress, StackServer
 from cpudist.waiting import poll
 
+TOP = [str(BIN / "cpudist"), "top", "--once", "--json"]
 SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
 RANK = """
 import sys
@@ -74,6 +77,7 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
         try:
             assert poll(lambda: ending.done() or len(list(tmp_path.glob("there-*"))) == 4, 90)
             lines, shown = (stacks(*words) for words in ([], ["--full"]))
+            live = subprocess.run(TOP, capture_output=True, text=True, timeout=60, check=True).stdout
             process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown)
             assert process, shown
         finally:
@@ -93,6 +97,11 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
     assert f"job of {heading}\n" in lines
     assert all(re.sub(r"for [\d.]+ s$", "", first) in lines for first in firsts), (firsts, lines)
     assert "MainThread" not in lines
+    found = next(job["ranks"] for job in json.loads(live) if job["job"] == heading.rpartition(": ")[0])
+    assert [row["rank"] for row in found] == [0, 1, 2, 3]
+    assert found[0]["doing"].startswith("in all_reduce #2"), found
+    assert found[1]["memory"] > 1 << 20, found
+    assert found[2]["steps"] is found[3]["steps"] is None, "their threads do not answer"
 
 
 def asked(pid: int) -> list[str]:

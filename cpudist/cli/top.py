@@ -1,0 +1,184 @@
+"""`cpudist top`: the ranks of running jobs, live."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import shutil
+import statistics
+import sys
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cpudist.cli.parser import Parser
+from cpudist.cli.stacks import ask
+from cpudist.console import aligned, size
+from cpudist.errors import UserError
+from cpudist.hosts.hostfile import read
+from cpudist.job.rank_answers import RankStacks
+from cpudist.launchers import Launcher
+from cpudist.launchers.mpi_launcher import Host
+from cpudist.summary import curve
+
+HELP = "watch the ranks of running jobs"
+DESCRIPTION = """\
+Show your jobs on this host, or on the hosts of a file, every few seconds: for each rank its steps, the share of time in
+which it waits for the others, makes them wait, and loads data; the cores that it keeps busy, its memory, and what it is
+doing. Below them the loss, as Trainer logs it. The ranks are not disturbed.
+Type the number of a rank and Enter for its stacks, q and Enter to leave. In a pipe or a file it shows one table.
+"""
+EPILOG = """\
+examples:
+  the jobs of this host, or of all hosts of a job:
+    cpudist top
+    cpudist top --hostfile hosts
+  for a program:
+    cpudist top --once --json
+"""
+
+_SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # between two looks: over ssh one starts a Python on each host
+_LOOKS = 8  # rates are over as many: steps may take longer than one
+# The columns: for each figure its head, and how it is written.
+_COLUMNS = {
+    "rank": ("rank", ""),
+    "host": ("host", ""),
+    "steps": ("steps", ""),
+    "steps_per_second": ("steps/s", ".3g"),
+    "waits": ("waits", ".0%"),
+    "delays": ("delays", ".0%"),
+    "loads": ("loads", ".0%"),
+    "cores": ("cores", ".2f"),
+    "memory": ("memory", ""),
+    "doing": ("doing", ""),
+}
+
+_CLEAR = "\033[H\033[J"
+
+Look = Mapping[tuple[str, int], Mapping[int, RankStacks]]  # job and user, rank
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist top`."""
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="the jobs on these hosts, over ssh")
+    parser.add_argument("--once", action="store_true", help="show one table, of the next seconds")
+    parser.add_argument("--json", action="store_true", help="with --once: as JSON")
+
+
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Show the ranks until the user or the last job ends.
+
+    Raises:
+        UserError: no rank of this user runs there, or a host does not answer.
+    """
+    if options.json and not options.once:
+        raise UserError("--json is for one table; give --once too")
+    hosts = read(options.hostfile) if options.hostfile else None
+    looks = deque([_look(hosts)], _LOOKS)
+    if not looks[0]:
+        where = "these hosts" if hosts else "this host"
+        raise UserError(f"no rank of yours runs on {where}; run cpudist top where the job runs, as the same user")
+    live = sys.stdout.isatty() and not options.once
+    while True:
+        word = _typed(_SECONDS_BY_SSH if hosts else _SECONDS, live)
+        if word == "q":
+            return
+        if word.isdecimal():
+            _show_stacks(looks[-1], int(word))
+            continue
+        looks.append(_look(hosts))
+        jobs = {name: _rows(ranks, looks[0].get(name, {})) for name, ranks in looks[-1].items()}
+        if options.json:
+            print(json.dumps([{"job": job, "user": user, "ranks": rows} for (job, user), rows in jobs.items()]))
+        else:
+            _show(looks[-1], jobs, live)
+        if not live or not jobs:
+            return
+
+
+def _look(hosts: Sequence[Host] | None) -> Look:
+    """Ask all ranks for their figures."""
+    found, missing = ask(hosts)
+    if missing:
+        raise UserError("\n".join(missing))
+    jobs: dict[tuple[str, int], dict[int, RankStacks]] = defaultdict(dict)
+    for one in sorted(found):
+        jobs[one.address.job, one.user][one.address.rank] = one
+    return jobs
+
+
+def _typed(seconds: float, live: bool) -> str:
+    """Wait, and return the line that the user has typed meanwhile; empty where there is none."""
+    sources = [sys.stdin] if live and sys.stdin.isatty() else []
+    ready, _, _ = select.select(sources, [], [], seconds)
+    return sys.stdin.readline().strip() if ready else ""
+
+
+def _show(look: Look, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], live: bool) -> None:
+    """Print a table for each job; live on a cleared terminal, which it does not fill."""
+    columns, lines = shutil.get_terminal_size()
+    room = max((lines - 1) // max(len(jobs), 1) - 4, 1) if live else sys.maxsize
+    texts = [_text(name[0], look[name], rows, room) for name, rows in jobs.items()]
+    shown = [line for text in texts for line in text] or ["all jobs have ended"]
+    print(_CLEAR * live + "\n".join(line[:columns] if live else line for line in shown), flush=True)
+
+
+def _show_stacks(look: Look, rank: int) -> None:
+    texts = [ranks[rank].text for ranks in look.values() if rank in ranks]
+    print(_CLEAR + "\n".join(texts or [f"there is no rank {rank}"]), "Enter: back", sep="\n", flush=True)
+    sys.stdin.readline()
+
+
+def _rows(ranks: Mapping[int, RankStacks], before: Mapping[int, RankStacks]) -> list[dict[str, Any]]:
+    """Return the figures of a job's ranks between two looks; None is what they do not tell."""
+    rows = [_row(one, before[rank].figures if rank in before else {}) for rank, one in ranks.items()]
+    for row in rows:
+        others = [other["waits"] for other in rows if other is not row and other["waits"] is not None]
+        known = others and row["waits"] is not None
+        row["delays"] = max(statistics.median(others) - row["waits"], 0.0) if known else None
+    return rows
+
+
+def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
+    now = one.figures
+    seconds = now.get("at", 0.0) - before.get("at", 0.0)
+
+    def rate(name: str) -> float | None:
+        known = now.get(name) is not None and before.get(name) is not None and seconds > 0
+        return (now[name] - before[name]) / seconds if known else None
+
+    return {
+        "rank": one.address.rank,
+        "host": now.get("host"),
+        "steps": now.get("steps"),
+        "steps_per_second": rate("steps"),
+        "waits": rate("waited"),
+        "loads": rate("loading"),
+        "cores": rate("processor"),
+        "threads": now.get("threads"),
+        "memory": now.get("memory"),
+        "restarts": now.get("restarts"),
+        "doing": one.text.partition("): ")[2].partition("\n")[0] or one.text.partition("\n")[0],
+    }
+
+
+def _text(job: str, ranks: Mapping[int, RankStacks], rows: Sequence[Mapping[str, Any]], room: int) -> list[str]:
+    """Return a job as lines; where there is no room for all ranks, with those that make the others wait longest."""
+    shown = sorted(rows, key=lambda row: -(row["delays"] or 0))[:room]
+    cells = [_cells(row) for row in sorted(shown, key=lambda row: int(row["rank"]))]
+    total = max(one.address.size for one in ranks.values())
+    restarts = max((row["restarts"] or 0 for row in rows), default=0)
+    lines = [f"job of {job}: {len(rows)} of {total} ranks" + (f", restart {restarts}" if restarts else "")]
+    lines += aligned([[head for head, _ in _COLUMNS.values()], *cells])
+    if len(rows) > len(shown):
+        lines.append(f"and {len(rows) - len(shown)} more ranks, which delay the others less")
+    if losses := next((one.figures["losses"] for one in ranks.values() if one.figures.get("losses")), None):
+        lines.append(f"loss {losses[0]:.4g} to {losses[-1]:.4g}  {curve(losses)}")
+    return lines
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    shown = {**row, "memory": row["memory"] and size(row["memory"])}
+    return ["" if shown[name] is None else format(shown[name], form) for name, (_, form) in _COLUMNS.items()]

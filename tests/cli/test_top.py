@@ -1,0 +1,66 @@
+"""`cpudist top`: rates between two looks, and a table that fits a terminal; job/test_stacks.py asks real ranks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cpudist.cli import top
+from cpudist.cli.main import main
+from cpudist.job.rank_answers import RankStacks
+from cpudist.job.stack_server import StackAddress
+
+JOB = ("h0:29500", 0)
+
+
+def rank(number: int, seconds: float, waited: float, size: int = 2, **more: object) -> RankStacks:
+    """A rank whose clock began at another time than others', after so many seconds."""
+    figures = {"host": f"h{number}", "at": 100.0 * number + seconds, "steps": int(10 * seconds), "waited": waited}
+    figures |= {"loading": 0.1 * seconds, "processor": 1.5 * seconds, "memory": 3 << 30, "restarts": 0, "losses": []}
+    text = f"rank {number} on h{number} (process 7): in all_reduce #5 (4 MB) for 0.1 s\n  MainThread:\n"
+    return RankStacks(StackAddress(JOB[0], number, size, 3), 0, text, figures | more)
+
+
+def test_the_rank_that_makes_others_wait_is_seen() -> None:
+    before = {0: rank(0, 10, waited=4), 1: rank(1, 10, waited=1)}
+    now = {0: rank(0, 20, waited=9), 1: rank(1, 20, waited=2, restarts=1, losses=[4.0, 2.0])}
+    one, other = top._rows(now, before)
+    assert (one["steps_per_second"], one["waits"], one["delays"]) == (10, 0.5, 0)
+    assert (other["waits"], other["delays"], other["loads"], other["cores"]) == pytest.approx((0.1, 0.4, 0.1, 1.5))
+    assert top._text(JOB[0], now, [one, other], room=9) == [
+        "job of h0:29500: 2 of 2 ranks, restart 1",
+        "rank  host  steps  steps/s  waits  delays  loads  cores  memory  doing",
+        "0     h0    200    10       50%    0%      10%    1.50   3 GB    in all_reduce #5 (4 MB) for 0.1 s",
+        "1     h1    200    10       10%    40%     10%    1.50   3 GB    in all_reduce #5 (4 MB) for 0.1 s",
+        "loss 4 to 2  █▁",
+    ]
+
+
+def test_what_is_not_known_stays_empty() -> None:
+    """A rank that has just started, one of a backend that does not measure, and one whose thread does not answer."""
+    silent = RankStacks(StackAddress(JOB[0], 2, 3, 3), 0, "rank 2 (process 9) is stopped; kill -CONT 9 lets it go on\n")
+    now = {0: rank(0, 20, waited=9), 1: rank(1, 20, waited=2), 2: silent}
+    now[1].figures["waited"] = None
+    rows = top._rows(now, {1: rank(1, 10, waited=1)})
+    assert [row["waits"] for row in rows] == [row["delays"] for row in rows] == [None] * 3
+    assert [row["steps_per_second"] for row in rows] == [None, 10, None]
+    assert top._text(JOB[0], now, rows, room=9)[-1].split()[:3] == ["2", "rank", "2"]
+
+
+def test_many_ranks_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(top.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    before = {number: rank(number, 10, 0, size=64) for number in range(64)}
+    now = {number: rank(number, 20, 5 - (number == 40), size=64, losses=[2.0, 1.0]) for number in range(64)}
+    top._show({JOB: now}, {JOB: top._rows(now, before)}, live=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 23
+    assert max(len(line.removeprefix(top._CLEAR)) for line in lines) <= 80
+    assert any(line.startswith("40 ") for line in lines), lines
+    assert "and 45 more ranks, which delay the others less" in lines
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--json"], "give --once too"), (["--hostfile", "none"], "none")])
+def test_wrong_options_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", *words]) == 2
+    assert said in capsys.readouterr().err
