@@ -27,8 +27,8 @@ from cpudist.topology.pinning_plan import THREADS, Plan, PlanOptions, make_plan,
 
 HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\
-Show on which cores each rank of a node computes, which core moves its messages, and how to do the same by hand.
-Ranks that `cpudist-train` starts follow this plan without further options.
+Show on which cores each rank of a node computes, which core moves its messages, and the variables for jobs that run
+without cpudist. Ranks that `cpudist-train` starts follow this plan without further options.
 
 With --measure, find the number of ranks with which this machine trains fastest: 1, 2, 4, ... ranks make some steps in
 turn, of a model of the benchmarks or of your script, until more ranks are slower. It takes about half a minute for each
@@ -132,11 +132,6 @@ def _as_json(plan: Plan, exported: ExportedPlan) -> dict[str, Any]:
 
 def _print_export(exported: ExportedPlan) -> None:
     """Print the lines that set up the plan; they can be copied, so they are not wrapped."""
-    print("\nBy hand, without cpudist-train (which does this by itself):")
+    print("\nFor jobs without cpudist (cpudist-train does this by itself; I_MPI_PIN_DOMAIN is Intel MPI's):")
     for name, value in exported.variables.items():
         print(f"  export {name}={shlex.quote(value)}")
-    for launcher, command in exported.commands.items():
-        print(f"  {launcher + ':':<11}{command}")
-    if exported.rankfile:
-        print("  Open MPI's file `rankfile` (with the names of your hosts):")
-        print("".join(f"    {line}\n" for line in exported.rankfile.splitlines()), end="")

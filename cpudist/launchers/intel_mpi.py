@@ -52,21 +52,20 @@ class IntelMpi(Mpich):
         return [host.name] * (host.slots or 0)
 
     @classmethod
-    def pinning_arguments(cls, plan: Plan) -> list[str]:
-        return ["-n", str(len(plan.ranks))]
-
-    @classmethod
-    def pinning_variables(cls, plan: Plan) -> dict[str, str]:
-        # Developer Reference, "Interoperability with OpenMP API": I_MPI_PIN_DOMAIN=[m_1,...,m_n], a mask for each rank
-        # of a node, with bits by the system's CPU numbers.
-        if not plan.pinned:
-            return {"I_MPI_PIN": "off"}
-        return {"I_MPI_PIN_DOMAIN": "[" + ",".join(format_mask(rank.mask) for rank in plan.ranks) + "]"}
-
-    @classmethod
     def _pinning_off(cls, options: MpirunOptions) -> list[str]:
         by_user = any(name.startswith("I_MPI_PIN") for name in options.variables)
         return [] if by_user else ["-genv", "I_MPI_PIN", "off"]
 
     def _check_launcher(self) -> None:
         """Do nothing: Intel's script has run Intel's own mpiexec.hydra."""
+
+
+def pinning_variables(plan: Plan) -> dict[str, str]:
+    """Return the environment variables by which Intel MPI pins the ranks of a node as the plan says.
+
+    Developer Reference, "Interoperability with OpenMP API": I_MPI_PIN_DOMAIN=[m_1,...,m_n], a mask for each rank of a
+    node, with bits by the system's CPU numbers.
+    """
+    if not plan.pinned:
+        return {"I_MPI_PIN": "off"}
+    return {"I_MPI_PIN_DOMAIN": "[" + ",".join(format_mask(rank.mask) for rank in plan.ranks) + "]"}

@@ -12,7 +12,6 @@ from typing import ClassVar
 from cpudist.launchers.launcher import Launcher
 from cpudist.launchers.slurm import step_id
 from cpudist.lost_ranks import LostRank
-from cpudist.topology.pinning_plan import Plan
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class MpirunOptions:
 
 
 class MpiLauncher(Launcher):
-    """The launcher of an MPI library: its command line, its hostfile, its messages, its processes, its pinning options.
+    """The launcher of an MPI library: its command line, its hostfile, its messages, its processes.
 
     `cpudist launch` leaves pinning to the ranks (`cpudist.pinning`) and switches the launcher's own off.
 
@@ -105,16 +104,6 @@ class MpiLauncher(Launcher):
         """Return the ranks that signals have killed, as the launcher's output reports them."""
         found = [match.groupdict() for match in cls.killed.finditer(output)]
         return [LostRank(int(one["signal"]), int(one["rank"]) if "rank" in one else None, one["host"]) for one in found]
-
-    @classmethod
-    @abstractmethod
-    def pinning_arguments(cls, plan: Plan) -> list[str]:
-        """Return the options of mpirun that start and pin the ranks of one node as the plan says."""
-
-    @classmethod
-    def pinning_variables(cls, plan: Plan) -> dict[str, str]:
-        """Return the environment variables that pin the ranks of one node as the plan says."""
-        return {}
 
 
 @dataclass(frozen=True)

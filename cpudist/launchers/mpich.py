@@ -14,7 +14,6 @@ from cpudist import processes
 from cpudist.errors import UserError
 from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
-from cpudist.topology.pinning_plan import Plan
 
 _OPTIONS = {"-n": "ranks", "-np": "ranks", "-ppn": "per node", "-perhost": "per node"}
 
@@ -85,13 +84,6 @@ class Mpich(MpiLauncher):
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
         return [f"{host.name}:{host.slots}"]
-
-    @classmethod
-    def pinning_arguments(cls, plan: Plan) -> list[str]:
-        count = ["-n", str(len(plan.ranks))]
-        if not plan.pinned:
-            return [*count, "-bind-to", "none"]
-        return [*count, "-bind-to", "user:" + ",".join("+".join(map(str, rank.mask)) for rank in plan.ranks)]
 
     @classmethod
     def _pinning_off(cls, options: MpirunOptions) -> list[str]:

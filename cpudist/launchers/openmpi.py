@@ -11,8 +11,6 @@ from typing import ClassVar
 from cpudist import processes
 from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
-from cpudist.topology.cpulist import format_list
-from cpudist.topology.pinning_plan import Plan
 
 # Open MPI's MPI library under the name that no MPICH uses; the same from 2.x to 5.x.
 _LIBRARY = "libmpi.so.40"
@@ -25,7 +23,6 @@ _PASSED_ON_PREFIXES = (
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "WANDB_", "MLFLOW_", "USE_TORCH_XLA"),
     *("XLA_", "PJRT_", "CPU_NUM_DEVICES", "http_", "https_", "no_", "HTTP_", "HTTPS_", "NO_", "SSL_", "REQUESTS_"),
 )
-_RANKFILE = "rankfile"  # the file's name in a command line
 _SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
@@ -86,19 +83,6 @@ class OpenMpi(MpiLauncher):
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
         return [f"{host.name} slots={host.slots}"]
-
-    @classmethod
-    def pinning_arguments(cls, plan: Plan) -> list[str]:
-        count = ["-n", str(len(plan.ranks))]
-        if not plan.pinned:
-            return [*count, "--bind-to", "none"]
-        # Open MPI 4 numbers hardware threads anew unless the numbers are declared physical; Open MPI 5 never does.
-        return [*count, "--use-hwthread-cpus", "--mca", "rmaps_rank_file_physical", "1", "--rankfile", _RANKFILE]
-
-    @classmethod
-    def rankfile(cls, plan: Plan, host: str) -> str:
-        """Return the text of the rankfile for the ranks of one host: mpirun(1), "Rankfiles"."""
-        return "".join(f"rank {rank.rank}={host} slot={format_list(rank.mask)}\n" for rank in plan.ranks)
 
     def _library(self) -> str:
         """Return the library beside the launcher that runs this rank; otherwise its bare name, for the loader."""

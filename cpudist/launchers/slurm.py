@@ -10,8 +10,6 @@ from pathlib import Path
 from cpudist.errors import UserError
 from cpudist.launchers.launcher import AtAddress, Launcher, OverMpi, Placement
 from cpudist.private import secret
-from cpudist.topology.cpulist import format_mask
-from cpudist.topology.pinning_plan import Plan
 
 # Step ids from here on belong to no step that srun started: the batch script, an interactive shell, and so on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -75,14 +73,6 @@ class Slurm(Launcher):
     @property
     def run_ids(self) -> dict[str, bool]:
         return super().run_ids | step_id(self._variables)
-
-    @classmethod
-    def pinning_arguments(cls, plan: Plan) -> list[str]:
-        """Return the options of srun that start and pin the ranks of one node as the plan says: srun(1), --cpu-bind."""
-        count = f"--ntasks-per-node={len(plan.ranks)}"
-        if not plan.pinned:
-            return [count, "--cpu-bind=none"]
-        return [count, "--cpu-bind=mask_cpu:" + ",".join(format_mask(rank.mask) for rank in plan.ranks)]
 
     def _first_host(self) -> str:
         if len(self._tasks_per_node()) == 1:

@@ -105,7 +105,6 @@ class Program:
             details.update(self.host.details())
         if self.sharding is not None:
             details["mesh"] = self.sharding.mesh_text
-            details["sharding"] = f"parameters by the table of {self.sharding.table.source}"
         (count, seconds), (earlier, in_seconds) = graphs.compiled(), self._compiled_before
         return {**details, "graphs_compiled": count - earlier, "compile_seconds": round(seconds - in_seconds, 3)}
 

@@ -36,12 +36,11 @@ class Sharding:
         changes: undone at the job's end.
 
     Raises:
-        UserError: mesh or table are wrong, or the runtime cannot connect the job's processes.
+        UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
     """
 
     def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
         axes = mesh.parse(options["mesh"])
-        self.table = partition.DEFAULT if options["sharding"] is None else partition.read(options["sharding"])
         become_one_program()
         if runtime.process_count() != world.size:
             raise UserError(
@@ -81,12 +80,11 @@ class Sharding:
         """Replace `mark_sharding` for scripts.
 
         Raises:
-            UserError: the tensor is a parameter that the table has placed.
+            UserError: the tensor is a parameter that lies on the mesh already.
         """
         if t in self._placed:
             raise UserError(
-                f"the script calls mark_sharding for {self._placed[t]}, which lies on the mesh by the table of "
-                f"{self.table.source}; leave one of the two out"
+                f"the script calls mark_sharding for {self._placed[t]}, which --mesh has placed; leave one of them out"
             )
         return self._mark(t, mesh, partition_spec)
 
@@ -98,12 +96,8 @@ class Sharding:
         """
         if self._show:
             self._show(_mesh_text(self.mesh_text, self.mesh))
-        parameters = dict(model.named_parameters())
-        if self.table.exact and self._warns:
-            for pattern in partition.without_use(self.table, list(parameters)):
-                say(f"--sharding {self.table.source}: {pattern!r} decides about no parameter of this model")
-        for name, parameter in parameters.items():
-            spec = partition.spec_for(name, parameter.shape, self.sizes, self.table)
+        for name, parameter in model.named_parameters():
+            spec = partition.spec_for(name, parameter.shape, self.sizes)
             self._place(name, parameter, spec)
             if any(partition.names_in(entry) for entry in spec):
                 self._placed[parameter] = name
@@ -137,7 +131,7 @@ class Sharding:
         if runtime.process_count() > 1:
             _check_fed_in_parts(value)
             return
-        self._place("a batch", value, partition.check("a batch", value.shape, (self._batch,), self.sizes))
+        self._place("a batch", value, partition.spec_of_batch(value.shape, self._batch, self.sizes))
 
 
 class _Parts(spmd.ShardingSpec):  # type: ignore[misc]

@@ -39,12 +39,6 @@ class XlaBackend(Backend):
             "one program over a mesh of all devices: data=4, fsdp=4, data=2,model=2; -1 stands for the rest",
             metavar="AXES",
         ),
-        Option(
-            "sharding",
-            "how parameters lie on the mesh: JSON, patterns of names to their specs",
-            metavar="FILE",
-            needs="mesh",
-        ),
         Option("show_sharding", "print how tensors lie on the devices", type=bool, default=False, needs="mesh"),
     )
     devices = XlaDevices()

@@ -1,7 +1,5 @@
 """What the xla backend decides before torch_xla is there: versions, devices, meshes and partition specs."""
 
-import json
-import math
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 
 from cpudist import backends
 from cpudist.backends.xla import mesh, partition, pjrt
-from cpudist.backends.xla.partition import Spec
 from cpudist.errors import UserError
 
 
@@ -109,9 +106,8 @@ def test_options_of_xla_are_refused_elsewhere() -> None:
     with pytest.raises(UserError, match="the backend gloo takes no --show-sharding"):
         backends.get("gloo")().configure(show_sharding=True)
     backends.make("gloo", {"mesh": None, "device": None})  # a program for all backends passes None
-    for name in ("sharding", "show_sharding"):
-        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} has no effect without --mesh; give that, too"):
-            backends.make("xla", {name: "x"})
+    with pytest.raises(UserError, match="--show-sharding has no effect without --mesh; give that, too"):
+        backends.make("xla", {"show_sharding": True})
     with pytest.raises(UserError, match="--device gpu is not known; give the backend xla one of cpu, cuda, tpu"):
         backends.make("xla", {"device": "gpu"})
 
@@ -121,8 +117,8 @@ def test_options_of_xla_are_refused_elsewhere() -> None:
     [
         ("gloo", {"mesh": "data=2", "device": None}, [], "cpudist: mesh has no effect on the backend gloo"),
         ("auto", {"mesh": "data=2", "bogus": 1}, ["bogus"], "mesh has no effect on the backend ccl"),
-        ("xla", {"sharding": "table.json", "device": "cpu"}, ["device"], "sharding has no effect on the backend xla"),
-        ("xla", {"sharding": "table.json", "mesh": "data=2"}, ["sharding", "mesh"], ""),
+        ("xla", {"show_sharding": True, "device": "cpu"}, ["device"], "show_sharding has no effect on the backend xla"),
+        ("xla", {"show_sharding": True, "mesh": "data=2"}, ["show_sharding", "mesh"], ""),
     ],
 )
 def test_in_code_options_that_do_not_apply_have_no_effect(
@@ -169,41 +165,11 @@ def test_meshes_that_are_none(text: str, says: str) -> None:
 SIZES = {"data": 2, "model": 4}
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        (("data", None, None), r"\(data, -, -\) has 3 entries, more than w \(8 x 6\) has axes"),
-        (("fsdp",), r"\(fsdp\) of w \(8 x 6\) names fsdp, which the mesh lacks; take axes of data=2, model=4"),
-        (("data", ("model", "data")), "names an axis twice"),
-        (
-            (None, "model"),
-            r"w \(8 x 6\) does not divide evenly by the partition spec \(-, model\) on the mesh data=2, model=4: "
-            "6 into 4 parts; take another size, spec or mesh",
-        ),
-    ],
-)
-def test_specs_that_do_not_fit_name_the_tensor_and_the_spec(spec: Spec, says: str) -> None:
+def test_a_batch_that_does_not_divide_evenly_is_named() -> None:
+    assert partition.spec_of_batch((8, 6), ("data", "model"), SIZES) == (("data", "model"), None)
+    says = r"a batch \(6 x 8\) does not divide evenly by \(data, model\) on the mesh data=2, model=4: 6 into 8 parts"
     with pytest.raises(UserError, match=says):
-        partition.check("w", (8, 6), spec, SIZES)
-
-
-_entries = st.one_of(st.none(), st.sampled_from(["data", "model"]), st.permutations(["data", "model"]).map(tuple))
-
-
-@given(st.lists(st.integers(1, 32), max_size=4), st.lists(_entries, max_size=4).map(tuple))
-def test_a_spec_that_passes_cuts_evenly_and_covers_the_tensor(shape: list[int], spec: Spec) -> None:
-    try:
-        checked = partition.check("w", shape, spec, SIZES)
-    except UserError:
-        names = [name for entry in spec for name in partition.names_in(entry)]
-        uneven = any(size % partition.parts(entry, SIZES) for size, entry in zip(shape, spec, strict=False))
-        assert len(spec) > len(shape) or len(set(names)) < len(names) or uneven
-        return
-    assert len(checked) == len(shape)
-    pieces = [size // partition.parts(entry, SIZES) for size, entry in zip(shape, checked, strict=True)]
-    cuts = math.prod(partition.parts(entry, SIZES) for entry in checked)
-    assert math.prod(pieces) * cuts == math.prod(shape)
-    assert cuts <= math.prod(SIZES.values())
+        partition.spec_of_batch((6, 8), ("data", "model"), SIZES)
 
 
 @given(
@@ -211,10 +177,13 @@ def test_a_spec_that_passes_cuts_evenly_and_covers_the_tensor(shape: list[int], 
     st.lists(st.integers(1, 64), max_size=4),
     st.dictionaries(st.sampled_from(["data", "model", "fsdp"]), st.integers(1, 8)),
 )
-def test_our_own_table_fits_every_parameter(name: str, shape: list[int], sizes: dict[str, int]) -> None:
-    spec = partition.spec_for(name, shape, sizes, partition.DEFAULT)
-    assert partition.check(name, shape, spec, sizes) == spec
-    assert "data" not in [axis for entry in spec for axis in partition.names_in(entry)]
+def test_the_table_fits_every_parameter(name: str, shape: list[int], sizes: dict[str, int]) -> None:
+    spec = partition.spec_for(name, shape, sizes)
+    assert len(spec) == len(shape)
+    assert all(size % partition.parts(entry, sizes) == 0 for size, entry in zip(shape, spec, strict=True))
+    names = [axis for entry in spec for axis in partition.names_in(entry)]
+    assert len(set(names)) == len(names)
+    assert {*names} <= sizes.keys() - {"data"}
 
 
 @pytest.mark.parametrize(
@@ -229,39 +198,11 @@ def test_our_own_table_fits_every_parameter(name: str, shape: list[int], sizes: 
         ("layers.0.linear1.weight", "layers.0.linear2.weight"),
     ],
 )
-def test_our_own_table_cuts_where_megatron_does(first: str, second: str) -> None:
+def test_the_table_cuts_where_megatron_does(first: str, second: str) -> None:
     """The first of two layers by what comes out, the second by what goes in; GPT-2 holds them the other way round."""
-    ours = partition.DEFAULT
-    assert partition.spec_for(first, (8, 24), {"model": 2}, ours) == (("model",), None)
-    assert partition.spec_for(second, (24, 8), {"model": 2}, ours) == (None, ("model",))
-    assert partition.spec_for(second, (24, 7), {"model": 2}, ours) == (None, None), "does not divide"
-
-
-def test_a_files_table_is_taken_at_its_word(tmp_path: Path) -> None:
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({"*.up.weight": ["model", []], "*.down.weight": [None, ["data", "model"]]}))
-    rows = partition.read(str(path))
-    assert partition.spec_for("a.up.weight", (8, 6), SIZES, rows) == ("model", None)
-    assert partition.spec_for("a.down.weight", (6, 8), SIZES, rows) == (None, ("data", "model"))
-    assert partition.spec_for("other", (3, 3), SIZES, rows) == (None, None)
-    with pytest.raises(UserError, match=r"a\.up\.weight \(6 x 6\) does not divide evenly"):
-        partition.spec_for("a.up.weight", (6, 6), SIZES, rows)
-    with pytest.raises(UserError, match=r"\(-, \(data, model\)\) of .*a\.down\.weight \(6 x 8\) names data"):
-        partition.spec_for("a.down.weight", (6, 8), {"model": 2}, rows)
-
-
-@pytest.mark.parametrize("text", ["[]", "{", '{"a": "model"}', '{"a": [3]}', '{"a": [["model", null]]}'])
-def test_files_that_are_no_table(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "table.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match="--sharding"):
-        partition.read(str(path))
-
-
-def test_patterns_of_a_table_that_decide_nothing() -> None:
-    rows = {"*.up.weight": ("model",), "*.weight": (), "*.down.weight": ("fsdp",)}  # the last comes too late
-    names = ["up.weight", "layer.down.weight", "layer.down.bias"]
-    assert partition.without_use(partition.Table(rows, "a file"), names) == ["*.up.weight", "*.down.weight"]
+    assert partition.spec_for(first, (8, 24), {"model": 2}) == (("model",), None)
+    assert partition.spec_for(second, (24, 8), {"model": 2}) == (None, ("model",))
+    assert partition.spec_for(second, (24, 7), {"model": 2}) == (None, None), "does not divide"
 
 
 def test_the_loop_is_the_one_that_the_readme_shows() -> None:

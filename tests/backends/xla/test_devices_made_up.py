@@ -22,7 +22,7 @@ BOUND = 300.0
 SAYS = {
     "alone": ["xla_ccl ProcessGroupXla torch.distributed.distributed_c10d", "moved: True pjrt"],
     "hosts": [
-        "refused: the script calls mark_sharding for weight, which lies on the mesh by the table of ",
+        "refused: the script calls mark_sharding for weight, which --mesh has placed; leave one of them out",
         "labels: [0, 1, 2, 3]",
         "fed in parts: True",
         "refused: several hosts feed their own part of a batch: take",
