@@ -1,16 +1,14 @@
-"""Shared memory, locked memory, huge pages, NUMA balancing and the memory policy."""
+"""Shared memory, locked memory and the memory policy."""
 
 from __future__ import annotations
 
 import os
-import re
 import resource
 from collections.abc import Iterator, Mapping
 
 from cpudist.console import size
 from cpudist.errors import Finding
 from cpudist.pinning.threads import memory_policy
-from cpudist.topology import sysfs
 from cpudist.topology.kernel_files import Files
 
 _SHM = "/dev/shm"
@@ -23,8 +21,6 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """Check the kernel's settings for memory."""
     yield shared_memory(_free_shm())
     yield from _locked(files)
-    yield from _huge_pages(files)
-    yield from _balancing(files)
     policy = memory_policy()
     if policy not in (None, "default", "local"):
         yield Finding(
@@ -70,32 +66,4 @@ def _locked(files: Files) -> Iterator[Finding]:
             "memlock",
             f"only {size(soft)} of memory may be locked, too little for {cards[0]}: messages go over TCP",
             "ulimit -l unlimited (limits.conf: memlock; slurmd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)",
-        )
-
-
-def _huge_pages(files: Files) -> Iterator[Finding]:
-    text = files.read("sys/kernel/mm/transparent_hugepage/enabled") or ""
-    chosen = re.search(r"\[(\w+)\]", text)
-    if chosen and chosen[1] == "never":
-        yield Finding(
-            "warning",
-            "huge pages",
-            "transparent huge pages are off, so large tensors need more address translation",
-            "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        )
-    elif chosen:
-        yield Finding("ok", "huge pages", f"transparent huge pages: {chosen[1]}")
-
-
-def _balancing(files: Files) -> Iterator[Finding]:
-    on = files.read("proc/sys/kernel/numa_balancing") not in (None, "0")
-    nodes = {core.numa_node for core in sysfs.read_topology(files).cores}
-    if not on or len(nodes) == 1:
-        yield Finding("ok", "NUMA balancing", "off" if not on else "on, but there is only one NUMA node")
-    else:
-        yield Finding(
-            "warning",
-            "NUMA balancing",
-            "the kernel unmaps pages to see which NUMA node uses them, which only costs pinned ranks time",
-            "as root: sysctl kernel.numa_balancing=0",
         )

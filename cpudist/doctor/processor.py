@@ -1,4 +1,4 @@
-"""CPUs and memory left to this process, and its CPU quota; the CPU's number formats and speed; the kernel's clock."""
+"""CPUs and memory left to this process, and its CPU quota; the CPU's number formats."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from cpudist.topology.kernel_files import Files
 from cpudist.topology.limits import Throttling, read_limits
 from cpudist.topology.machine import BFLOAT16, FLOAT16, features, units
 
-_CPUS = "sys/devices/system/cpu"
 _RARELY = 0.01  # of all periods of a CPU quota
-_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
-# Read without a system call. The others (hpet, acpi_pm) take microseconds, thousands of times in a step.
-_FAST_SOURCES = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase", "riscv_clocksource")
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check this process's share of the machine, the number formats of the CPU, its governor and the clock source."""
+    """Check this process's share of the machine, and the number formats of the CPU."""
     yield from _share(files, env)
     yield from _number_formats(files)
-    yield _governor(files)
-    yield from _clock_source(files)
 
 
 def _share(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
@@ -89,36 +83,3 @@ def _number_formats(files: Files) -> Iterator[Finding]:
         )
     if "hypervisor" in found:
         yield Finding("ok", "virtual machine", "cores may be shared with other machines: timings vary")
-
-
-def _governor(files: Files) -> Finding:
-    folders = [f"{_CPUS}/cpu{cpu}/cpufreq" for cpu in sysfs.online_cpus(files)]
-    drivers = {files.read(f"{folder}/scaling_driver") for folder in folders}
-    governors = {found for folder in folders if (found := files.read(f"{folder}/scaling_governor"))}
-    slow = ", ".join(sorted(governors - {"performance"}))
-    if not governors:
-        return Finding("ok", "governor", "none: firmware, or the host of this virtual machine, sets the clock speed")
-    # With these drivers the processor itself chooses the clock speed, and they call that powersave.
-    if slow and drivers <= {"intel_pstate", "amd-pstate-epp"}:
-        return Finding("ok", "governor", f"{slow}: the processor sets its clock speed itself")
-    if slow:
-        return Finding(
-            "warning",
-            "governor",
-            f"the CPUs' frequency governor is {slow}: cores start each burst of work slowly",
-            "as root: cpupower frequency-set --governor performance",
-        )
-    return Finding("ok", "governor", "performance")
-
-
-def _clock_source(files: Files) -> Iterator[Finding]:
-    source = files.read(_SOURCE)
-    if source and source not in _FAST_SOURCES:
-        yield Finding(
-            "warning",
-            "clock source",
-            f"the kernel reads the time from {source}, which is slow",
-            "boot with clocksource=tsc (and tsc=reliable) if the CPU's counter is constant",
-        )
-    elif source:
-        yield Finding("ok", "clock source", source)
