@@ -32,12 +32,11 @@ _THREADS = ("MKL_NUM_THREADS", THREADS)
 # Each of these decides on which CPU each thread runs.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-# Across hosts, a rank with at least so many cores keeps one for communication: at most an eighth of its cores. Intel's
-# guide keeps one of 24 (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1); on two cores it costs more than it gains. In a host
-# no rank keeps one: at 2 ranks with 8 cores the gradients of a step of 264 ms take 4.4 ms, 2 %, and a core is 12 %.
-_CORES_FOR_A_COMMUNICATION_CORE = 8
-# Of so many cores of a rank, one may load data.
-_CORES_FOR_A_DATA_CORE = 4
+# Of so many cores of a rank one may move messages, and one load data; with fewer that costs more than it gains. Intel's
+# guide keeps one of 24 for messages (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1). In a host no rank keeps one: at 2 ranks
+# with 8 cores the gradients of a step of 264 ms take 4.4 ms, 2 %, and a core is 12 %. docs/placement.md has the figures
+# of data.
+_CORES_FOR_A_SERVING_CORE = 8
 
 
 @dataclass(frozen=True)
@@ -228,10 +227,10 @@ def _rank_plan(rank: int, share: list[Core], spare: list[Core], options: PlanOpt
         own = min(number - len(near), of_computing, max(len(computing) - needed, 0))
         return near + [computing.pop() for _ in range(own)]
 
-    needed = options.omp_threads or 1  # a number of threads that the user sets computes; cores beyond it serve
-    pays = options.across_hosts and len(share) >= _CORES_FOR_A_COMMUNICATION_CORE
-    communication = take(1, of_computing=1 if pays or options.omp_threads is not None else 0)
-    data = take(options.data_workers, of_computing=len(share) // _CORES_FOR_A_DATA_CORE)
+    threads = options.omp_threads  # a number that the user sets computes, and all cores beyond it may serve
+    needed, most = (threads, len(share)) if threads else (1, len(share) // _CORES_FOR_A_SERVING_CORE)
+    communication = take(1, of_computing=most if options.across_hosts or threads else 0)
+    data = take(options.data_workers, of_computing=most)
     return RankPlan(
         rank,
         cpus=tuple(sorted(core.cpus[0] for core in computing)),

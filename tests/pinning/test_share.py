@@ -117,6 +117,7 @@ def test_whose_word_the_number_of_threads_is(
         (["train.py", "--dataloader-num-workers=3"], 3),
         (["train.py", "--bf16", "--dataloader_num_workers"], 0),
         (["--data-workers", "4", "train.py", "--dataloader_num_workers", "2"], 4),
+        (["--data-workers", "0", "train.py", "--dataloader_num_workers", "2"], 0),
     ],
 )
 def test_data_workers_on_the_command_line(words: list[str], expected: int) -> None:

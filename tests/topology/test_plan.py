@@ -162,6 +162,7 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
         ({"cores": 4}, PlanOptions(2), 2, [(), ()], [(), ()]),  # few cores are all for computing
         ({"cores": 16}, PlanOptions(1, data_workers=2), 13, [(15,)], [(13, 14)]),
         ({"cores": 2}, PlanOptions(1, data_workers=2), 2, [()], [()]),
+        ({"cores": 7}, PlanOptions(1, data_workers=2), 7, [()], [()]),
         ({"cores": 6, "threads": 2, "slow": 8}, PlanOptions(1, data_workers=2), 6, [(12,)], [(13, 14)]),
         # Slurm's count of CPUs is a quota on threads.
         ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4, [()] * 4),
@@ -187,6 +188,27 @@ def test_what_cores_do(
     assert [rank.data_cpus for rank in plan.ranks] == data
     assert plan.pinned is not ("limits" in there)
     assert any("8 efficiency cores" in line for line in plan.warnings) is ("slow" in there)
+
+
+@pytest.mark.parametrize("across_hosts", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("cores", [8, 16, 32])
+def test_cores_that_serve_are_at_most_an_eighth_or_beyond_the_threads_of_the_user(
+    cores: int, workers: int, across_hosts: bool
+) -> None:
+    """OMP_NUM_THREADS is not set, below, at and above the cores of each of two ranks."""
+    for threads in (None, 1, cores // 2, cores - 1, cores, cores + 1, 2 * cores):
+        options = PlanOptions(2, workers, threads, across_hosts=across_hosts)
+        plan = make_plan(machine(cores=2 * cores), options)
+        beyond = cores // 8 if threads is None else max(cores - threads, 0)
+        messages = min(1, beyond) if across_hosts or threads else 0
+        data = min(workers, beyond if threads is None else beyond - messages)
+        for rank in plan.ranks:
+            found = len(rank.cpus), len(rank.communication_cpus), len(rank.data_cpus)
+            assert found == (cores - messages - data, messages, data)
+            assert rank.omp_threads == (threads or len(rank.cpus))
+        said = any(line.startswith("over-subscribed") for line in plan.warnings)
+        assert said is (threads is not None and threads > cores)
 
 
 def test_ranks_follow_l3_caches_inside_a_node() -> None:
