@@ -1,41 +1,62 @@
 #!/usr/bin/env bash
-# Build dist/cpudist-*.whl with the ccl backend compiled for each torch that was run, and dist/cpudist-*.tar.gz:
-#   scripts/wheels.sh [newest] [torch2.8] [torch2.15]     for which torch; all three by default
-# Then check the wheel: two builds have the same bytes, it is not too large, its libraries are those that it needs, and a
-# two-rank job runs in an empty environment without a compiler.
+# Build dist/cpudist-*.whl for each Python, with the ccl backend compiled for each torch, and dist/cpudist-*.tar.gz:
+#   scripts/wheels.sh [torch's version]...     the four of TORCHES by default
+#   PYTHONS="python3.11 python3.13" scripts/wheels.sh
+# The wheels run on manylinux_2_28, wherever they are built (scripts/manylinux). Checked here: two builds have the same
+# bytes, none is too large, auditwheel finds no newer symbol, and a two-rank job runs in an empty environment without a
+# compiler. scripts/old_roots.sh runs it in an old system.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
+readonly TORCHES=(2.8.0 2.13.0 2.14.1 2.15.0)
+readonly OLDEST=2.8.0 # for Python 3.11 alone, as in the tests
 readonly MOST_BYTES=$((40 << 20))
-readonly PREBUILT=cpudist/backends/ccl/prebuilt
+readonly PLATFORM=manylinux_2_28_$(uname -m)
+IFS=' ' read -ra pythons <<<"${PYTHONS:-python3.11 python3.12 python3.13 python3.14}"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH # of the files in the archives
 
 export_sources() {
-    mkdir "$1"
+    mkdir -p "$1"
     git archive HEAD | tar -x -C "$1"
 }
 
-# Puts the sources of the last commit, and a module for each environment, into a folder, and makes a wheel of it.
-build_wheel() {
-    local folder=$1 environment
-    export_sources "$folder"
-    for environment in "${environments[@]}"; do
-        PATH=$PWD/$environment/bin:$PATH PYTHONPATH=$folder timeout 900 \
-            python -c "import pathlib; from cpudist.backends.ccl import compilation; compilation.prebuild(pathlib.Path('$folder/$PREBUILT'))"
+tag_of() { "$1" -c 'import sys; print("cp%d%d" % sys.version_info[:2])'; }
+
+# Compiles the modules for one torch into the sources of both builds, in an environment that is removed again: a torch from
+# PyPI brings 7 GB.
+compile_modules() {
+    local torch=$1 build of=("${pythons[@]}")
+    if [ "$torch" = "$OLDEST" ]; then of=("${pythons[0]}"); fi
+    say "torch $torch"
+    "${pythons[0]}" -m venv "$scratch/torch"
+    timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/one/${tags[0]}[ccl,build]"
+    for build in one two; do
+        PATH=$scratch/torch/bin:$PATH CXX=$scratch/toolchain/g++ PYTHONPATH=$scratch/$build/${tags[0]} timeout 7200 \
+            python scripts/manylinux/compile_modules.py "$scratch/$build" "${of[@]}"
     done
-    PATH=$PWD/${environments[0]}/bin:$PATH PYTHONPATH=$folder timeout 900 python -c "from cpudist import compiler; from cpudist.optimization import dropout; compiler.compile_for_wheel(dropout.library(), dropout.PREBUILT)"
     # oneCCL is linked statically, so its licence comes along, with those of what it contains.
-    cp "${environments[0]}"/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$folder/LICENSE.oneCCL.txt"
-    cp "${environments[0]}/share/doc/ccl/licensing/third-party-programs.txt" "$folder/LICENSE.oneCCL-third-party.txt"
-    timeout 600 "$tools/bin/pip" wheel --quiet --no-deps -w "$folder/dist" "$folder"
-    timeout 60 "$tools/bin/wheel" tags --remove --platform-tag "linux_$(uname -m)" "$folder"/dist/*.whl >/dev/null
+    cp "$scratch"/torch/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$scratch/LICENSE.oneCCL.txt"
+    cp "$scratch/torch/share/doc/ccl/licensing/third-party-programs.txt" "$scratch/LICENSE.oneCCL-third-party.txt"
+    rm -rf "$scratch/torch"
 }
 
-# The oldest manylinux that has the symbols of the modules. torch and oneCCL's package bring the other libraries.
-platform_of() {
-    timeout 120 "$tools/bin/auditwheel" show "$1" | tr -d '\n' | sed -n 's/.*constrains the platform tag to "\([^"]*\)".*/\1/p'
+build_wheel() {
+    local folder=$1 tag=$2
+    cp "$scratch"/LICENSE.oneCCL*.txt "$folder"
+    timeout 600 "$tools/bin/pip" wheel --quiet --no-deps -w "$folder/dist" "$folder"
+    timeout 60 "$tools/bin/wheel" tags --remove --python-tag "$tag" --abi-tag "$tag" --platform-tag "$PLATFORM" "$folder"/dist/*.whl
+}
+
+# Dies if auditwheel finds symbols that are newer than the platform's. torch and Intel's packages bring the other libraries.
+check_wheel() {
+    local bytes
+    bytes=$(stat -c %s "$1")
+    [ "$bytes" -le "$MOST_BYTES" ] || die "$1 has $bytes bytes, more than $MOST_BYTES"
+    timeout 120 "$tools/bin/auditwheel" show "$1" >"$scratch/policy"
+    tr '\n' ' ' <"$scratch/policy" | grep -q "constrains the platform tag to \"manylinux_2_\(1[0-9]\|2[0-8]\)_" ||
+        die "$1 has newer symbols than $PLATFORM: $(cat "$scratch/policy")"
 }
 
 # Links to all programs of the system but the compilers: a PATH on which there is none.
@@ -52,8 +73,8 @@ programs_without_compilers() {
 try_wheel() {
     local wheel=$1 folder=$2
     say "an empty environment, without a compiler: $(basename "$wheel")"
-    python3 -m venv "$folder/venv"
-    timeout 1200 "$folder/venv/bin/pip" install --quiet "torch==${NEWEST[1]#*==}" "$wheel[ccl]"
+    "${pythons[0]}" -m venv "$folder/venv"
+    timeout 1200 "$folder/venv/bin/pip" install --quiet "torch==$tried" "$wheel[ccl]"
     printf 'import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\nprint(dist.get_backend(), x)\n' \
         >"$folder/script.py"
     mkdir "$folder/home"
@@ -63,45 +84,39 @@ try_wheel() {
     [ ! -e "$folder/home/.cache/cpudist" ] || die "the backend was compiled again"
 }
 
-check_machine
+need "a C++ compiler" g++ command -v g++
 [ -z "$(git status --porcelain)" ] || die "there are changes that are not committed; a wheel is made of the last commit"
-environments=()
-[ $# -gt 0 ] || set -- newest torch2.8 torch2.15
-for name in "$@"; do
-    case $name in
-        newest) pins=("${NEWEST[@]}") ;;
-        torch2.8) pins=("${TORCH_2_8[@]}") ;;
-        torch2.15) pins=("${TORCH_2_15[@]}") ;;
-        *) die "there is no environment $name; choose newest, torch2.8 or torch2.15" ;;
-    esac
-    [ -x "${pins[0]}/bin/cpudist" ] || (make_environment ccl,plot,test "${pins[@]}")
-    environments+=("${pins[0]}")
-done
+[ $# -gt 0 ] || set -- "${TORCHES[@]}"
+tried=2.13.0
+case " $* " in *" $tried "*) ;; *) tried=$1 ;; esac
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 tools=$scratch/tools
-python3 -m venv "$tools"
+"${pythons[0]}" -m venv "$tools"
 timeout 300 "$tools/bin/pip" install --quiet 'auditwheel>=6,<7' 'wheel>=0.45,<1' 'build>=1,<2'
+"$tools/bin/python" scripts/manylinux/old_symbols.py "$scratch/toolchain"
 
-say "two builds, which must be the same"
-build_wheel "$scratch/one"
-build_wheel "$scratch/two"
-built=("$scratch"/one/dist/*.whl)
-cmp "${built[0]}" "$scratch"/two/dist/*.whl || die "two builds of one commit differ"
-bytes=$(stat -c %s "${built[0]}")
-[ "$bytes" -le "$MOST_BYTES" ] || die "the wheel has $bytes bytes, more than $MOST_BYTES"
-
-platform=$(platform_of "${built[0]}")
-[ -n "$platform" ] || die "auditwheel names no platform for the wheel"
-timeout 60 "$tools/bin/wheel" tags --remove --platform-tag "$platform" "${built[0]}" >/dev/null
-built=("$scratch"/one/dist/*.whl)
-try_wheel "${built[0]}" "$scratch"
+tags=()
+for python in "${pythons[@]}"; do
+    tags+=("$(tag_of "$python")")
+    for build in one two; do export_sources "$scratch/$build/${tags[-1]}"; done
+done
+for torch in "$@"; do compile_modules "$torch"; done
+mkdir "$scratch/dist"
+for tag in "${tags[@]}"; do
+    say "two wheels for $tag, which must be the same"
+    for build in one two; do build_wheel "$scratch/$build/$tag" "$tag"; done
+    cmp "$scratch/one/$tag"/dist/*.whl "$scratch/two/$tag"/dist/*.whl || die "two builds of one commit differ"
+    cp "$scratch/one/$tag"/dist/*.whl "$scratch/dist"
+done
+for wheel in "$scratch"/dist/*.whl; do check_wheel "$wheel"; done
+try_wheel "$scratch"/dist/*-"${tags[0]}"-*.whl "$scratch"
 
 export_sources "$scratch/source"
-timeout 600 "$tools/bin/python" -m build --quiet --sdist --outdir "$scratch/one/dist" "$scratch/source" >/dev/null
-timeout 300 "$scratch/venv/bin/pip" install --quiet --no-deps --force-reinstall "$scratch"/one/dist/*.tar.gz
+timeout 600 "$tools/bin/python" -m build --quiet --sdist --outdir "$scratch/dist" "$scratch/source" >/dev/null
+timeout 300 "$scratch/venv/bin/pip" install --quiet --no-deps --force-reinstall "$scratch"/dist/*.tar.gz
 mkdir -p dist
-cp "$scratch"/one/dist/* dist/
+cp "$scratch"/dist/* dist/
 say "built"
 ls -l dist/
 sha256sum dist/*

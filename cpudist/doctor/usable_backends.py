@@ -12,7 +12,6 @@ from pathlib import Path
 
 from cpudist import backends
 from cpudist.backends.ccl.compilation import find_built
-from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
 from cpudist.errors import Finding, UserError
@@ -52,12 +51,11 @@ def resolve(name: str) -> Finding:
 
 def _ccl(env: Mapping[str, str]) -> Finding:
     try:
-        oneccl = find_oneccl()
         built = find_built()
     except UserError as error:
         reason, _, remedy = str(error).partition("; ")
         return Finding("warning", "backend", f"auto is gloo, several times slower than ccl: {reason}", remedy)
-    what = f"auto is ccl (oneCCL {oneccl.version}): {_transport(env)}"
+    what = f"auto is ccl: {_transport(env)}"
     if built and (reason := load(env).ccl_error):
         return Finding(
             "warning",

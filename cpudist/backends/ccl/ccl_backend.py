@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
 from cpudist.backends.ccl.register import register
-from cpudist.backends.ccl.toolchain import find_oneccl
 from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
 from cpudist.console import say
@@ -87,7 +86,7 @@ class CclBackend(ProcessGroupBackend):
         }
         if shares := module.bytes_of_threads():
             carried["computing_threads_carried"] = f"{min(shares)} to {max(shares)} bytes each, {len(shares)} threads"
-        return {"ccl_implementation": "cpudist", "oneccl": find_oneccl().version, **carried}
+        return {"ccl_implementation": "cpudist", "oneccl": module.library_version(), **carried}
 
     def communication_seconds(self) -> float | None:
         return float(extension.load().blocked_seconds())

@@ -13,16 +13,16 @@ from functools import cache
 from pathlib import Path
 
 from cpudist import compiler
-from cpudist.backends.ccl.toolchain import OneCcl, compile_command, find_oneccl
+from cpudist.backends.ccl.toolchain import OneCcl, compile_command, find_libraries, find_oneccl
 from cpudist.compiler import Library
 from cpudist.errors import UserError
 
 SOURCES = Path(__file__).parent / "csrc"
 PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
 _PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
-_MODULE = "cpudist_ccl.so"
+MODULE = "cpudist_ccl.so"
 # From a folder in PREBUILT to the environment's lib: lib/python3.X/site-packages/cpudist/backends/ccl/prebuilt/torch….
-_LIBRARIES = "/".join([".."] * 7)
+LIBRARIES = "/".join([".."] * 7)
 
 
 def module(oneccl: OneCcl, libraries: str | None = None) -> Library:
@@ -30,10 +30,10 @@ def module(oneccl: OneCcl, libraries: str | None = None) -> Library:
 
     Args:
         oneccl: the oneCCL to link.
-        libraries: where it will look for shared libraries; None: in this oneCCL's folder.
+        libraries: where it will look for shared libraries; None: in this oneCCL's folder. A wheel's are `LIBRARIES`.
     """
     return Library(
-        _MODULE,
+        MODULE,
         "the ccl backend",
         "45 to 90 seconds of a core",
         _key(oneccl),
@@ -45,10 +45,9 @@ def find_built() -> Path | None:
     """Return the compiled module for this environment; None if neither the wheel nor the cache has one.
 
     Raises:
-        UserError: oneCCL is missing.
+        UserError: a package of the extra ccl is missing.
     """
-    oneccl = find_oneccl()
-    return prebuilt(oneccl) or compiler.find(module(oneccl))
+    return prebuilt() or compiler.find(module(find_oneccl()))
 
 
 def ensure_built(cache: Path | None = None) -> Path:
@@ -57,31 +56,20 @@ def ensure_built(cache: Path | None = None) -> Path:
     Raises:
         UserError: oneCCL, a compiler or a header is missing, or the compilation fails.
     """
-    oneccl = find_oneccl()
-    return prebuilt(oneccl) or compiler.ensure(module(oneccl), cache)
+    return prebuilt() or compiler.ensure(module(find_oneccl()), cache)
 
 
-def prebuilt(oneccl: OneCcl) -> Path | None:
+def prebuilt() -> Path | None:
     """Return the module that the installed wheel has brought for this torch and Python; None if there is none.
 
-    It finds oneCCL's and MPI's libraries beside its own environment only.
+    It has oneCCL in it, and finds the libraries of hwloc and MPI beside its own environment only.
     """
-    module = PREBUILT / _prebuilt_for() / _MODULE
-    return module if module.exists() and (module.parent / _LIBRARIES).resolve() == oneccl.lib.resolve() else None
+    module = PREBUILT / prebuilt_for() / MODULE
+    return module if module.exists() and (module.parent / LIBRARIES).resolve() == find_libraries() else None
 
 
-def prebuild(folder: Path) -> Path:
-    """Compile the module that a wheel brings for this torch and Python into its `PREBUILT`; see scripts/wheels.sh.
-
-    Raises:
-        UserError: oneCCL, a compiler or a header is missing, or the compilation fails.
-    """
-    return compiler.compile_for_wheel(
-        module(find_oneccl(), f"$ORIGIN/{_LIBRARIES}"), folder / _prebuilt_for() / _MODULE
-    )
-
-
-def _prebuilt_for() -> str:
+def prebuilt_for() -> str:
+    """Return the folder in `PREBUILT` for this torch and Python."""
     # Without "+cpu" or "+cu128": c10d's C++ interface is the same in all builds of a release.
     return f"torch{_torch_version().partition('+')[0]}-{_PYTHON}"
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from cpudist import launchers, rank_process
 from cpudist.backends.ccl.compilation import ensure_built
-from cpudist.backends.ccl.toolchain import find_oneccl
+from cpudist.backends.ccl.toolchain import find_libraries
 from cpudist.console import end_now
 from cpudist.errors import UserError
 from cpudist.waiting import bounded
@@ -83,7 +83,7 @@ def choose_transport() -> Transport:
         return "ofi"
     if chosen := os.environ.get("CCL_ATL_TRANSPORT"):
         return "mpi" if chosen == "mpi" else "ofi"
-    return "mpi" if _in_mpi_world(os.environ) and (find_oneccl().lib / "libmpi.so.12").exists() else "ofi"
+    return "mpi" if _in_mpi_world(os.environ) and (find_libraries() / "libmpi.so.12").exists() else "ofi"
 
 
 def _in_mpi_world(variables: Mapping[str, str]) -> bool:
@@ -119,7 +119,7 @@ def _start_mpi() -> None:
     Otherwise oneCCL starts it, and ends it with the last communicator. MPI can be started only once in a process, so no
     group could be made after that.
     """
-    mpi = _loaded_mpi() or ctypes.CDLL(str(find_oneccl().lib / "libmpi.so.12"), mode=ctypes.RTLD_GLOBAL)
+    mpi = _loaded_mpi() or ctypes.CDLL(str(find_libraries() / "libmpi.so.12"), mode=ctypes.RTLD_GLOBAL)
     started, provided = ctypes.c_int(), ctypes.c_int()
     mpi.MPI_Initialized(ctypes.byref(started))
     if not started.value:

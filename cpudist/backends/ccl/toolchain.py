@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from cpudist.compiler import Compiler
@@ -14,6 +14,7 @@ from cpudist.errors import UserError
 
 _STATIC_LIBRARY = "lib/ccl/cpu/lib/libccl.a"
 _HEADER = "include/oneapi/ccl.hpp"
+_HWLOC = "lib/libhwloc.so.15"
 
 
 @dataclass(frozen=True)
@@ -31,31 +32,43 @@ class OneCcl:
 
 @cache
 def find_oneccl() -> OneCcl:
-    """Find the oneCCL that pip installed (package oneccl-cpu-devel).
+    """Find the oneCCL to compile with, which pip installed (package oneccl-cpu-devel).
 
     Raises:
         UserError: it is not installed, or lacks its headers or its static library.
     """
+    prefix = _find("oneccl-cpu-devel", "ccl,build", _HEADER, _STATIC_LIBRARY, _HWLOC)
+    return OneCcl(prefix, version("oneccl-cpu-devel"))
+
+
+@cache
+def find_libraries() -> Path:
+    """Find the folder of the libraries that a job loads, libhwloc and Intel MPI's, which pip installed.
+
+    Raises:
+        UserError: they are not installed.
+    """
+    return _find("tcmlib", "ccl", _HWLOC) / "lib"
+
+
+def _find(name: str, extras: str, *files: str) -> Path:
+    """Return the prefix of a package's files, after checking that these are there."""
     try:
-        package = distribution("oneccl-cpu-devel")
+        package = distribution(name)
     except PackageNotFoundError:
         raise UserError(
-            "oneCCL is not installed in this environment; install it with: pip install 'cpudist[ccl]'"
+            f"{name} is not installed in this environment; install it with: pip install 'cpudist[{extras}]'"
         ) from None
     # pip puts a wheel's files under the environment's prefix: a venv, --user or --target.
-    for entry in package.files or []:
-        if str(entry).endswith(_HEADER):
-            prefix = Path(str(package.locate_file(entry))).resolve().parents[2]
-            break
-    else:
-        prefix = Path(sys.prefix)
-    for needed in (_HEADER, _STATIC_LIBRARY, "lib/libhwloc.so.15"):
+    own = next((entry for entry in package.files or [] if str(entry).endswith(files[0])), None)
+    prefix = Path(str(package.locate_file(own))).resolve().parents[files[0].count("/")] if own else Path(sys.prefix)
+    for needed in files:
         if not (prefix / needed).exists():
             raise UserError(
-                f"oneCCL {package.version} at {prefix} lacks {needed}; "
-                "reinstall it: pip install --force-reinstall 'cpudist[ccl]'"
+                f"{name} {package.version} at {prefix} lacks {needed}; "
+                f"reinstall it: pip install --force-reinstall 'cpudist[{extras}]'"
             )
-    return OneCcl(prefix, package.version)
+    return prefix
 
 
 def compile_command(

@@ -1,0 +1,35 @@
+"""Compile the libraries of wheels, for this environment's torch: compile_modules.py FOLDER PYTHON...
+
+FOLDER has a folder with cpudist's sources for each Python, named as its wheel's tag (cp311). torch's headers are the
+same for every Python, so only Python's own change: $CXX, made by old_symbols.py, takes them from $PYTHON_HEADERS.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from cpudist import compiler
+from cpudist.backends.ccl import compilation, toolchain
+from cpudist.optimization import dropout
+
+ASK = 'import sys, sysconfig; print("cp%d%d" % sys.version_info[:2], sysconfig.get_path("include"))'
+
+
+def main(folder: Path, pythons: list[str]) -> None:
+    """Compile a module for each Python, which finds its libraries relative to its own place in an environment."""
+    module = compilation.module(toolchain.find_oneccl(), f"$ORIGIN/{compilation.LIBRARIES}")
+    torch = compilation.prebuilt_for().rpartition("-")[0]
+    for python in pythons:
+        answer = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
+        tag, os.environ["PYTHON_HEADERS"] = answer.stdout.split()
+        package = folder / tag / "cpudist"
+        target = package / "backends/ccl/prebuilt" / f"{torch}-{tag}" / compilation.MODULE
+        print(compiler.compile_for_wheel(module, target))
+        if not (kernel := package / "optimization/prebuilt" / dropout.PREBUILT.name).exists():
+            compiler.compile_for_wheel(dropout.library(), kernel)  # one for every torch
+
+
+main(Path(sys.argv[1]), sys.argv[2:])
