@@ -49,12 +49,14 @@ build_wheel() {
     timeout 60 "$tools/bin/wheel" tags --remove --python-tag "$tag" --abi-tag "$tag" --platform-tag "$PLATFORM" "$folder"/dist/*.whl
 }
 
-# Dies if auditwheel finds symbols that are newer than the platform's. torch and Intel's packages bring the other libraries.
+# Dies if auditwheel finds symbols that are newer than the platform's, in the wheel or in the libraries of torch, hwloc and
+# OpenMP that packages bring.
 check_wheel() {
-    local bytes
+    local bytes environment=$scratch/venv
     bytes=$(stat -c %s "$1")
     [ "$bytes" -le "$MOST_BYTES" ] || die "$1 has $bytes bytes, more than $MOST_BYTES"
-    timeout 120 "$tools/bin/auditwheel" show "$1" >"$scratch/policy"
+    timeout 120 "$tools/bin/auditwheel" show \
+        --ldpaths "$environment/lib:$(echo "$environment"/lib/python*/site-packages/torch/lib)" "$1" >"$scratch/policy"
     tr '\n' ' ' <"$scratch/policy" | grep -q "constrains the platform tag to \"manylinux_2_\(1[0-9]\|2[0-8]\)_" ||
         die "$1 has newer symbols than $PLATFORM: $(cat "$scratch/policy")"
 }
@@ -109,8 +111,8 @@ for tag in "${tags[@]}"; do
     cmp "$scratch/one/$tag"/dist/*.whl "$scratch/two/$tag"/dist/*.whl || die "two builds of one commit differ"
     cp "$scratch/one/$tag"/dist/*.whl "$scratch/dist"
 done
-for wheel in "$scratch"/dist/*.whl; do check_wheel "$wheel"; done
 try_wheel "$scratch"/dist/*-"${tags[0]}"-*.whl "$scratch"
+for wheel in "$scratch"/dist/*.whl; do check_wheel "$wheel"; done
 
 export_sources "$scratch/source"
 timeout 600 "$tools/bin/python" -m build --quiet --sdist --outdir "$scratch/dist" "$scratch/source" >/dev/null
