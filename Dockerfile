@@ -23,16 +23,21 @@ COPY container/ssh_config /etc/ssh/ssh_config.d/cpudist.conf
 COPY container/sshd_config /home/cpudist/sshd_config
 
 # What runs belongs to root, so a job cannot change it.
-ENV PATH=/opt/cpudist/bin:$PATH CPUDIST_CACHE=/opt/cpudist/cache PYTHONUNBUFFERED=1
+ENV PATH=/opt/cpudist/bin:$PATH PYTHONUNBUFFERED=1
 COPY container/requirements.txt /opt/requirements.txt
 RUN python3 -m venv /opt/cpudist \
     && pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement /opt/requirements.txt
-COPY pyproject.toml README.md LICENSE /opt/source/
-COPY cpudist /opt/source/cpudist
-COPY docs /opt/source/docs
-COPY stand_ins /opt/source/stand_ins
-RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /opt/source \
-    && cpudist build
+COPY container/build-requirements.txt scripts/manylinux/compile_modules.py /opt/source/
+COPY pyproject.toml README.md LICENSE /opt/source/cp311/
+COPY cpudist /opt/source/cp311/cpudist
+COPY docs /opt/source/cp311/docs
+COPY stand_ins /opt/source/cp311/stand_ins
+# As in a wheel, oneCCL is in the compiled module. Its package is for compiling only.
+RUN pip install --no-cache-dir --disable-pip-version-check --require-hashes --requirement /opt/source/build-requirements.txt \
+    && PYTHONPATH=/opt/source/cp311 python3 /opt/source/compile_modules.py /opt/source python3 \
+    && pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /opt/source/cp311 \
+    && pip uninstall --yes oneccl-cpu-devel oneccl-cpu \
+    && rm -r /opt/source
 
 COPY examples/*.py /opt/examples/
 

@@ -55,7 +55,7 @@ rm -rf "$root"
 trap 'rm -rf "$root"' EXIT
 cp -a "$ROOTS/$SUITE" "$root"
 cp -a "$ROOTS/builder/opt/python$python" "$root/opt"
-PYTHON=python$python scripts/wheelhouse.sh "$root/wheels" "$@" "$wheel[ccl]"
+PYTHON=python$python scripts/wheelhouse.sh "$root/wheels" "$@" "${wheel}[ccl]"
 cat >"$root/root/script.py" <<'SCRIPT'
 import torch
 import torch.distributed as dist

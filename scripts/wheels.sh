@@ -4,7 +4,8 @@
 #   PYTHONS="python3.11 python3.13" scripts/wheels.sh
 # The wheels run on manylinux_2_28, wherever they are built (scripts/manylinux). Checked here: two builds have the same
 # bytes, none is too large, auditwheel finds no newer symbol, and a two-rank job runs in an empty environment without a
-# compiler. scripts/old_roots.sh runs it in an old system.
+# compiler. scripts/old_roots.sh runs it in an old system. build/cpudist.cdx.json lists what that environment has, and what
+# is linked into the wheels.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
@@ -12,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly TORCHES=(2.8.0 2.13.0 2.14.1 2.15.0)
 readonly OLDEST=2.8.0 # for Python 3.11 alone, as in the tests
 readonly MOST_BYTES=$((40 << 20))
-readonly PLATFORM=manylinux_2_28_$(uname -m)
+PLATFORM=manylinux_2_28_$(uname -m)
 IFS=' ' read -ra pythons <<<"${PYTHONS:-python3.11 python3.12 python3.13 python3.14}"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH # of the files in the archives
@@ -39,12 +40,14 @@ compile_modules() {
     # oneCCL is linked statically, so its licence comes along, with those of what it contains.
     cp "$scratch"/torch/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$scratch/LICENSE.oneCCL.txt"
     cp "$scratch/torch/share/doc/ccl/licensing/third-party-programs.txt" "$scratch/LICENSE.oneCCL-third-party.txt"
+    "$scratch/torch/bin/pip" freeze | grep ^oneccl-cpu-devel= >"$scratch/linked.txt"
     rm -rf "$scratch/torch"
 }
 
 build_wheel() {
     local folder=$1 tag=$2
     cp "$scratch"/LICENSE.oneCCL*.txt "$folder"
+    sed -i 's/^license = "Apache-2.0"/license = "Apache-2.0 AND LicenseRef-Intel-Simplified-Software-License"/' "$folder/pyproject.toml"
     timeout 600 "$tools/bin/pip" wheel --quiet --no-deps -w "$folder/dist" "$folder"
     timeout 60 "$tools/bin/wheel" tags --remove --python-tag "$tag" --abi-tag "$tag" --platform-tag "$PLATFORM" "$folder"/dist/*.whl
 }
@@ -76,7 +79,7 @@ try_wheel() {
     local wheel=$1 folder=$2
     say "an empty environment, without a compiler: $(basename "$wheel")"
     "${pythons[0]}" -m venv "$folder/venv"
-    timeout 1200 "$folder/venv/bin/pip" install --quiet "torch==$tried" "$wheel[ccl]"
+    timeout 1200 "$folder/venv/bin/pip" install --quiet "torch==$tried" "${wheel}[ccl]"
     printf 'import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\nprint(dist.get_backend(), x)\n' \
         >"$folder/script.py"
     mkdir "$folder/home"
@@ -95,7 +98,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 tools=$scratch/tools
 "${pythons[0]}" -m venv "$tools"
-timeout 300 "$tools/bin/pip" install --quiet 'auditwheel>=6,<7' 'wheel>=0.45,<1' 'build>=1,<2'
+timeout 300 "$tools/bin/pip" install --quiet 'auditwheel>=6,<7' 'wheel>=0.45,<1' 'build>=1,<2' 'cyclonedx-bom>=7,<8'
 "$tools/bin/python" scripts/manylinux/old_symbols.py "$scratch/toolchain"
 
 tags=()
@@ -113,6 +116,10 @@ for tag in "${tags[@]}"; do
 done
 try_wheel "$scratch"/dist/*-"${tags[0]}"-*.whl "$scratch"
 for wheel in "$scratch"/dist/*.whl; do check_wheel "$wheel"; done
+
+mkdir -p build
+timeout 300 "$scratch/venv/bin/pip" install --quiet --no-deps -r "$scratch/linked.txt"
+timeout 120 "$tools/bin/cyclonedx-py" environment --output-reproducible --output-file build/cpudist.cdx.json "$scratch/venv/bin/python"
 
 export_sources "$scratch/source"
 timeout 600 "$tools/bin/python" -m build --quiet --sdist --outdir "$scratch/dist" "$scratch/source" >/dev/null

@@ -1,10 +1,9 @@
-"""What `pip install cpudist` and its extra ccl bring, and jobs in an environment that has nothing else."""
+"""What `pip install cpudist` and its extras ccl and build bring, and jobs in an environment that has nothing else."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import sysconfig
 import venv
@@ -16,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 _SITE = Path(sysconfig.get_path("purelib"))
-_MOST_BYTES = 0.6e9  # of what the extra ccl brings, unpacked
+_MOST_BYTES = {"ccl": 0.33e9, "build": 0.25e9}  # of what an extra brings, unpacked
 
 
 def _needed(name: str, extras: set[str] = frozenset()) -> dict[str, Distribution]:  # type: ignore[assignment]
@@ -30,13 +29,16 @@ def _needed(name: str, extras: set[str] = frozenset()) -> dict[str, Distribution
     return found
 
 
-def test_ccl_brings_nothing_for_gpus() -> None:
-    """oneCCL's package with code for GPUs needs 1.2 GB, most of it SYCL's."""
-    added = _needed("cpudist", {"ccl"}).keys() - _needed("cpudist").keys()
-    assert {"oneccl-cpu-devel", "oneccl-cpu", "impi-rt"} <= added
-    assert [name for name in added if re.search("sycl|cuda|cmplr|-ur$", name)] == []
-    sizes = {name: sum(file.size or 0 for file in distribution(name).files or []) for name in added}
-    assert sum(sizes.values()) < _MOST_BYTES, sizes
+@pytest.mark.parametrize(
+    ("extra", "packages"), [("ccl", {"impi-rt", "tcmlib"}), ("build", {"oneccl-cpu-devel", "oneccl-cpu", "impi-rt"})]
+)
+def test_extras_bring_nothing_for_gpus(extra: str, packages: set[str]) -> None:
+    """oneCCL's package with code for GPUs needs 1.2 GB, most of it SYCL's; that for CPUs is for compiling only."""
+    added = _needed("cpudist", {extra}).keys() - _needed("cpudist").keys()
+    assert added == packages
+    own = added - {"impi-rt"} if extra == "build" else added
+    sizes = {name: sum(file.size or 0 for file in distribution(name).files or []) for name in own}
+    assert sum(sizes.values()) < _MOST_BYTES[extra], sizes
 
 
 @pytest.mark.job
@@ -58,9 +60,9 @@ def test_the_base_does_not_need_hugging_face() -> None:
 
 
 def _make_environment(folder: Path) -> None:
-    """Make an environment of links to this one's packages: those of cpudist[ccl] and no other."""
+    """Make an environment of links to this one's packages: those of cpudist[ccl,build] and no other."""
     venv.create(folder, with_pip=False)
-    for package in _needed("cpudist", {"ccl"}).values():
+    for package in _needed("cpudist", {"ccl", "build"}).values():
         for file in package.files or []:
             source = Path(os.path.normpath(str(package.locate_file(file))))
             if source.is_relative_to(_SITE):  # a folder of the package as a whole

@@ -126,8 +126,19 @@ def test_no_oneccl_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
     toolchain.find_oneccl.cache_clear()
     monkeypatch.setattr(toolchain, "distribution", missing)
-    with pytest.raises(UserError, match=r"pip install 'cpudist\[ccl\]'"):
+    with pytest.raises(UserError, match=r"pip install 'cpudist\[ccl,build\]'"):
         toolchain.find_oneccl()
+
+
+def test_the_module_of_a_wheel_needs_no_oneccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compilation, "find_oneccl", None)
+    monkeypatch.setattr(compilation, "find_libraries", lambda: tmp_path / "lib")
+    prebuilt = tmp_path / "lib/python3.11/site-packages/cpudist/backends/ccl/prebuilt"
+    monkeypatch.setattr(compilation, "PREBUILT", prebuilt)
+    module = prebuilt / compilation.prebuilt_for() / compilation.MODULE
+    module.parent.mkdir(parents=True)
+    module.touch()
+    assert compilation.find_built() == compilation.ensure_built() == module
 
 
 def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
