@@ -11,14 +11,12 @@ Loading it replaces kernels of torch until the process ends. Until then models m
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -29,10 +27,6 @@ from cpudist.errors import UserError
 PACKAGE = "intel_extension_for_pytorch"
 
 _NOT_COMPILED = "beside Intel's extension compiled models get no gradients below a layer norm"
-
-# Notes that it prints: about replaced kernels of torch, and about the machine.
-_NOTES = ("Warning only once for all operators", "No CUDA runtime is found", "My guessed rank = ")
-_DETAILS = ("Overriding a previously", "operator:", "registered at", "dispatch key:", "previous kernel:", "new kernel:")
 
 
 def missing(compiled: bool = False) -> str | None:
@@ -74,7 +68,7 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
     """
     # torch 2.8 warns about how its layer norm is registered; the gradients are right (tests/optimization).
     warnings.filterwarnings("ignore", "aten::layer_norm: an autograd kernel was not registered", UserWarning)
-    with _without_its_notes(), Changes() as changes:
+    with _quiet(), Changes() as changes:
         for name, value in CPU_ONLY.items():  # it imports accelerate
             changes.default_variable(name, value)
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
@@ -107,42 +101,19 @@ def _in_training(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_its_notes() -> Iterator[None]:
-    """Hide its notes, on which users cannot act. Other output goes to standard error."""
-    loggers = [logging.getLogger(name) for name in ("IPEX", PACKAGE)]
-    levels = [logger.level for logger in loggers]
-    with tempfile.TemporaryFile() as notes, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            with _redirected(1, notes), _redirected(2, notes):  # C++ writes there too
-                yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-            notes.seek(0)
-            for line in notes.read().decode(errors="replace").splitlines():
-                if not _is_note(line):
-                    print(line, file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _redirected(descriptor: int, target: IO[bytes]) -> Iterator[None]:
-    def flush() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-
-    flush()
-    screen = os.dup(descriptor)
-    os.dup2(target.fileno(), descriptor)
+def _quiet() -> Iterator[None]:
+    """Hide what it prints, in Python and C++: notes on which users cannot act. Errors are raised."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    screens, nowhere = {number: os.dup(number) for number in (1, 2)}, os.open(os.devnull, os.O_WRONLY)
+    for number in screens:
+        os.dup2(nowhere, number)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        flush()
-        os.dup2(screen, descriptor)
-        os.close(screen)
-
-
-def _is_note(line: str) -> bool:
-    return any(note in line for note in _NOTES) or line.strip().startswith(_DETAILS)
+        for number, screen in screens.items():
+            os.dup2(screen, number)
+            os.close(screen)
+        os.close(nowhere)
