@@ -72,14 +72,7 @@ def add_options(parser: Parser) -> None:
         type=count_from_zero,
         default=0,
         metavar="N",
-        help="how often to restart after failures within the restart window (default 0)",
-    )
-    parser.add_argument(
-        "--restart-window",
-        type=count,
-        default=86_400,
-        metavar="SECONDS",
-        help="failures longer ago do not count (default 86400, a day)",
+        help="how often to restart after failures, of which those within a day count (default 0)",
     )
     parser.add_argument(
         "--min-nodes",

@@ -10,25 +10,24 @@ from cpudist.launchers.mpi_launcher import Host
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # before the second restart in a row, and later ones
 _LONG_ATTEMPT_SECONDS = 120.0
+_WINDOW_SECONDS = 86_400.0  # older failures are forgotten
 
 
 class Restarts:
     """The restarts of one job.
 
     Args:
-        most: restarts allowed within the window.
-        window: seconds; older failures are forgotten.
+        most: restarts allowed within a day.
 
     Attributes:
         count: how often the job has started again.
         left_out: the hosts that get no ranks any more.
     """
 
-    def __init__(self, most: int, window: float) -> None:
+    def __init__(self, most: int) -> None:
         self.count = 0
         self.left_out: list[Host] = []
         self._most = most
-        self._window = window
         self._failures: list[float] = []
         self._suspect: Host | None = None
         self._pause = 0.0
@@ -45,11 +44,10 @@ class Restarts:
             Whether there is a next one.
         """
         now = time.monotonic()
-        self._failures = [*(moment for moment in self._failures if now - moment < self._window), now]
+        self._failures = [*(moment for moment in self._failures if now - moment < _WINDOW_SECONDS), now]
         if len(self._failures) > self._most:
             if self._most:
-                failures = f"{len(self._failures)} failures within {self._window:g} s"
-                say(f"not starting again: {failures} (--max-restarts {self._most}, --restart-window)")
+                say(f"not starting again: {len(self._failures)} failures within a day (--max-restarts {self._most})")
             return False
         self.count += 1
         if now - self._began > _LONG_ATTEMPT_SECONDS:
@@ -62,7 +60,7 @@ class Restarts:
 
     @property
     def number(self) -> str:
-        """This restart's number, and the number that the window allows."""
+        """This restart's number, and the number that a day allows."""
         return f"{len(self._failures)} of {self._most}"
 
     def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:

@@ -39,7 +39,7 @@ class LaunchOptions:
         per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise the fastest
             number that `cpudist plan --measure` has found there, otherwise one for each NUMA node.
         interface: the network interface for all traffic; None: each library chooses.
-        max_restarts: how many failures within `restart_window` seconds are followed by a restart.
+        max_restarts: how many failures within a day are followed by a restart.
         min_nodes: restart with no fewer hosts; None: with no fewer than at first.
         wait: seconds to wait for hosts that are still starting.
         grace: seconds that ranks get to save a checkpoint after a signal.
@@ -54,7 +54,6 @@ class LaunchOptions:
     interface: str | None = None
     all_output: bool = False
     max_restarts: int = 0
-    restart_window: int = 86_400
     min_nodes: int | None = None
     wait: int = 0
     grace: int = 60
@@ -68,7 +67,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         UserError: the hosts are not usable; raised before any rank starts.
     """
     options = replace(options, by_name=mpirun.mpi.by_name and options.interface is None)
-    hosts, restarts = options.hosts or [_this_host()], Restarts(options.max_restarts, options.restart_window)
+    hosts, restarts = options.hosts or [_this_host()], Restarts(options.max_restarts)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     if options.wait:
         wait_for(hosts, options.wait)

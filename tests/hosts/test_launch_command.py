@@ -117,22 +117,22 @@ def attempts(job: Restarts, clock: SimpleNamespace, *seconds: float) -> list[boo
 
 
 def test_restarts_come_later_and_later(clock: SimpleNamespace) -> None:
-    assert all(attempts(Restarts(9, 86_400), clock, 1, 1, 1, 130, 1))
+    assert all(attempts(Restarts(9), clock, 1, 1, 1, 130, 1))
     assert clock.slept == [0, 5, 10, 0, 5], "the fourth attempt was long"
 
 
 def test_failures_of_long_ago_do_not_count(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two may be within 100 s; the last three are."""
-    job = Restarts(2, 100)
-    assert attempts(job, clock, 50, 80, 50, 190, 10, 10) == [True] * 5 + [False]
+    """Two may be within a day; the last three are."""
+    job, hour = Restarts(2), 3600
+    assert attempts(job, clock, 12 * hour, 20 * hour, 12 * hour, 47 * hour, 10, 10) == [True] * 5 + [False]
     assert job.count == 5
     said = capsys.readouterr().err
-    assert said.endswith("not starting again: 3 failures within 100 s (--max-restarts 2, --restart-window)\n")
+    assert said.endswith("not starting again: 3 failures within a day (--max-restarts 2)\n")
 
 
 def test_a_host_that_fails_twice_in_a_row_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     h0, h1, h2 = hosts = parse("h0:2\nh1:2\nh2:2\n")
-    job, left_out = Restarts(9, 86_400), []
+    job, left_out = Restarts(9), []
     for suspect in (h1, h0, h1, h1, h2, h2):
         job.leave_out(suspect, hosts, least=2)
         left_out.append(list(job.left_out))

@@ -10,9 +10,9 @@ from launcher_variables import (
     BATCH_SCRIPT,
     BY_HAND,
     HYDRA,
-    INSIDE,
     INTEL,
     INTEL_SCRIPT_MPICH_HYDRA,
+    ONE_IN_A_POD,
     OPEN_MPI,
     POD,
     STEP,
@@ -41,7 +41,7 @@ from cpudist.launchers.mpich import requested_nodes
         (BATCH_SCRIPT, "single", Alone(), 0),
         (TORCHRUN, "torchrun", AtAddress("localhost", 42805), 1),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", AtAddress("localhost", 42805, True), 1),
-        (POD | INSIDE, "pytorchjob", AtAddress("job-master-0", 23456), 3),
+        (ONE_IN_A_POD, "pytorchjob", AtAddress("job-master-0", 23456), 1),
         (BY_HAND, "env", AtAddress("h0", 29500), 1),
         (BY_HAND | INTEL, "intel-mpi", OverMpi(), 1),
     ],
@@ -103,7 +103,7 @@ AGENT = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_xy/none_uw/attempt_1/0/er
         (TORCHRUN, {"torchrun-2eb830bd": False}),
         (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"torchrun-2eb830bd": True}),
         (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, {}),
-        (POD | INSIDE | {"CPUDIST_RUN_ID": "uid"}, {"uid": True}),
+        (POD | {"CPUDIST_RUN_ID": "uid"}, {"uid": True}),
     ],
 )
 def test_knows_the_names_that_restarts_of_the_run_keep(env: dict[str, str], run_ids: dict[str, bool]) -> None:
@@ -158,9 +158,10 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
         assert detect(env).placement().local_size == local_size
 
 
-def test_pod_with_several_processes_and_no_launcher_inside_names_torchrun() -> None:
-    with pytest.raises(UserError, match="torchrun"):
-        detect(POD).placement()
+def test_a_pod_with_several_processes_names_torchrun() -> None:
+    for env in (POD, POD | HYDRA):
+        with pytest.raises(UserError, match="with torchrun, or"):
+            detect(env).placement()
 
 
 @pytest.mark.parametrize(
