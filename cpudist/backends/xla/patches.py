@@ -10,7 +10,6 @@ calls of the runtime's own collectives raise an error. docs/xla.md lists every f
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,19 +139,6 @@ def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> 
         for alias, found in list(vars(other).items()) if hasattr(other, "__dict__") else ():
             if id(found) in new:
                 changes.attribute(other, alias, new[id(found)])
-
-
-def hide_advice(changes: Changes, training_args: ModuleType) -> None:
-    """Hide transformers' advice to start with torch.distributed.launch, which it gives with every process group on
-    XLA.
-    """
-
-    def applies(record: logging.LogRecord) -> bool:
-        return "parallel_mode != ParallelMode.DISTRIBUTED" not in record.getMessage()
-
-    logger = training_args.logger
-    logger.addFilter(applies)
-    changes.then(lambda: logger.removeFilter(applies))
 
 
 def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:

@@ -24,18 +24,8 @@ _FITTING = {"2.8": "torch_xla==2.8.1", "2.9": "torch_xla==2.9.0"}
 _INSTALL_BOTH = "pip install torch==2.9.0 torch_xla==2.9.0"
 _CUDA_PLUGIN = "torch_xla_cuda_plugin"
 
-# The runtime's variables about its devices, with their meaning for the run record.
-MEANINGS = {
-    "PJRT_DEVICE": "the kind of device",
-    "CPU_NUM_DEVICES": "devices that each process makes of its CPU (one, if unset)",
-    "GPU_NUM_DEVICES": "GPUs of each host",
-    "TPU_PROCESS_BOUNDS": "how the processes lie in the TPU's grid, as x,y,z",
-    "TPU_CHIPS_PER_PROCESS_BOUNDS": "how the chips of a process lie in the TPU's grid, as x,y,z",
-    "TPU_VISIBLE_CHIPS": "chips of this host that the process may use",
-    "PJRT_LOCAL_PROCESS_COUNT": "processes on this host, as the runtime counts them",
-    "XLA_USE_SPMD": "with 1, one program over all devices, as --mesh makes it",
-    "XLA_AUTO_SPMD": "with 1, the compiler chooses how tensors lie on the devices",
-}
+# Beginnings of the names of the runtime's variables about its devices.
+_VARIABLES = ("PJRT_", "CPU_NUM_DEVICES", "GPU_NUM_DEVICES", "TPU_", "XLA_USE_SPMD", "XLA_AUTO_SPMD")
 
 _ON = ("1", "ON", "YES", "TRUE", "Y")  # values that the runtime reads as yes
 
@@ -171,9 +161,9 @@ def count(kind: str) -> int | None:
     return len(found) or None
 
 
-def explained(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the runtime's variables that are set, each with its value and its meaning."""
-    return {name: f"{variables[name]}: {meaning}" for name, meaning in MEANINGS.items() if name in variables}
+def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the runtime's variables about its devices that are set."""
+    return {name: value for name, value in sorted(variables.items()) if name.startswith(_VARIABLES)}
 
 
 def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
@@ -185,8 +175,8 @@ def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "w
         reason, _, remedy = str(error).partition("; ")
         yield "warning", f"--backend xla would fail: {reason}", remedy
         return
-    meanings = [f"{name}={meaning}" for name, meaning in explained(variables).items()]
-    what = "; ".join([f"--backend xla computes on {choice.kind.upper()}: {choice.because}", *meanings])
+    given = [f"{name}={value}" for name, value in own_variables(variables).items()]
+    what = "; ".join([f"--backend xla computes on {choice.kind.upper()}: {choice.because}", *given])
     if lacking is not None:
         yield "warning", f"{what}, and would fail", lacking
         return

@@ -97,7 +97,7 @@ class Program:
         """Return fields for the run record; see `Backend.details`."""
         details: dict[str, Any] = {
             "devices": f"{runtime.addressable_runtime_device_count()} of {self._choice.kind.upper()} in each process",
-            "device_variables": pjrt.explained(os.environ),
+            "device_variables": pjrt.own_variables(os.environ),
         }
         if self.host is not None:
             way = f"through the host, over {self.host.name}" if self.through_host else "by the runtime"

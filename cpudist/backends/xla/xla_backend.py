@@ -98,7 +98,6 @@ class XlaBackend(Backend):
         from cpudist.backends.xla import patches
 
         changes.variable("USE_TORCH_XLA", "1")  # accelerate and transformers look for it first then
-        changes.then(after_import("transformers.training_args", partial(patches.hide_advice, changes)))
         if self._world_size > 1:
             changes.then(after_import("accelerate.data_loader", partial(patches.patch_accelerate_loader, changes)))
 

@@ -91,7 +91,7 @@ def test_the_runtimes_variables_do_not_make_another_program() -> None:
 @pytest.mark.parametrize(
     ("variables", "level", "says"),
     [
-        ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, "ok", "CPU_NUM_DEVICES=4: devices that each process makes"),
+        ({"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, "ok", "; CPU_NUM_DEVICES=4"),
         ({"PJRT_DEVICE": "METAL"}, "warning", "--backend xla would fail: PJRT_DEVICE=METAL is not known here"),
         ({"PJRT_DEVICE": "CUDA"}, "warning", "computes on CUDA: PJRT_DEVICE says so"),
     ],
