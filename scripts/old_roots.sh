@@ -25,8 +25,8 @@ make_python() {
     make_root "$root" gcc,libc6-dev,make,pkg-config,xz-utils,libffi-dev,libssl-dev,libsqlite3-dev,libbz2-dev,liblzma-dev,zlib1g-dev
     [ ! -e "$root/opt/python$1" ] || return 0
     say "Python $1 for Debian's $SUITE"
-    cp /usr/share/keyrings/debian-archive-keyring.gpg "$root/root/keyring.gpg"
-    echo "deb-src [signed-by=/root/keyring.gpg] http://deb.debian.org/debian $suite main" >"$root/etc/apt/sources.list.d/python.list"
+    cp /usr/share/keyrings/debian-archive-keyring.gpg "$root/usr/share/keyrings/newer.gpg"
+    echo "deb-src [signed-by=/usr/share/keyrings/newer.gpg] http://deb.debian.org/debian $suite main" >"$root/etc/apt/sources.list.d/python.list"
     in_root "$root" sh -ec '
         cd /root
         apt-get update -qq
@@ -47,6 +47,7 @@ shift
 python=$(basename "$wheel" | sed -n 's/.*-cp3\([0-9]*\)-.*/3.\1/p')
 [ -n "$python" ] || die "$wheel is for no Python of its own"
 need debootstrap debootstrap command -v debootstrap
+need "Debian's keys" debian-archive-keyring test -e /usr/share/keyrings/debian-archive-keyring.gpg
 mkdir -p "$ROOTS"
 make_python "$python"
 make_root "$ROOTS/$SUITE" libffi7,libssl1.1,libsqlite3-0
@@ -82,6 +83,7 @@ in_root "$root" sh -ec '
     pip install --quiet --disable-pip-version-check --no-index --find-links /wheels --require-hashes -r /wheels/requirements.txt
     cd /root
     timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
-    CPUDIST_TRANSPORT=oneccl timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
+    # Every symbol is looked up, not only those that are called.
+    LD_BIND_NOW=1 CPUDIST_TRANSPORT=oneccl timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
     test ! -e /root/.cache/cpudist
     du -sh --exclude=torch /opt/env' "$python"
