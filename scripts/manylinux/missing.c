@@ -1,4 +1,4 @@
-// What the headers of a newer system call, and glibc 2.28 lacks. The modules of a wheel contain it (old_symbols.py).
+// What the headers of a newer glibc call, and glibc 2.28 lacks. The modules of a wheel contain it (old_symbols.py).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

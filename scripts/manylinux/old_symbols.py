@@ -3,8 +3,8 @@
 glibc and libstdc++ keep the old versions of a symbol, but a linker takes the newest: on Debian 12 `pthread_create` and
 `dlopen` ask for glibc 2.34, `pthread_getaffinity_np` for 2.32, `log2` for 2.29, `std::condition_variable::wait` for the
 libstdc++ of GCC 12. The folder gets libraries to link to, which have each symbol of this machine's in one version, the
-newest that manylinux_2_28 has. Where all are newer (`fstat`, `pthread_cond_clockwait`), missing.c has the function, or
-auditwheel names it. $PYTHON_HEADERS come before the headers of the Python that calls the compiler.
+newest that manylinux_2_28 has. Where all are newer (`fstat`, `pthread_cond_clockwait`), missing.c and missing.cpp have the
+function, or auditwheel names it. $PYTHON_HEADERS come before the headers of the Python that calls the compiler.
 """
 
 from __future__ import annotations
@@ -80,9 +80,12 @@ def main(folder: Path) -> None:
         write_stub(path_of(library), library, folder / file)
     others = f"{path_of('libc_nonshared.a')} AS_NEEDED ( {path_of('ld-linux-x86-64.so.2')} )"
     folder.joinpath("libc.so").write_text(f"GROUP ( {folder / 'libc.so.6'} {others} )\n")
-    missing = Path(__file__).with_name("missing.c")
-    compile_c("-O2", "-fPIC", "-fvisibility=hidden", "-c", missing, "-o", folder / "missing.o")
-    subprocess.run(["ar", "rcD", folder / "libmissing.a", folder / "missing.o"], check=True)
+    missing = sorted(Path(__file__).parent.glob("missing.c*"))
+    objects = [folder / f"{source.name}.o" for source in missing]
+    for source, output in zip(missing, objects, strict=True):
+        language = ["-std=c++20"] if source.suffix == ".cpp" else []
+        compile_c(*language, "-O2", "-fPIC", "-fvisibility=hidden", "-c", source, "-o", output)
+    subprocess.run(["ar", "rcD", folder / "libmissing.a", *objects], check=True)
     compiler = folder / "g++"
     compiler.write_text(COMPILER.format(folder=folder))
     compiler.chmod(0o755)
