@@ -3,7 +3,7 @@
 glibc and libstdc++ keep the old versions of a symbol, but a linker takes the newest: on Debian 12 `pthread_create` and
 `dlopen` ask for glibc 2.34, `pthread_getaffinity_np` for 2.32, `log2` for 2.29, `std::condition_variable::wait` for the
 libstdc++ of GCC 12. The folder gets libraries to link to, which have each symbol of this machine's in one version, the
-newest that manylinux_2_28 has. Where all are newer (`fstat`, `pthread_cond_clockwait`), missing.c and missing.cpp have the
+newest that manylinux_2_28 has. Where all are newer (`fstat`, `pthread_cond_clockwait`), the files missing.* have the
 function, or auditwheel names it. $PYTHON_HEADERS come before the headers of the Python that calls the compiler.
 """
 
