@@ -32,7 +32,7 @@ compile_modules() {
     if [ "$torch" = "$OLDEST" ]; then of=("${pythons[0]}"); fi
     say "torch $torch"
     "${pythons[0]}" -m venv "$scratch/torch"
-    timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/one/${tags[0]}[ccl,build]"
+    timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/installed[ccl,build]"
     for build in one two; do
         PATH=$scratch/torch/bin:$PATH CXX=$scratch/toolchain/g++ PYTHONPATH=$scratch/$build/${tags[0]} timeout 7200 \
             python scripts/manylinux/compile_modules.py "$scratch/$build" "${of[@]}"
@@ -101,6 +101,7 @@ tools=$scratch/tools
 timeout 300 "$tools/bin/pip" install --quiet 'auditwheel>=6,<7' 'wheel>=0.45,<1' 'build>=1,<2' 'cyclonedx-bom>=7,<8'
 "$tools/bin/python" scripts/manylinux/old_symbols.py "$scratch/toolchain"
 
+export_sources "$scratch/installed" # pip leaves files in it
 tags=()
 for python in "${pythons[@]}"; do
     tags+=("$(tag_of "$python")")
