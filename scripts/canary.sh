@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The newest torch, Hugging Face libraries, oneCCL and Intel MPI that pip's index has, also above the bounds in pyproject.toml, and
 # the tests that their versions touch. Prints the table of CONTRIBUTING.md, under "In step"; fails if a test fails.
-#   scripts/canary.sh            half an hour and 10 GB the first time: PyPI's torch is a CUDA build
+#   scripts/canary.sh            40 minutes and 7 GB: PyPI's torch is a CUDA build
 #   scripts/canary.sh PIN...     with these versions instead, such as a nightly: see CONTRIBUTING.md
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
