@@ -72,12 +72,12 @@ def test_the_picture_fits_the_terminal_and_shows_every_core(name: str, width: in
 
 def test_the_picture() -> None:
     machine = machine_from(FOLDER / "opteron-6134-4s-cgroup2.sysfs.tar.xz")
-    text = draw(machine, make_plan(machine, PlanOptions("numa", data_workers=1)), 80)
+    text = draw(machine, make_plan(machine, PlanOptions("numa", data_workers=1, omp_threads=2)), 80)
     assert "this process may use only the CPUs 0-5" in text
-    assert "    CPUs 0-3            0  0  0  0d" in text
+    assert "    CPUs 0-3            0  0  0d 0c" in text
     assert "    CPUs 4-7            1  1  x  x" in text
-    assert "0d loads its data, x not for this\n  process" in text
-    assert "0     0-2          3        3        0" in text
+    assert "0d loads its data, x not for this process" in text
+    assert "0     0-1          2        3            2        0" in text
 
 
 @pytest.mark.parametrize(("allowed", "said"), [(4, True), (128, False)])
