@@ -1,5 +1,5 @@
 #!/bin/bash
-# Measure on a machine whose ranks have several cores, in about ten minutes: benchmarks/many_cores.sh [--quick]
+# Measure on a machine whose ranks have several cores, in about twenty minutes: benchmarks/many_cores.sh [--quick]
 #
 # Collectives, a step under DDP and the choices of `cpudist.optimize`, with 2 ranks, a rank for every four cores, and a
 # rank for each core; at the end the number of ranks that trains fastest. Every part has a bound.
@@ -9,7 +9,7 @@ quick=$1
 
 measure() {
     echo "== $*"
-    timeout 300 "$@" || echo "failed, or took longer than 5 minutes: $*" >&2
+    timeout 600 "$@" || echo "failed, or took longer than 10 minutes: $*" >&2
 }
 
 lscpu | grep -E 'Model name|^CPU\(s\)|Thread|NUMA node\(s\)|L3'

@@ -4,7 +4,9 @@
 
 Two threads compute. The CPU time of the main thread less that of its helper is work that one thread did alone; twice
 the helper's is work that both shared. CPU time is not disturbed by other programs, so any machine with two cores
-will do. By Amdahl's law a step at N threads takes serial + divided / N, where memory is not the limit.
+will do. The serial part is the median of all steps, with its error. By Amdahl's law a step at N threads takes
+serial + divided / N, where memory is not the limit. LD_PRELOAD=libtcmalloc_minimal.so.4 measures with the allocator
+that cpudist-train preloads.
 
 Each model is measured as PyTorch trains it, with the fused AdamW, and after `cpudist.optimize`, in float32 and in
 bfloat16 (PyTorch's by autocast), in turns. Below, the operators with more than 1 % of the divided time on one thread.
@@ -27,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cpudist
 
 THREADS = (8, 16, 32, 56)
+STEPS = 5  # in a round, after two to warm up
 
 
 def bert() -> tuple[Any, dict[str, torch.Tensor]]:
@@ -138,18 +141,19 @@ def measure(model: str, dtype: torch.dtype, rounds: int) -> None:
             step = make_step(model, dtype, name == "optimize")
             for _ in range(2):
                 step()
-            before = cpu()
-            for _ in range(2):
+            for _ in range(STEPS):
+                before = cpu()
                 step()
-            serial, divided = work(before, cpu())
-            found.append((serial / 2, divided / 2))
+                found.append(work(before, cpu()))
             with operators[name]:
                 step()
             cpudist.shutdown()
     for name, found in shares.items():
         serial, divided = (statistics.median(part) for part in zip(*found, strict=True))
         gains = " | ".join(f"{(serial + divided) / (serial + divided / threads):.1f}" for threads in THREADS)
-        print(f"| {model}, {name}, {str(dtype)[6:]} | {serial:.3f} | {divided:.2f} | {gains} |", flush=True)
+        error = statistics.stdev(part[0] for part in found) / len(found) ** 0.5
+        label = f"{model}, {name}, {str(dtype)[6:]}"
+        print(f"| {label} | {serial:.3f} ± {error:.3f} | {divided:.2f} | {gains} |", flush=True)
         for operator, seconds in sorted(operators[name].serial.items(), key=lambda item: -item[1]):
             if seconds / rounds > 0.01 * divided:
                 print(f"    {operator}: {seconds / rounds * 1e3:.0f} ms", flush=True)
