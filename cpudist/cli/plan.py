@@ -11,19 +11,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from cpudist.bench import rank_counts
 from cpudist.cli.parser import Parser, count_from_zero, ranks_per_node
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
-from cpudist.launchers.export import ExportedPlan, export
+from cpudist.launchers.export import export
 from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology import measured_ranks
 from cpudist.topology.machine import machine_from, this_machine
 from cpudist.topology.picture import draw
-from cpudist.topology.pinning_plan import THREADS, Plan, PlanOptions, make_plan, threads_set
+from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan, threads_set
 
 HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\
@@ -96,16 +96,21 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     threads, variable = threads_set(env) or (None, THREADS)
     measured = None if options.topology else measured_ranks.load()
     plan = make_plan(machine, PlanOptions(options.ppn or measured or "numa", options.data_workers, threads, variable))
-    exported = export(plan, env, None if options.topology else wanted_allocator(env))
+    variables, kept = export(plan, env, None if options.topology else wanted_allocator(env))
+    warnings = [*plan.warnings, *kept]
     if options.json:
-        print(json.dumps(_as_json(plan, exported), indent=2))
+        ranks = [asdict(rank) for rank in plan.ranks]
+        fields = {"ranks": ranks, "idle_cpus": list(plan.idle_cpus), "pinned": plan.pinned}
+        print(json.dumps({**fields, "environment": variables, "warnings": warnings}, indent=2))
         return
     print(draw(machine, plan, shutil.get_terminal_size().columns))
     if measured and not options.ppn:
         print(f"{number_of(measured, 'rank')}: the fastest on this machine by cpudist plan --measure")
-    for line in (*plan.warnings, *exported.kept):
+    for line in warnings:
         print(f"warning: {line}")
-    _print_export(exported)
+    print("\nFor jobs without cpudist (cpudist-train does this by itself; I_MPI_PIN_DOMAIN is Intel MPI's):")
+    for name, value in variables.items():  # to be copied, so they are not wrapped
+        print(f"  export {name}={shlex.quote(value)}")
 
 
 def _measure(script: Sequence[str], to: TextIO) -> None:
@@ -118,20 +123,3 @@ def _measure(script: Sequence[str], to: TextIO) -> None:
     best = max(found, key=lambda one: one.batches).ranks
     file = measured_ranks.save(best)
     print(f"fastest: {number_of(best, 'rank')} (mpirun -ppn {best}); kept in {file}\n", file=to)
-
-
-def _as_json(plan: Plan, exported: ExportedPlan) -> dict[str, Any]:
-    return {
-        "ranks": [asdict(rank) for rank in plan.ranks],
-        "idle_cpus": list(plan.idle_cpus),
-        "pinned": plan.pinned,
-        "environment": exported.variables,
-        "warnings": [*plan.warnings, *exported.kept],
-    }
-
-
-def _print_export(exported: ExportedPlan) -> None:
-    """Print the lines that set up the plan; they can be copied, so they are not wrapped."""
-    print("\nFor jobs without cpudist (cpudist-train does this by itself; I_MPI_PIN_DOMAIN is Intel MPI's):")
-    for name, value in exported.variables.items():
-        print(f"  export {name}={shlex.quote(value)}")

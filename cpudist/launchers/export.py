@@ -1,6 +1,4 @@
-"""Write a plan as environment variables, for jobs that run without cpudist.
-
-Variables that are set already stay; the result names the differences from the plan.
+"""Write a plan as environment variables, for jobs that run without cpudist. Those that are set already stay.
 
 GNU's and Intel's OpenMP stay inside the process's affinity mask; a mask of as many CPUs as threads binds them well
 enough. OMP_PROC_BIND and KMP_AFFINITY are left alone: they bind the main thread to one core, and every process that it
@@ -13,43 +11,24 @@ cpudist's backend: its communication thread needs no variable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from cpudist.launchers.intel_mpi import PINNING_VARIABLES, pinning_variables
 from cpudist.topology.pinning_plan import BINDING, THREADS, Plan, threads_set
 
 
-@dataclass(frozen=True)
-class ExportedPlan:
-    """A plan for jobs that run without cpudist.
-
-    Attributes:
-        variables: the environment variables to set.
-        kept: a line for each variable that is set already and stays.
-    """
-
-    variables: dict[str, str]
-    kept: tuple[str, ...]
-
-
-def export(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> ExportedPlan:
-    """Return the plan of a node for jobs that run without cpudist and have the variables `env` set."""
+def export(plan: Plan, env: Mapping[str, str], preload: Path | None = None) -> tuple[dict[str, str], list[str]]:
+    """Return the variables of a node's plan for jobs without cpudist, and a line for each that `env` sets otherwise."""
     wanted = _thread_variables(plan) | pinning_variables(plan)
     if preload is not None:
         wanted["LD_PRELOAD"] = str(preload)
-    if threads_set(env) is not None:
-        del wanted[THREADS]  # the plan has the user's number already
-    decided = [name for name in (*PINNING_VARIABLES, *BINDING) if name in env and name not in wanted]
-    kept = [f"{name}={env[name]} is set and stays" for name in decided]
-    variables = {}
-    for name, value in wanted.items():
-        if name in env and name != THREADS:
-            if env[name] != value:
-                kept.append(f"{name}={env[name]} is set and stays; the plan has {value}")
-        elif not (name in PINNING_VARIABLES and any(name in env for name in PINNING_VARIABLES)):
-            variables[name] = value
-    return ExportedPlan(variables, tuple(kept))
+    set_by_user = {name for name in {*wanted, *PINNING_VARIABLES, *BINDING} - {THREADS} if name in env}
+    kept = [f"{name}={env[name]} is set and stays" for name in sorted(set_by_user) if env[name] != wanted.get(name)]
+    if set_by_user & {*PINNING_VARIABLES}:  # each of them alone decides
+        set_by_user |= {*PINNING_VARIABLES}
+    if threads_set(env) is not None:  # the plan has the user's number already
+        set_by_user.add(THREADS)
+    return {name: value for name, value in wanted.items() if name not in set_by_user}, kept
 
 
 def _thread_variables(plan: Plan) -> dict[str, str]:

@@ -50,9 +50,9 @@ def big() -> Machine:
 
 def test_the_variables() -> None:
     plan = make_plan(big(), PlanOptions("socket"))
-    exported = export(plan, {})
+    variables, _ = export(plan, {})
     masks = ["0xff", "0xff00"]
-    assert exported.variables == {
+    assert variables == {
         "OMP_NUM_THREADS": "7",
         "I_MPI_PIN_DOMAIN": f"[{','.join(masks)}]",
         "CCL_WORKER_COUNT": "1",
@@ -61,24 +61,24 @@ def test_the_variables() -> None:
 
 
 def test_without_a_core_for_it_no_worker_of_its_own() -> None:
-    assert export(make_plan(big(), PlanOptions(16)), {}).variables["CCL_WORKER_OFFLOAD"] == "0"
+    assert export(make_plan(big(), PlanOptions(16)), {})[0]["CCL_WORKER_OFFLOAD"] == "0"
 
 
 def test_ranks_that_are_not_pinned_are_not_pinned_by_hand_either() -> None:
     plan = Plan((RankPlan(0, (0,), 1), RankPlan(1, (1,), 1)), pinned=False)
-    assert export(plan, {}).variables["I_MPI_PIN"] == "off"
+    assert export(plan, {})[0]["I_MPI_PIN"] == "off"
 
 
 @pytest.mark.parametrize(
     ("env", "absent", "said"),
     [
-        ({"I_MPI_PIN_DOMAIN": "core"}, "I_MPI_PIN_DOMAIN", "I_MPI_PIN_DOMAIN=core is set and stays; the plan has"),
+        ({"I_MPI_PIN_DOMAIN": "core"}, "I_MPI_PIN_DOMAIN", "I_MPI_PIN_DOMAIN=core is set and stays"),
         ({"I_MPI_PIN_PROCESSOR_LIST": "0,1"}, "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST=0,1 is set and stays"),
-        ({"CCL_WORKER_COUNT": "4"}, "CCL_WORKER_COUNT", "CCL_WORKER_COUNT=4 is set and stays; the plan has 1"),
+        ({"CCL_WORKER_COUNT": "4"}, "CCL_WORKER_COUNT", "CCL_WORKER_COUNT=4 is set and stays"),
         ({"OMP_NUM_THREADS": "7"}, "OMP_NUM_THREADS", ""),
     ],
 )
 def test_what_is_set_stays(env: dict[str, str], absent: str, said: str) -> None:
-    exported = export(make_plan(big(), PlanOptions("socket")), env)
-    assert absent not in exported.variables
-    assert [line for line in exported.kept if line.startswith(said)][:1] == list(exported.kept)
+    variables, kept = export(make_plan(big(), PlanOptions("socket")), env)
+    assert absent not in variables
+    assert kept == ([said] if said else [])
