@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from cpudist.cluster.cluster_figures import HostFigures
-from cpudist.topology.machine import allowed_cpus
+from cpudist.topology.machine import allowed_cpus, clock_of
 from cpudist.version import __version__
 
 _SIZE = 1024  # rows and columns of the matrices
@@ -33,14 +33,13 @@ def measure_host(name: str, probe: str) -> HostFigures:
         flops[str(dtype).removeprefix("torch.")] = 2 * _SIZE**3 / _best(lambda one=one, other=other: one @ other)  # type: ignore[misc]
     source = torch.ones(_COPIED_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
-    clock = psutil.cpu_freq()
     return HostFigures(
         name,
         {"python": platform.python_version(), "torch": torch.__version__, "cpudist": __version__},
         cores=min(len(allowed_cpus()), torch.get_num_threads()),
         flops=flops,
         copied=2 * _COPIED_BYTES / _best(lambda: target.copy_(source)),
-        clock=clock.current * 1e6 if clock is not None and clock.current else None,
+        clock=clock_of(min(allowed_cpus())),
         memory=psutil.virtual_memory().available,
         shared_memory=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         shares_folder=not probe or os.path.exists(probe),

@@ -36,14 +36,10 @@ def _thread_variables(plan: Plan) -> dict[str, str]:
 
     A launcher gives all ranks of a node the same environment, so OpenMP's number is that of the smallest rank.
     """
-    return {THREADS: str(min(rank.omp_threads for rank in plan.ranks)), **_oneccl(plan)}
-
-
-def _oneccl(plan: Plan) -> dict[str, str]:
-    """Set one worker for each rank, on its communication core; no worker where a rank has no such core."""
+    threads = {THREADS: str(min(rank.omp_threads for rank in plan.ranks))}
     if not all(rank.communication_cpus for rank in plan.ranks):
-        return {"CCL_WORKER_OFFLOAD": "0"}
-    variables = {"CCL_WORKER_COUNT": "1"}
+        return {**threads, "CCL_WORKER_OFFLOAD": "0"}
+    variables = {**threads, "CCL_WORKER_COUNT": "1"}  # on the rank's communication core
     if plan.pinned:  # one entry for each worker of the node, in the order of local ranks
         variables["CCL_WORKER_AFFINITY"] = ",".join(str(rank.communication_cpus[0]) for rank in plan.ranks)
     return variables

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from cpudist.console import number_of, size
+from cpudist.console import aligned, number_of, size
 from cpudist.topology import Core, NumaNode, Topology
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine
@@ -119,13 +119,12 @@ def _table(plan: Plan, width: int) -> Iterator[str]:
     """Yield a line for each rank, or a sentence if the columns do not fit the width."""
     rows = [("rank", "computes on", "threads", "messages on", "data on", "NUMA nodes"), *map(_cells_of, plan.ranks)]
     kept = [column for column in range(6) if column < 3 or any(row[column] not in ("-",) for row in rows[1:])]
-    sizes = [max(len(row[column]) for row in rows) for column in kept]
-    if sum(sizes) + 2 * len(sizes) > width:
+    lines = aligned([[row[column] for column in kept] for row in rows])
+    if max(map(len, lines)) <= width:
+        yield from lines
+    else:
         for rank in plan.ranks:
             yield from _wrapped(_sentence(rank), width)
-        return
-    for row in rows:
-        yield "  ".join(f"{row[column]:<{size}}" for column, size in zip(kept, sizes, strict=True)).rstrip()
 
 
 def _cells_of(rank: RankPlan) -> tuple[str, ...]:
