@@ -46,8 +46,10 @@ class GlooBackend(ProcessGroupBackend):
     def transport(self) -> str | None:
         return "tcp" if dist.is_initialized() else None
 
-    def progress(self) -> object:
-        return _recorded(calls=False).get("pg_status")
+    def progress(self) -> list[tuple[str, int | None]] | None:
+        status = _recorded(calls=False).get("pg_status")
+        kinds = ("last_completed_collective", "last_enqueued_collective")
+        return status and [(group, int(numbers[kind])) for group, numbers in status.items() for kind in kinds]
 
     def calls(self) -> Calls | None:
         """Return the calls in torch's flight recorder: only collectives, and gloo's only from torch 2.9 on.

@@ -245,7 +245,7 @@ class Backend(ABC):
         """
         return None
 
-    def progress(self) -> object:
-        """Return a value that changes when a collective begins or ends; any thread may call this."""
+    def progress(self) -> list[tuple[str, int | None]] | None:
+        """Return each group's last completed collective and newer calls, by their numbers; any thread may call this."""
         calls = self.calls()
-        return calls and [(call.group, call.sequence) for call in (*calls.finished, *calls.under_way)]
+        return None if calls is None else [(call.group, call.sequence) for call in (*calls.finished, *calls.under_way)]

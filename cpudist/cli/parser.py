@@ -71,6 +71,14 @@ def count_from_zero(text: str) -> int:
     return _whole_number(text, 0)
 
 
+def steps(text: str) -> tuple[int, int]:
+    """Return the first step and the end of a range such as "10:15"."""
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal() and 1 <= int(first) < int(end)):
+        raise argparse.ArgumentTypeError(f"give two numbers of steps such as 10:15, from 1 on, not {text!r}")
+    return int(first), int(end)
+
+
 def ranks_per_node(text: str) -> int | Part:
     """Return the value of `--ppn`: a number of ranks, or the part of a node that gets one rank each."""
     for part in _PARTS:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers
-from cpudist.cli.parser import Parser, count_from_zero, shown_once
+from cpudist.cli.parser import Parser, count_from_zero, shown_once, steps
 from cpudist.console import say, show_lines_at_once
 from cpudist.errors import USER_ERROR, UserError, from_user_code
 from cpudist.job.job_options import RESUME, JobOptions
@@ -124,6 +124,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--log-dir", type=Path, metavar="DIR", help="write the output of each rank to DIR/rank-N.log, too"
     )
+    what = "write a trace of steps of all ranks, for ui.perfetto.dev (*.gz: compressed), and say where the time went"
+    parser.add_argument("--timeline", type=Path, metavar="FILE", help=what)
+    which = "the optimizer steps in it, counted from 0, from A until before B (default 10:15)"
+    parser.add_argument("--steps", type=steps, default=(10, 15), metavar="A:B", help=which)
     parser.add_argument(
         "--data-workers",
         type=count_from_zero,

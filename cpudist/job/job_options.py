@@ -33,6 +33,7 @@ class JobOptions:
         stall: after how many seconds without a sign of life the job ends; None: never.
         checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
         record: the file of the run record; None: none that the user has named.
+        timeline, steps: the file of a trace of all ranks; the first optimizer step in it, and the end.
         from_flags: whether the user wrote flags, which messages then name, and not arguments.
 
     Raises:
@@ -50,6 +51,8 @@ class JobOptions:
     stall: float | None = None
     checkpoint_on_signal: bool = False
     record: Path | None = None
+    timeline: Path | None = None
+    steps: tuple[int, int] = (10, 15)
     from_flags: bool = False
 
     def __post_init__(self) -> None:

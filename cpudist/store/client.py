@@ -97,6 +97,10 @@ class Connection:
         _, fields = self._ask(Code.AGES, *map(self._name, keys))
         return [None if age < 0 else age / 1000 for age in map(protocol.to_number, fields)]
 
+    def clock(self) -> int:
+        """Return the time by the server's wall clock, in nanoseconds since the epoch."""
+        return self._number(Code.CLOCK)
+
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which is 0 at first, and return the sum."""
         return self._number(Code.ADD, self._name(key), protocol.number(amount))

@@ -47,6 +47,7 @@ class Code(IntEnum):
     MISSING = 14
     # key value unless text: after that ON_DISCONNECT, print the text if `unless` stays missing
     REPORT_ON_DISCONNECT = 15
+    CLOCK = 16  # -> nanoseconds since the epoch by the server's wall clock
 
 
 class Garbage(Exception):

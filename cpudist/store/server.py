@@ -236,6 +236,9 @@ class Server:
         ages = map(self._values.age, keys)
         return [protocol.number(-1 if age is None else round(1000 * age)) for age in ages]
 
+    def _clock(self, _peer: _Peer) -> _Fields:
+        return [protocol.number(time.time_ns())]
+
     def _wait_all(self, peer: _Peer, milliseconds: bytes, *keys: bytes) -> None:
         self._wait(peer, Code.WAIT_ALL, milliseconds, keys)
 

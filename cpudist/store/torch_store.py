@@ -36,6 +36,10 @@ class JobStore(Store):
         """The address of the server that this rank reaches."""
         return self._connection().host
 
+    def clock(self) -> int:
+        """Return the time by the server's wall clock, in nanoseconds since the epoch."""
+        return self._connection().clock()
+
     def set(self, key: str, value: str | bytes) -> None:
         self._connection().set({key: _bytes(value)})
 

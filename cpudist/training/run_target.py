@@ -34,6 +34,10 @@ def run_target(target: Target, job: Job) -> int:
     job.owned_by_cli = True
     if job.world.rank != 0:
         _quiet_libraries(job.changes)
+    if job.options.timeline is not None:
+        from cpudist.training.timeline import Timeline  # late: few jobs need it
+
+        Timeline(job, job.options.timeline, job.options.steps)
     job.record.begin(job.options.record)
     time_trainer(job)
     if job.options.checkpoint_on_signal:

@@ -45,6 +45,11 @@ def client(server: StoreProcess) -> Connection:
 
 
 @pytest.mark.job
+def test_the_server_tells_the_time(client: Connection) -> None:
+    assert time.time_ns() <= client.clock() <= time.time_ns()
+
+
+@pytest.mark.job
 def test_keys_and_values(client: Connection) -> None:
     client.set({"a": b"\0\xff", "empty": b""})
     assert client.get(["a", "empty"]) == [b"\0\xff", b""]
