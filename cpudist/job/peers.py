@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from cpudist.launchers import Launcher
     from cpudist.store import Connection
 
+_TESTED_TORCH = "2.15"  # the newest
+
+
+def untested_torch() -> str | None:
+    """Return the warning about a torch above the bound in pyproject.toml; it may be installed after cpudist."""
+    import torch
+
+    newer = torch.__version__ > f"{_TESTED_TORCH}.99"
+    return f"cpudist was not tested with torch {torch.__version__}, only up to {_TESTED_TORCH}" if newer else None
+
 
 class Peers:
     """This process among the ranks of a job.
@@ -75,7 +85,7 @@ class Peers:
         self.world, self.members = gather_rank_info(launcher, is_interactive(), self.all_gather)
         if self.world.rank == 0:
             misplaced = elsewhere(self.members, self.world, launcher.requested_nodes)
-            for doubt in filter(None, (launcher.warning, misplaced)):
+            for doubt in filter(None, (launcher.warning, misplaced, untested_torch())):
                 say(f"warning: {doubt}")
         self.heartbeat = Heartbeat(self.world.size, self.rendezvous.address, timeout)
         changes.then(self.heartbeat.stop)

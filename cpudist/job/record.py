@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.world import RankInfo, World
 
-_TESTED_TORCH = "2.15"  # the newest; a torch installed after cpudist may be above the bound in pyproject.toml
 _SECRET = re.compile(r"[-_](token|password|secret|key)$")
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
@@ -96,8 +95,6 @@ class RunRecord:
         if self._tells:
             backend = f"{world.backend} over {transport}" if transport else world.backend
             say(f"{world.size} ranks on {names_of(world.hosts)}, {backend}, started in {duration(own_age())}")
-            if torch.__version__ > f"{_TESTED_TORCH}.99":
-                say(f"warning: cpudist was not tested with torch {torch.__version__}, only up to {_TESTED_TORCH}")
 
     def leave_in(self, folder: Path) -> None:
         """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
-import torch
-from packaging.requirements import Requirement
 
 from cpudist.backends.gloo import GlooBackend
 from cpudist.job.record import Exit, RunRecord, Training, percentile
@@ -56,20 +53,6 @@ def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
     record.begin(None)
     record.write("completed")
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("minor", "warned"), [(0, False), (1, True)])
-def test_one_warning_of_a_torch_above_the_bound(
-    minor: int, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Such as a nightly. The bound is that of the package's metadata."""
-    (torchs,) = (wanted for wanted in map(Requirement, requires("cpudist") or []) if wanted.name == "torch")
-    last = max(number for number in range(99) if torchs.specifier.contains(f"2.{number}.1"))
-    nightly = torch.torch_version.TorchVersion(f"2.{last + minor}.0.dev20991231+cpu")
-    monkeypatch.setattr(torch, "__version__", nightly)
-    RunRecord(World(0, 2, 0, 1, 0, 1, "mpich", hosts=("here",)), GlooBackend(), [], restarts=0).begin(None)
-    said = f"warning: cpudist was not tested with torch {nightly}, only up to 2.{last}\n"
-    assert capsys.readouterr().err.count(said) == warned
 
 
 @pytest.mark.parametrize("exit", ["completed", "interrupted", "failed"])
