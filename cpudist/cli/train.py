@@ -127,7 +127,7 @@ def _parser() -> Parser:
     what = "write a trace of steps of all ranks, for ui.perfetto.dev (*.gz: compressed), and say where the time went"
     parser.add_argument("--timeline", type=Path, metavar="FILE", help=what)
     which = "the optimizer steps in it, counted from 0, from A until before B (default 10:15)"
-    parser.add_argument("--steps", type=steps, default=(10, 15), metavar="A:B", help=which)
+    parser.add_argument("--steps", type=steps, metavar="A:B", help=which)
     parser.add_argument(
         "--data-workers",
         type=count_from_zero,

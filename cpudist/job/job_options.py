@@ -52,7 +52,7 @@ class JobOptions:
     checkpoint_on_signal: bool = False
     record: Path | None = None
     timeline: Path | None = None
-    steps: tuple[int, int] = (10, 15)
+    steps: tuple[int, int] | None = None
     from_flags: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +63,8 @@ class JobOptions:
             check_scheme(self.compress, self.written("compress"))
         if self.resume not in RESUME:
             raise UserError(f"{self.written('resume')} is not known; give {' or '.join(RESUME)}")
+        if self.steps is not None and self.timeline is None:
+            raise UserError("--steps says which steps --timeline records; give --timeline FILE, too")
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **others: Any) -> JobOptions:

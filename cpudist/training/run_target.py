@@ -37,7 +37,7 @@ def run_target(target: Target, job: Job) -> int:
     if job.options.timeline is not None:
         from cpudist.training.timeline import Timeline  # late: few jobs need it
 
-        Timeline(job, job.options.timeline, job.options.steps)
+        Timeline(job, job.options.timeline, job.options.steps or (10, 15))
     job.record.begin(job.options.record)
     time_trainer(job)
     if job.options.checkpoint_on_signal:
