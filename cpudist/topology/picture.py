@@ -101,7 +101,7 @@ def _cells(topology: Topology, usable: Topology, plan: Plan) -> dict[Core, str]:
 def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
     parts = ["each cell is a core: 0 computes for rank 0"]
     if any(rank.communication_cpus for rank in plan.ranks):
-        parts.append("0c moves its messages (in a job on one host it computes, too)")
+        parts.append("0c moves its messages (in a job on one host it computes, too, unless OMP_NUM_THREADS is set)")
     if any(rank.data_cpus for rank in plan.ranks):
         parts.append("0d loads its data")
     if any("+" in cell for cell in cells.values()):
