@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from cpudist.cli import top
@@ -49,7 +47,8 @@ def test_what_is_not_known_stays_empty() -> None:
 
 
 def test_many_ranks_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(top.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
     before = {number: rank(number, 10, 0, size=64) for number in range(64)}
     now = {number: rank(number, 20, 5 - (number == 40), size=64, losses=[2.0, 1.0]) for number in range(64)}
     top._show({JOB: now}, {JOB: top._rows(now, before)}, live=True)
