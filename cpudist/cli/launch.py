@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 
 from cpudist.cli.parser import NO_TARGET, Parser, add_target, count, count_from_zero, own_values, ranks_per_node
 from cpudist.cli.train import script_in
@@ -118,12 +117,8 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     job = jobs.LaunchOptions(**values, script=script_in(values["arguments"]))
     if job.min_nodes is not None and not job.max_restarts:
         raise UserError("--min-nodes applies to restarts; give --max-restarts too, or leave it out")
-    try:
-        mpirun = find_mpirun(mpi)
-        if dry_run:
-            print(jobs.show(mpirun, job))
-            return
-        status = jobs.run(mpirun, job)
-    except KeyboardInterrupt:  # while hosts were checked
-        status = 128 + signal.SIGINT
-    raise SystemExit(status)
+    mpirun = find_mpirun(mpi)
+    if dry_run:
+        print(jobs.show(mpirun, job))
+        return
+    raise SystemExit(jobs.run(mpirun, job))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -87,6 +88,8 @@ def _run(options: argparse.Namespace, launcher: Launcher) -> int:
         return _report(error, launcher)
     except BrokenPipeError:  # the reader has closed the pipe, as in `cpudist plan | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -28,7 +28,7 @@ DESCRIPTION = """\
 Show your jobs on this host, or on the hosts of a file, every few seconds: for each rank its steps, the share of time in
 which it waits for the others, makes them wait, and loads data; the cores that it keeps busy, its memory, and what it is
 doing. Below them the loss, as Trainer logs it. The ranks are not disturbed.
-Type the number of a rank and Enter for its stacks, q and Enter to leave. In a pipe or a file it shows one table.
+Type a rank's number and Enter for its stacks; q and Enter, or Ctrl-C, to leave. In a pipe or a file it is one table.
 """
 EPILOG = """\
 examples:

@@ -29,6 +29,15 @@ def test_help_shows_the_commands_and_examples(words: list[str], capsys: pytest.C
         assert expected in shown
 
 
+def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(docs, "run", interrupted)
+    assert main(["docs"]) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["cpudist", "--version"])
     with pytest.raises(SystemExit) as end:
