@@ -85,5 +85,5 @@ if sys.argv[1] == "ccl" and world.rank in (0, 2):  # gloo says nothing of messag
 # Messages between some of the ranks do not change how collectives count.
 call = lambda: dist.broadcast(torch.ones(1), 2)  # noqa: E731
 while_rank_2_is_late("again", "broadcast", 5, call, bytes=4, shape=(1,), **of_all)
-assert not (backend.calls() or Calls()).under_way
+assert poll(lambda: not (backend.calls() or Calls()).under_way, 10)  # torch's recorder may be late
 cpudist.shutdown()
