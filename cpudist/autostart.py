@@ -87,7 +87,7 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
             started = job.require()
             started.record.leave_in(Path(self.output_dir))
             time_trainer(started)
-        elif given := [name for name in added if getattr(self, name)]:
+        elif given := [name for name in added if getattr(self, name) != cls.__dataclass_fields__[name].default]:
             # Without a job the ranks cannot choose one that reports, and all of them have the same arguments.
             end_now(USER_ERROR, _refusal(given) if launcher.is_main_process else "")
         else:
