@@ -108,7 +108,7 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
             1,
             "",
             ["--mesh", "data=3", LOOP, "out"],
-            "a batch (32 x 64) does not divide evenly by the partition spec (data)",
+            "a batch (32 x 64) does not divide evenly by data",
         ),
         (1, "", ["--device", "tpu", LOOP, "out"], "there is no libtpu"),
     ],
