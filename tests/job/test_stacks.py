@@ -26,9 +26,10 @@ RANK = """
 import sys
 from cpudist.job.stack_server import StackServer
 
-StackServer("the-job", 5, 8, "rank 5 on h1", lambda: "in the text")
+answers = StackServer("the-job", 5, 8, "rank 5 on h1", lambda: "in the text")
 print("ready", flush=True)
 sys.stdin.read()
+answers.stop()
 """
 TAKEN = """
 import socket
