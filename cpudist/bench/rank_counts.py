@@ -64,7 +64,7 @@ def _one(ranks: int, script: Sequence[str]) -> Measured:
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         with Path(folder, "output").open("wb+") as output:
             program = ["-m", "cpudist.bench.rank_steps", folder, *script]
-            command = [sys.executable, "-m", "cpudist", "launch", "--nproc", str(ranks), "--", *program]
+            command = [sys.executable, "-P", "-m", "cpudist", "launch", "--nproc", str(ranks), "--", *program]
             job = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             try:
                 poll(lambda: job.poll() is not None or all(file.exists() for file in files), _SECONDS)
@@ -97,4 +97,4 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 def _why(ranks: int, output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     who = number_of(ranks, "rank")
-    return "\n".join([f"no steps of {who} could be timed: a script must make optimizer steps for 10 s", *lines[-10:]])
+    return "\n".join([f"no steps of {who} could be timed: a script must make optimizer steps for 10 s", *lines[-30:]])

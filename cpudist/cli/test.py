@@ -82,7 +82,9 @@ def _on_hosts(hostfile: Path) -> ClusterFigures:
     from cpudist.cluster.cluster_figures import ClusterFigures
 
     words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", "--", "-m", "cpudist", "test", "--json", "-"]
-    job = subprocess.run([sys.executable, "-m", "cpudist", *words], stdout=subprocess.PIPE, text=True, check=False)
+    job = subprocess.run(
+        [sys.executable, "-P", "-m", "cpudist", *words], stdout=subprocess.PIPE, text=True, check=False
+    )
     if job.returncode:
         raise SystemExit(job.returncode)
     try:
