@@ -43,7 +43,7 @@ examples:
     cpudist doctor
   compile the oneCCL backend now rather than when the first job starts:
     cpudist build
-  how fast every rank of a job trains and whom it waits for, and where each is in a job that seems to hang:
+  how fast every rank trains and which one makes the others wait, and where each is in a job that seems to hang:
     cpudist top
     cpudist stacks
   how fast are collectives here, on oneCCL and on gloo:
