@@ -26,7 +26,8 @@ make_python() {
     [ ! -e "$root/opt/python$1" ] || return 0
     say "Python $1 for Debian's $SUITE"
     cp /usr/share/keyrings/debian-archive-keyring.gpg "$root/usr/share/keyrings/newer.gpg"
-    echo "deb-src [signed-by=/usr/share/keyrings/newer.gpg] http://deb.debian.org/debian $suite main" >"$root/etc/apt/sources.list.d/python.list"
+    sed -n "1s|^deb \([^ ]*\) .*|deb-src [signed-by=/usr/share/keyrings/newer.gpg] \1 $suite main|p" "$root/etc/apt/sources.list" \
+        >"$root/etc/apt/sources.list.d/python.list"
     in_root "$root" sh -ec '
         cd /root
         apt-get update -qq
