@@ -28,6 +28,8 @@ A rank also writes its stacks to its own standard error on signal {int(SIGNAL)}:
 """
 EPILOG = None
 
+Jobs = dict[tuple[str, int], dict[int, RankStacks]]  # by the job's name and user, then by rank
+
 _SECONDS = 60.0  # for a host to answer: starting Python takes long on a busy host with a slow disk
 
 
@@ -44,11 +46,8 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         UserError: there are none, or hosts do not answer; after the ranks of the others are printed.
     """
     hosts = read(options.hostfile) if options.hostfile else None
-    found, missing = ask(hosts)
+    jobs, missing = ask(hosts)
     where = "these hosts" if hosts else "this host"
-    jobs: dict[tuple[str, int], dict[int, RankStacks]] = defaultdict(dict)
-    for one in sorted(found):
-        jobs[one.address.job, one.user][one.address.rank] = one  # a machine may have two names
     for (job, user), ranks in jobs.items():
         size = max(one.address.size for one in ranks.values())
         whose = "" if user == os.getuid() else f" of user {user}"
@@ -60,10 +59,16 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         raise UserError(f"no rank of yours runs on {where}; run cpudist stacks where the job runs, as the same user")
 
 
-def ask(hosts: Sequence[Host] | None) -> tuple[list[RankStacks], list[str]]:
-    """Return the ranks on hosts, or on this one (None), and a line for each host that does not answer."""
-    if not hosts:
-        return ask_ranks(), []
+def ask(hosts: Sequence[Host] | None) -> tuple[Jobs, list[str]]:
+    """Return the jobs on hosts, or on this one (None), and a line for each host that does not answer."""
+    found, missing = _ask(hosts) if hosts else (ask_ranks(), [])
+    jobs: Jobs = defaultdict(dict)
+    for one in sorted(found):
+        jobs[one.address.job, one.user][one.address.rank] = one  # a machine may have two names
+    return jobs, missing
+
+
+def _ask(hosts: Sequence[Host]) -> tuple[list[RankStacks], list[str]]:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
     words = python_main("cpudist.job.rank_answers", path=path)
     answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS), "asking the hosts")

@@ -8,13 +8,13 @@ import select
 import shutil
 import statistics
 import sys
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cpudist.cli.parser import Parser
-from cpudist.cli.stacks import ask
+from cpudist.cli.stacks import Jobs, ask
 from cpudist.console import aligned, size
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
@@ -28,7 +28,7 @@ DESCRIPTION = """\
 Show your jobs on this host, or on the hosts of a file, every few seconds: for each rank its steps, the share of time in
 which it waits for the others, makes them wait, and loads data; the cores that it keeps busy, its memory, and what it is
 doing. Below them the loss, as Trainer logs it. The ranks are not disturbed.
-Type a rank's number and Enter for its stacks; q and Enter, or Ctrl-C, to leave. In a pipe or a file it is one table.
+Type a rank's number and Enter for its stacks; q and Enter, or Ctrl-C, to leave. Without a terminal it prints one table.
 """
 EPILOG = """\
 examples:
@@ -39,8 +39,8 @@ examples:
     cpudist top --once --json
 """
 
-_SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # between two looks: over ssh one starts a Python on each host
-_LOOKS = 8  # rates are over as many: steps may take longer than one
+_SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # between two looks: over ssh each look starts a Python on every host
+_LOOKS = 8  # rates are taken over so many looks, since a step may take longer than one
 # The columns: for each figure its head, and how it is written.
 _COLUMNS = {
     "rank": ("rank", ""),
@@ -56,8 +56,6 @@ _COLUMNS = {
 }
 
 _CLEAR = "\033[H\033[J"
-
-Look = Mapping[tuple[str, int], Mapping[int, RankStacks]]  # job and user, rank
 
 
 def add_options(parser: Parser) -> None:
@@ -98,14 +96,11 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
             return
 
 
-def _look(hosts: Sequence[Host] | None) -> Look:
+def _look(hosts: Sequence[Host] | None) -> Jobs:
     """Ask all ranks for their figures."""
-    found, missing = ask(hosts)
+    jobs, missing = ask(hosts)
     if missing:
         raise UserError("\n".join(missing))
-    jobs: dict[tuple[str, int], dict[int, RankStacks]] = defaultdict(dict)
-    for one in sorted(found):
-        jobs[one.address.job, one.user][one.address.rank] = one
     return jobs
 
 
@@ -116,7 +111,7 @@ def _typed(seconds: float, live: bool) -> str:
     return sys.stdin.readline().strip() if ready else ""
 
 
-def _show(look: Look, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], live: bool) -> None:
+def _show(look: Jobs, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], live: bool) -> None:
     """Print a table for each job; live on a cleared terminal, which it does not fill."""
     columns, lines = shutil.get_terminal_size()
     room = max((lines - 1) // max(len(jobs), 1) - 4, 1) if live else sys.maxsize
@@ -125,7 +120,7 @@ def _show(look: Look, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]
     print(_CLEAR * live + "\n".join(line[:columns] if live else line for line in shown), flush=True)
 
 
-def _show_stacks(look: Look, rank: int) -> None:
+def _show_stacks(look: Jobs, rank: int) -> None:
     texts = [ranks[rank].text for ranks in look.values() if rank in ranks]
     print(_CLEAR + "\n".join(texts or [f"there is no rank {rank}"]), "Enter: back", sep="\n", flush=True)
     sys.stdin.readline()

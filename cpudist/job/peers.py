@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
+
 from cpudist.changes import Changes
 from cpudist.console import is_interactive, say
 from cpudist.job import failure
@@ -32,8 +34,6 @@ _TESTED_TORCH = "2.15"  # the newest
 
 def untested_torch() -> str | None:
     """Return the warning about a torch above the bound in pyproject.toml; it may be installed after cpudist."""
-    import torch
-
     newer = torch.__version__ > f"{_TESTED_TORCH}.99"
     return f"cpudist was not tested with torch {torch.__version__}, only up to {_TESTED_TORCH}" if newer else None
 

@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,17 @@ def ask_ranks() -> list[RankStacks]:
 
 
 def main() -> None:
-    """Print the answers of this machine's ranks as JSON, for `cpudist stacks` on another host."""
+    """Print the answers of this machine's ranks as JSON, for `cpudist stacks` and `cpudist top` on another host."""
     print(json.dumps([asdict(one) for one in ask_ranks()]))
 
 
 def _parts(answer: str) -> tuple[str, dict[str, Any]]:
     """Return the text of a rank's answer, and the figures in its first line; the signal's handler writes none."""
     first, _, text = answer.partition("\n")
-    return (_printable(text), json.loads(first)) if first.startswith("{") else (_printable(answer), {})
+    if first.startswith("{"):
+        with suppress(ValueError):  # of a process that only has a rank's name
+            return _printable(text), json.loads(first)
+    return _printable(answer), {}
 
 
 def _printable(text: str) -> str:

@@ -20,7 +20,6 @@ class IntelMpi(Mpich):
     """The ranks have MPICH's variables; Intel's Hydra adds a job id."""
 
     name = "intel-mpi"
-    title = "Intel MPI"
     option = "intel"
     programs = ("mpirun", "mpiexec", "mpiexec.hydra")
     hostfile_option = "-machinefile"  # -f reads "node1:4" too, but ignores the 4

@@ -49,12 +49,11 @@ class MpirunOptions:
 
 
 class MpiLauncher(Launcher):
-    """The launcher of an MPI library: its command line, its hostfile, its messages, its processes.
+    """The launcher of an MPI library: its command line, its hostfile, its messages and its processes.
 
     `cpudist launch` leaves pinning to the ranks (`cpudist.pinning`) and switches the launcher's own off.
 
     Attributes:
-        title: its name in texts.
         option: its name for `--mpi`.
         programs: the names under which its mpirun is installed, the usual one first.
         hostfile_option: the option of mpirun that names a hostfile.
@@ -67,7 +66,6 @@ class MpiLauncher(Launcher):
     """
 
     rank_variable: ClassVar[str]
-    title: ClassVar[str]
     option: ClassVar[str]
     programs: ClassVar[tuple[str, ...]]
     hostfile_option: ClassVar[str]

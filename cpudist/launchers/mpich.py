@@ -26,7 +26,6 @@ class Mpich(MpiLauncher):
     """
 
     name = "mpich"
-    title = "MPICH"
     placement_variables: ClassVar = {
         "rank": "PMI_RANK",
         "size": "PMI_SIZE",

@@ -30,7 +30,6 @@ class OpenMpi(MpiLauncher):
     """Open MPI, whose ranks only its own MPI library can join."""
 
     name = "open-mpi"
-    title = "Open MPI"
     # OMPI_COMM_WORLD_NODE_RANK is not the number of a node: it numbers the processes of all jobs on this node.
     placement_variables: ClassVar = {
         "rank": "OMPI_COMM_WORLD_RANK",

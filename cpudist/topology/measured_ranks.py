@@ -7,6 +7,7 @@ the number.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cpudist import user_cache
 from cpudist.topology.machine import cpu_model, this_machine
@@ -16,8 +17,7 @@ _FILE = "ranks.json"
 
 def load() -> int | None:
     """Return the number of ranks for this machine; None where none was measured."""
-    known = user_cache.read(_FILE)
-    found = known.get(_description()) if isinstance(known, dict) else None
+    found = _known().get(_description())
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -27,8 +27,12 @@ def save(ranks: int) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
+    return user_cache.write(_FILE, {**_known(), _description(): ranks})
+
+
+def _known() -> dict[str, Any]:
     known = user_cache.read(_FILE)
-    return user_cache.write(_FILE, {**(known if isinstance(known, dict) else {}), _description(): ranks})
+    return known if isinstance(known, dict) else {}
 
 
 def _description() -> str:

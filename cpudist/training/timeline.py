@@ -60,9 +60,8 @@ class Timeline:
         self._made = 0
         self._stages = {steps[0]: self._begin, steps[1]: self._stop, steps[1] + 1: self._send}  # after so many steps
         self._numbers: list[dict[str, int]] = []
-        self._clock: list[
-            tuple[int, int, int]
-        ] = []  # nanoseconds: this rank's time, how much more the store's is, error
+        # In nanoseconds: this rank's clock, by how much the store's is ahead, and the error of that.
+        self._clock: list[tuple[int, int, int]] = []
         self._marks: list[int] = []  # the begin of the first step, and the ends of all, by this rank's wall clock
         job.changes.default_variable("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line at the begin and at the end
         job.changes.then(register_optimizer_step_post_hook(self._after_step).remove)
@@ -89,7 +88,8 @@ class Timeline:
     def _begin(self) -> None:
         if torch.autograd.profiler._is_profiler_enabled:
             self._stages.clear()
-            say("no timeline: the script runs torch's profiler itself; leave it out, or give other --steps")
+            if self._job.world.rank == 0:
+                say("no timeline: the script runs torch's profiler itself; leave it out, or give other --steps")
             return
         self._read_clock()
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
@@ -163,7 +163,7 @@ class Timeline:
         self._clock.append(min(trips, key=lambda trip: trip[2]))
 
 
-def align(readings: Sequence[tuple[int, int, int]], time: int) -> int:
+def align(readings: Sequence[tuple[int, int, int]], moment: int) -> int:
     """Convert a time of this rank's wall clock into the store's, by readings before and after it."""
     (first, ahead, _), (last, ahead_then, _) = readings
-    return time + ahead + (ahead_then - ahead) * (time - first) // max(last - first, 1)
+    return moment + ahead + (ahead_then - ahead) * (moment - first) // max(last - first, 1)
