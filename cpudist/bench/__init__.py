@@ -1,7 +1,7 @@
 """Measurements that users repeat on their own machines: `cpudist bench`.
 
 - `timing.py`: candidates take turns; medians, spreads and ratios of their times.
-- `collectives.py`, `between_hosts.py`: the measurements and their tables; `candidates.py`: the rivals of an allreduce.
+- `collectives.py`, `between_hosts.py`: the measurements and their tables.
 - `rank_counts.py`: the fastest number of ranks here, by steps that `rank_steps.py` makes on each of them.
 - `report.py` and `plot.py`: tables, the JSON file, and figures.
 

@@ -1,4 +1,4 @@
-"""Times of collectives: the job's process group, gloo, and for an allreduce on ccl the candidates of `candidates.py`.
+"""Times of collectives: the job's process group, gloo, and beside an allreduce a copy of as much memory.
 
 The groups are called through `torch.distributed`, as a script does. Buffers change between calls, as gradients do.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 
 from cpudist import job
-from cpudist.bench.candidates import COPY, DISPATCH, MPI, ONECCL, of_allreduce
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import (
-    CCL,
     GLOO,
+    Candidate,
     Ratio,
     Timings,
     Turns,
@@ -45,8 +44,9 @@ _ALLREDUCE_SIZES = {
 _OTHER_SIZES = (1 * _MB, 16 * _MB)
 _ROTATED_BYTES = 32 * _MB  # more than a core's own caches hold
 
-_CANDIDATES = (ONECCL, CCL, GLOO, MPI, COPY, DISPATCH)
-_RATIOS = ((CCL, ONECCL), (GLOO, CCL), (CCL, MPI), (CCL, COPY), (CCL, DISPATCH))
+COPY = "memory copy"
+# Makes more candidates for an allreduce, by name, from a tensor's bytes and type, and the number of tensors to use.
+Rivals = Callable[[int, torch.dtype, int], Mapping[str, Candidate]]
 
 _ALLREDUCE = "allreduce"
 # By name: the collective, and for each of its tensors whether it holds one rank's part of the elements.
@@ -61,7 +61,10 @@ _OPERATIONS: dict[str, tuple[Callable[..., object], tuple[bool, ...]]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of one operation at one size: the bytes of a rank's tensor, of the larger one where it has two."""
+    """Times of one operation at one size: the bytes of a rank's tensor, of the larger one where it has two.
+
+    The first of the candidates is the job's process group.
+    """
 
     operation: str
     size: int
@@ -114,11 +117,13 @@ class CollectiveTimes:
         return [comparison.as_dict() for comparison in self.comparisons]
 
 
-def run(world: World, say: Callable[[str], None], quick: bool = False) -> CollectiveTimes:
+def run(
+    world: World, say: Callable[[str], None], quick: bool = False, rivals: Rivals = lambda *_: {}
+) -> CollectiveTimes:
     """Measure on every rank of a job, and return the same figures on all ranks."""
     # torch 2.13 has new names for two of the calls; torch 2.8 has only the ones used here.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-    groups, candidates = both_groups(world.backend), of_allreduce(world)
+    groups = both_groups(world.backend)
     devices = {world.backend: world.device, GLOO: torch.device("cpu")}
     comparisons = []
     for name, dtype, size in _plan(quick):
@@ -129,13 +134,14 @@ def run(world: World, say: Callable[[str], None], quick: bool = False) -> Collec
             device: in_turn([_call(name, count, world.size, dtype, device) for _ in range(buffers)])
             for device in {*devices.values()}
         }
-        others = candidates(size, dtype, buffers) if name == _ALLREDUCE else {}
-        all_of_them = others | {
+        candidates = {
             backend: timed(_completed(partial(calls[devices[backend]], group), devices[backend]))
             for backend, group in groups.items()
         }
+        if name == _ALLREDUCE and world.device.type == "cpu":
+            candidates |= {COPY: _copy(count, dtype, buffers), **rivals(size, dtype, buffers)}
         times = take_turns(
-            {key: together(candidate, groups[GLOO]) for key, candidate in all_of_them.items()}, _turns(size, quick)
+            {key: together(candidate, groups[GLOO]) for key, candidate in candidates.items()}, _turns(size, quick)
         )
         comparisons.append(Comparison(name, size, times, precision.name(dtype)))
     return CollectiveTimes(tuple(comparisons))
@@ -148,6 +154,12 @@ def _call(
     collective, divided = _OPERATIONS[name]
     tensors = [torch.zeros(count // ranks if one else count, dtype=dtype, device=device) for one in divided]
     return lambda group: collective(*tensors, group=group)
+
+
+def _copy(count: int, dtype: torch.dtype, buffers: int) -> Candidate:
+    """Return a candidate that copies as many elements, on every rank within its own memory."""
+    pairs = [(torch.zeros(count, dtype=dtype), torch.zeros(count, dtype=dtype)) for _ in range(buffers)]
+    return timed(in_turn(partial(target.copy_, source) for source, target in pairs))
 
 
 def _completed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -180,19 +192,14 @@ def _turns(size: int, quick: bool) -> Turns:
     return Turns(rounds=5, calls=min(max(160 * _MB // size, 5), 60), warm_up=3)
 
 
-def _names(comparisons: list[Comparison]) -> list[str]:
-    """Return the candidates in the order of the table; a backend that is not in the table comes first."""
-    found = dict.fromkeys(name for one in comparisons for name in one.timings)
-    return [name for name in found if name not in _CANDIDATES] + [name for name in _CANDIDATES if name in found]
-
-
 def _pairs(comparisons: list[Comparison]) -> list[tuple[str, str]]:
-    others = [(GLOO, name) for name in _names(comparisons) if name not in _CANDIDATES]
-    return [(a, b) for a, b in (*others, *_RATIOS) if any(one.ratio(a, b) for one in comparisons)]
+    """Return the candidates whose times are divided: gloo by the job's process group, and that by all others."""
+    own, *others = dict.fromkeys(name for one in comparisons for name in one.timings)
+    return [(GLOO, own) if name == GLOO else (own, name) for name in others]
 
 
 def _times(comparisons: list[Comparison]) -> str:
-    names = _names(comparisons)
+    names = list(dict.fromkeys(name for one in comparisons for name in one.timings))
     return _sizes(comparisons, names, lambda one: [time_cell(one.timings.get(name), spread=False) for name in names])
 
 

@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cpudist.bench.between_hosts import ALONE
-from cpudist.bench.candidates import COPY, MPI, ONECCL
-from cpudist.bench.collectives import CollectiveTimes, Comparison
+from cpudist.bench.collectives import COPY, CollectiveTimes, Comparison
 from cpudist.bench.report import Results
 from cpudist.bench.timing import CCL, GLOO, Timings
 from cpudist.console import size as size_cell
 
-_COLORS = {
-    ONECCL: "tab:gray",
-    CCL: "tab:blue",
-    GLOO: "tab:orange",
-    MPI: "tab:green",
-    COPY: "lightgray",
-    ALONE: "lightgray",
-}
+_COLORS = {CCL: "tab:blue", GLOO: "tab:orange", COPY: "lightgray", ALONE: "lightgray"}
 
 
 def draw(results: Results, path: Path) -> None:

@@ -18,10 +18,8 @@ _SUBJECTS = ("collectives", "hosts")
 
 EPILOG = """\
 what is measured:
-  collectives   (a minute) allreduce from 1 KB to 96 MB, in float32 and bfloat16, on the ccl process group, on gloo,
-                on oneCCL (the same process group without our shared memory) and on MPI through mpi4py, beside what
-                torch itself takes for a call and a copy of as much memory; all-gather, reduce-scatter, broadcast and
-                all-to-all on ccl and gloo
+  collectives   (a minute) allreduce from 1 KB to 96 MB, in float32 and bfloat16, on the ccl process group and on
+                gloo, beside a copy of as much memory; all-gather, reduce-scatter, broadcast and all-to-all on both
   hosts         (10 minutes, longer where the network is slow) a training step across hosts, of a 24-million-parameter
                 BERT under DistributedDataParallel, 4 x 128 tokens per rank: gradients as --compress auto chooses, as
                 they are, as bf16 (also with that of the tied embedding whole) and int8, and by PowerSGD, on ccl; as

@@ -24,9 +24,8 @@ def test_collectives_under_mpirun(tmp_path: Path) -> None:
     assert content["environment"]["transport"] == "mpi"
     assert content["environment"]["cpus"]
     measured = {(entry["operation"], entry["dtype"]): entry for entry in content["results"]}
-    everywhere = {"oneCCL", "ccl", "gloo", "torch alone", "memory copy"}
-    assert set(measured["allreduce", "float32"]["seconds"]) == everywhere | {"mpi4py"}
-    assert set(measured["allreduce", "bfloat16"]["seconds"]) == everywhere
+    for dtype in ("float32", "bfloat16"):
+        assert set(measured["allreduce", dtype]["seconds"]) == {"ccl", "gloo", "memory copy"}
     for operation in ("all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single"):
         assert set(measured[operation, "float32"]["seconds"]) == {"ccl", "gloo"}
     for entry in content["results"]:

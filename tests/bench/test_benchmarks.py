@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
     ("ranks", "words", "said"),
     [
         (0, ["agent_scale.py", "8"], "| 8 | "),
+        (2, ["allreduce_rivals.py", "--quick"], "ccl / mpi4py"),
         (0, ["computing_threads.py"], "bytes of each thread: "),
         (2, ["ddp_step.py", "--quick"], "gloo, 100 MB, views"),
         (2, ["optimize.py", "--quick"], "bfloat16, master weights"),
