@@ -24,14 +24,12 @@ class Core:
         cpus: its hardware threads, ascending; more than one with SMT.
         l3: the number of the group of cores that share its last-level cache, from 0 on over the machine. A group lies
             in one NUMA node, even if the cache spans several.
-        efficiency: whether it is one of the slower cores of a hybrid processor.
     """
 
     cpus: tuple[int, ...]
     socket: int
     numa_node: int
     l3: int
-    efficiency: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class Cpu:
     socket: int = 0
     numa_node: int = 0
     l3: Hashable | None = None
-    efficiency: bool = False
 
 
 def assemble(cpus: Iterable[Cpu], numa_nodes: Iterable[NumaNode] = ()) -> Topology:
@@ -93,7 +90,7 @@ def assemble(cpus: Iterable[Cpu], numa_nodes: Iterable[NumaNode] = ()) -> Topolo
         first = threads[0]
         l3 = groups.setdefault((first.socket, first.numa_node, first.l3), len(groups))
         numbers = tuple(cpu.number for cpu in threads)
-        cores.append(Core(numbers, first.socket, first.numa_node, l3, first.efficiency))
+        cores.append(Core(numbers, first.socket, first.numa_node, l3))
     cores.sort(key=lambda core: (core.socket, core.numa_node, core.l3, core.cpus))
     nodes = {node.number: node for node in numa_nodes}
     for core in cores:

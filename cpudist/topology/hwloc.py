@@ -45,7 +45,6 @@ def _parse(root: _Element) -> tuple[Topology, frozenset[int]]:
     cores = _owners(objects, "Core")
     caches = _owners(objects, "L3Cache", *(() if root.get("version") else ("Cache",)))
     nodes = [node for node in objects if node.get("type") == "NUMANode"]
-    slow = _efficiency_cpus(root)
     online = _mask(objects[0].get("cpuset"))
     cpus = []
     for unit in units:
@@ -59,7 +58,6 @@ def _parse(root: _Element) -> tuple[Topology, frozenset[int]]:
                     socket=0 if package is None else max(_number(package), 0),
                     numa_node=_node_of(unit, nodes),
                     l3=None if cache is None else cache.get("cpuset"),
-                    efficiency=number in slow,
                 )
             )
     topology = assemble(cpus, [NumaNode(_number(node), _memory(node)) for node in nodes])
@@ -89,26 +87,6 @@ def _node_of(unit: _Element, nodes: Iterable[_Element]) -> int:
 def _memory(node: _Element) -> int | None:
     memory = node.get("local_memory")
     return None if memory is None else int(memory)
-
-
-def _efficiency_cpus(root: _Element) -> frozenset[int]:
-    """Return the CPUs of all kinds but the strongest. hwloc 2.4 and later rank the kinds, and name Intel's."""
-    kinds = [
-        (
-            {info.get("name"): info.get("value") for info in kind.iter("info")},
-            int(kind.get("forced_efficiency", "-1")),
-            _mask(kind.get("cpuset")) or frozenset(),
-        )
-        for kind in root.iter("cpukind")
-    ]
-    if any(names.get("CoreType") == "IntelAtom" for names, _, _ in kinds):
-        slow = [cpus for names, _, cpus in kinds if names.get("CoreType") == "IntelAtom"]
-    else:
-        # Cores that differ by a few percent in clock speed are two kinds, too. A forced efficiency marks a really
-        # different core.
-        strongest = max((rank for _, rank, _ in kinds), default=-1)
-        slow = [cpus for _, rank, cpus in kinds if 0 <= rank < strongest]
-    return frozenset().union(*slow)
 
 
 def _number(item: _Element) -> int:

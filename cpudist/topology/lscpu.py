@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, Topology, assemble
@@ -29,8 +27,7 @@ def parse_topology(text: str) -> Topology:
         raise UserError("this is not the output of `lscpu -p`, numbers with commas between: make it again") from None
     if not cpus:
         raise UserError("this output lists no CPU: make it with `lscpu -p`")
-    slow = _efficiency_cpus(rows)
-    return assemble(replace(cpu, efficiency=cpu.number in slow) for cpu in cpus)
+    return assemble(cpus)
 
 
 def _rows(text: str) -> Iterator[dict[str, str]]:
@@ -52,23 +49,4 @@ def _cpu(row: dict[str, str]) -> Cpu:
         socket=int(row.get("socket") or 0),
         numa_node=int(row.get("node") or 0),
         l3=row.get("l3") or None,
-    )
-
-
-def _efficiency_cpus(rows: list[dict[str, str]]) -> frozenset[int]:
-    """Return the slower CPUs of a hybrid processor, which lscpu does not mark.
-
-    Intel's efficiency cores have one hardware thread, the others have two, and share an L2 cache in clusters.
-    """
-    threads = Counter((row.get("socket"), row.get("core")) for row in rows)
-    cores_of_l2: dict[str, set[tuple[str | None, str | None]]] = {}
-    for row in rows:
-        if row.get("l2"):
-            cores_of_l2.setdefault(row["l2"], set()).add((row.get("socket"), row.get("core")))
-    if len(set(threads.values())) < 2:
-        return frozenset()
-    return frozenset(
-        int(row["cpu"])
-        for row in rows
-        if threads[row.get("socket"), row.get("core")] == 1 and len(cores_of_l2.get(row.get("l2", ""), ())) > 1
     )

@@ -149,10 +149,7 @@ def _sentence(rank: RankPlan) -> str:
 def _why_idle(machine: Machine, plan: Plan) -> str:
     idle = set(plan.idle_cpus)
     second = {cpu for core in machine.usable.cores for cpu in core.cpus[1:]}
-    slow = {cpu for core in machine.usable.cores if core.efficiency for cpu in core.cpus}
-    kinds = [("second hardware threads", idle & second), ("efficiency cores", idle & slow)]
-    named = [name for name, cpus in kinds if cpus]
-    return f" ({' and '.join(named)} would not make computing faster)" if named else ""
+    return " (second hardware threads would not make computing faster)" if idle & second else ""
 
 
 def _memory_of(topology: Topology, number: int) -> str:

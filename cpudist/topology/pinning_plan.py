@@ -7,8 +7,8 @@ The rules, in the order in which they win:
 3. A rank stays inside one NUMA node. It spans several only if fewer ranks than nodes, or one rank for each socket, were
    asked for.
 4. All cores are used. The numbers of cores of the ranks of a node differ by one at most.
-5. OpenMP's threads wait for the slowest one. So efficiency cores and second hardware threads do not compute where
-   faster cores do. Efficiency cores communicate and load data instead.
+5. OpenMP's threads wait for the slowest one. So second hardware threads do not compute. All cores count as equally
+   fast, also those of hybrid processors, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -113,17 +113,13 @@ def make_plan(machine: Machine, options: PlanOptions) -> Plan:
     if least < 1:
         raise UserError(f"a node needs at least one rank, not {least}: give --ppn 1 or more")
     cores = _affordable(machine, least, options.ranks)
-    computing = _fast(cores, least)
-    spare = [core for core in cores if core not in computing]
-    shares = _shares(computing, options.ranks)
-    shared = len(shares) > len(computing)
-    ranks = tuple(_rank_plan(rank, share, [] if shared else spare, options) for rank, share in enumerate(shares))
+    ranks = tuple(_rank_plan(rank, share, options) for rank, share in enumerate(_shares(cores, options.ranks)))
     used = {cpu for rank in ranks for cpu in rank.mask}
     return Plan(
         ranks,
         idle_cpus=tuple(sorted(allowed.cpus - used)),
         pinned=len(cores) == len(allowed.cores),
-        warnings=(*_core_warnings(machine, ranks, cores, computing), *_rank_warnings(ranks, options)),
+        warnings=(*_core_warnings(machine, ranks, cores), *_rank_warnings(ranks, options)),
     )
 
 
@@ -145,19 +141,12 @@ def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
     A quota of 1.5 is one thread that never waits; two threads would be stopped for a quarter of the time. But two ranks
     on two cores are stopped less than two ranks on one.
     """
-    cores, limits = list(machine.usable.cores), machine.limits
+    cores, limits = machine.usable.cores, machine.limits
     paid = min((int(limit) for limit in (limits.quota, limits.counted) if limit is not None), default=len(cores))
-    cores.sort(key=lambda core: core.efficiency)
     # All ranks keep the same number of cores.
     turns = {core: turn for share in _shares(cores, ranks) for turn, core in enumerate(share)}
-    kept = set(sorted(cores, key=lambda core: (core.efficiency, turns[core]))[: max(paid, least)])
-    return [core for core in machine.usable.cores if core in kept]
-
-
-def _fast(cores: Sequence[Core], ranks: int) -> list[Core]:
-    """Return the cores that compute: all of a kind, unless the faster ones are fewer than the ranks."""
-    fast = [core for core in cores if not core.efficiency]
-    return fast if len(fast) >= ranks else list(cores)
+    kept = set(sorted(cores, key=lambda core: turns[core])[: max(paid, least)])
+    return [core for core in cores if core in kept]
 
 
 def _shares(cores: Sequence[Core], ranks: int | Part) -> list[list[Core]]:
@@ -215,41 +204,34 @@ def _split(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
     return [list(cores[begin:end]) for begin, end in itertools.pairwise(bounds)]
 
 
-def _rank_plan(rank: int, share: list[Core], spare: list[Core], options: PlanOptions) -> RankPlan:
-    """Divide a rank's cores by purpose. Cores of `spare` in the rank's NUMA nodes are used first, and removed."""
-    nodes = {core.numa_node for core in share}
+def _rank_plan(rank: int, share: list[Core], options: PlanOptions) -> RankPlan:
+    """Divide a rank's cores by purpose."""
     computing = list(share)
 
-    def take(number: int, of_computing: int) -> list[Core]:
-        near = [core for core in spare if core.numa_node in nodes][:number]
-        for core in near:
-            spare.remove(core)
-        own = min(number - len(near), of_computing, max(len(computing) - needed, 0))
-        return near + [computing.pop() for _ in range(own)]
+    def take(number: int) -> list[Core]:
+        return [computing.pop() for _ in range(min(number, most, max(len(computing) - needed, 0)))]
 
     threads = options.omp_threads  # a number that the user sets computes, and all cores beyond it may serve
     needed, most = (threads, len(share)) if threads else (1, len(share) // _CORES_FOR_A_SERVING_CORE)
-    communication = take(1, of_computing=most if options.across_hosts or threads else 0)
-    data = take(options.data_workers, of_computing=most)
+    communication = take(1 if options.across_hosts or threads else 0)
+    data = take(options.data_workers)
     return RankPlan(
         rank,
         cpus=tuple(sorted(core.cpus[0] for core in computing)),
         omp_threads=options.omp_threads or len(computing),
         communication_cpus=tuple(core.cpus[0] for core in communication),
         data_cpus=tuple(sorted(core.cpus[0] for core in data)),
-        numa_nodes=tuple(sorted(nodes)),
+        numa_nodes=tuple(sorted({core.numa_node for core in share})),
     )
 
 
-def _core_warnings(
-    machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[Core], computing: Sequence[Core]
-) -> Iterator[str]:
+def _core_warnings(machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[Core]) -> Iterator[str]:
     """Yield the faults in the number of cores, one line each, with the remedy."""
     allowed, quota = machine.usable, machine.limits.quota
-    if len(ranks) > len(computing):
+    if len(ranks) > len(cores):
         yield (
-            f"over-subscribed: {len(ranks)} ranks share {number_of(len(computing), 'core')}, which slows all of them;"
-            f" start at most {len(computing)} here"
+            f"over-subscribed: {len(ranks)} ranks share {number_of(len(cores), 'core')}, which slows all of them;"
+            f" start at most {len(cores)} here"
         )
     if quota is not None and len(ranks) > quota:
         yield (
@@ -263,9 +245,6 @@ def _core_warnings(
             " limits the number of threads, but they are not pinned, since others may use the same cores; ask for whole"
             " cores (a cpuset) to be pinned"
         )
-    if len(computing) < len(cores):
-        slow = number_of(len(cores) - len(computing), "efficiency core")
-        yield f"{slow} would slow the others down, so they do not compute"
 
 
 def _rank_warnings(ranks: Sequence[RankPlan], options: PlanOptions) -> Iterator[str]:

@@ -17,10 +17,6 @@ from cpudist.topology.kernel_files import Files
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
 
-# A part of the strongest core's capacity, which the kernel gives on a scale to 1024. Cores of one kind differ by a few
-# percent where their top clock speeds differ; efficiency cores have 70 % and less.
-_EFFICIENCY_CAPACITY = 0.8
-
 
 def read_topology(files: Files) -> Topology:
     """Read the topology of all online CPUs.
@@ -33,8 +29,7 @@ def read_topology(files: Files) -> Topology:
         raise UserError(f"no CPU in /{_CPUS}: mount /sys, or copy all of it")
     nodes = dict(_nodes(files))
     node_of = {cpu: number for number, (_, cpus) in sorted(nodes.items(), reverse=True) for cpu in cpus}
-    slow = _efficiency_cpus(files, online)
-    cpus = [_cpu(files, number, node_of.get(number, 0), number in slow) for number in online]
+    cpus = [_cpu(files, number, node_of.get(number, 0)) for number in online]
     return assemble(cpus, [NumaNode(number, memory) for number, (memory, _) in nodes.items()])
 
 
@@ -51,7 +46,7 @@ def online_cpus(files: Files) -> frozenset[int]:
     )
 
 
-def _cpu(files: Files, number: int, node: int, efficiency: bool) -> Cpu:
+def _cpu(files: Files, number: int, node: int) -> Cpu:
     topology = f"{_CPUS}/cpu{number}/topology"
     # core_id is unique in its package only, and on some machines in a die only. The siblings are always right.
     siblings = _cpus_in(files, f"{topology}/core_cpus") or _cpus_in(files, f"{topology}/thread_siblings")
@@ -62,7 +57,6 @@ def _cpu(files: Files, number: int, node: int, efficiency: bool) -> Cpu:
         socket=max(int(package), 0) if package else 0,  # -1: unknown
         numa_node=node,
         l3=_l3(files, number),
-        efficiency=efficiency,
     )
 
 
@@ -82,16 +76,6 @@ def _nodes(files: Files) -> Iterator[tuple[int, tuple[int | None, frozenset[int]
         total = re.search(r"MemTotal:\s*(\d+) kB", files.read(f"{node}/meminfo") or "")
         cpus = _cpus_in(files, f"{node}/cpu")
         yield number, (int(total[1]) * 1024 if total else None, cpus)
-
-
-def _efficiency_cpus(files: Files, online: frozenset[int]) -> frozenset[int]:
-    """Return the slower CPUs of a hybrid processor: the kernel lists Intel's, and gives Arm's CPUs a capacity each."""
-    atoms = files.read("sys/devices/cpu_atom/cpus")
-    if atoms and files.read("sys/devices/cpu_core/cpus"):
-        return parse_list(atoms)
-    capacities = {cpu: int(files.read(f"{_CPUS}/cpu{cpu}/cpu_capacity") or 0) for cpu in online}
-    strongest = max(capacities.values())
-    return frozenset(cpu for cpu, capacity in capacities.items() if capacity < _EFFICIENCY_CAPACITY * strongest)
 
 
 def _cpus_in(files: Files, stem: str) -> frozenset[int]:

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[1] / "topology" / "layouts"
 
 @dataclass(frozen=True)
 class Shape:
-    """How many of each part; `memory_only` are NUMA nodes without cores, `slow` efficiency cores, `usable` CPUs."""
+    """How many of each part; `memory_only` are NUMA nodes without cores, `usable` CPUs."""
 
     sockets: int
     nodes: int
@@ -20,13 +20,12 @@ class Shape:
     cpus: int
     usable: int
     memory_only: int = 0
-    slow: int = 0
 
 
 LAYOUTS = {
     "arm-2s-128c.sysfs.tar.xz": Shape(2, 4, 4, 128, 128, 128),
     "core-i7-1165g7.sysfs.tar.xz": Shape(1, 1, 1, 4, 8, 8),
-    "core-i7-12700h-hybrid.lscpu": Shape(1, 1, 1, 14, 20, 20, slow=8),
+    "core-i7-12700h-hybrid.lscpu": Shape(1, 1, 1, 14, 20, 20),
     "epyc-7451-2s-nps4.sysfs.tar.xz": Shape(2, 8, 16, 48, 96, 96),
     "epyc-7763-1s-nps4.lscpu": Shape(1, 4, 8, 64, 64, 64),
     "epyc-7t83-2s-nps2.lscpu": Shape(2, 4, 16, 128, 256, 256),
@@ -38,7 +37,7 @@ LAYOUTS = {
     "opteron-865-8s-cpuset.sysfs.tar.xz": Shape(8, 8, 8, 15, 15, 10),
     "power-1-core.sysfs.tar.xz": Shape(1, 1, 1, 1, 1, 1),
     "power9-2s-gpu-memory.sysfs.tar.xz": Shape(2, 2, 4, 8, 32, 16, memory_only=6),
-    "snapdragon-8-gen-2.sysfs.tar.xz": Shape(3, 1, 3, 8, 8, 8, slow=3),
+    "snapdragon-8-gen-2.sysfs.tar.xz": Shape(3, 1, 3, 8, 8, 8),
     "threadripper-3960x-nps4.lscpu": Shape(1, 4, 8, 24, 48, 48),
     "xeon-2s-8c2t.sysfs.tar.xz": Shape(2, 2, 2, 16, 32, 32),
     "xeon-2s-cluster-on-die.hwloc1.xml": Shape(2, 4, 4, 28, 28, 28),

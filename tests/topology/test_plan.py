@@ -21,10 +21,9 @@ def machine(
     caches: int = 1,
     cores: int = 1,
     threads: int = 1,
-    slow: int = 0,
     limits: Limits | None = None,
 ) -> Machine:
-    """A regular machine: so many NUMA nodes in a socket, L3 caches in a node, cores in a cache; `slow` cores more."""
+    """A regular machine: so many NUMA nodes in a socket, L3 caches in a node, cores in a cache."""
     places = [
         (socket, socket * nodes + node, (socket, node, cache))
         for socket in range(sockets)
@@ -37,8 +36,6 @@ def machine(
         for number, (socket, node, cache) in enumerate(places)
         for thread in range(threads)
     ]
-    first = len(cpus)
-    cpus += [Cpu(first + number, first + number, efficiency=True) for number in range(slow)]
     return Machine(assemble(cpus), limits or Limits())
 
 
@@ -50,10 +47,9 @@ def machines(draw: st.DrawFn) -> Machine:
         for node in range(draw(st.integers(1, 3))):
             for cache in range(draw(st.integers(1, 3))):
                 for core in range(draw(st.integers(1, 5))):
-                    slow = draw(st.booleans()) if draw(st.integers(0, 9)) == 0 else False
                     for _ in range(draw(st.integers(1, 2))):
                         number = len(cpus)
-                        cpus.append(Cpu(number, (cache, core), socket, 10 * socket + node, cache, slow))
+                        cpus.append(Cpu(number, (cache, core), socket, 10 * socket + node, cache))
     numbers = draw(st.permutations(range(len(cpus))))
     cpus = [dataclasses.replace(cpu, number=number) for cpu, number in zip(cpus, numbers, strict=True)]
     allowed = draw(st.none() | st.sets(st.sampled_from(numbers), min_size=1))
@@ -105,9 +101,8 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
 
     # No core twice, unless there are fewer than ranks, and then it is said.
     cores = [core_of[cpu] for rank in ranks for cpu in {core_of[cpu].cpus[0] for cpu in rank.mask}]
-    fast = [core for core in usable.cores if not core.efficiency]
     if len(set(cores)) < len(cores):
-        assert len(ranks) > len(fast)
+        assert len(ranks) > len(usable.cores)
         assert any(line.startswith("over-subscribed") for line in plan.warnings)
     for rank in ranks:
         jobs = (rank.cpus, rank.communication_cpus, rank.data_cpus)
@@ -125,24 +120,23 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
         assert options.ranks < len(used_nodes)
         assert any("spans the NUMA nodes" in line for line in plan.warnings)
 
-    # All that may be used is: every core of the kind that computes, as far as a quota pays.
+    # All that may be used is: every core, as far as a quota pays.
     limits = [limit for limit in (machine.limits.quota, machine.limits.counted) if limit is not None]
     if not limits:
-        kind = fast if len(fast) >= (options.ranks if isinstance(options.ranks, int) else 1) else list(usable.cores)
-        assert set(kind) <= set(cores) or len(ranks) > len(kind)
+        assert set(usable.cores) == set(cores) or len(ranks) > len(usable.cores)
         assert plan.pinned
     else:
         threads = sum(len(rank.mask) for rank in ranks)
         assert threads <= max(min(limits), 1, len(ranks))
         if min(limits) >= len(usable.cores):
             assert plan.pinned
-            assert {core for core in usable.cores if not core.efficiency} <= set(cores) or len(ranks) > len(fast)
+            assert set(usable.cores) == set(cores) or len(ranks) > len(usable.cores)
 
     # A rank for each part, inside that part, as far as a quota pays.
     if isinstance(options.ranks, str):
         parts = [{_part(core_of[cpu], options.ranks) for cpu in rank.cpus} for rank in ranks]
         assert all(len(part) == 1 for part in parts)
-        there = {_part(core, options.ranks) for core in fast or usable.cores}
+        there = {_part(core, options.ranks) for core in usable.cores}
         assert len(ranks) == len(set.union(*parts)) <= len(there)
         pays = int(min(limits, default=len(usable.cores)))
         assert len(ranks) == min(len(there), max(pays, 1))
@@ -150,7 +144,7 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
     # Ranks of one NUMA node have as many CPUs as each other, or one core more.
     for node in used_nodes:
         sizes = [len({core_of[cpu] for cpu in rank.mask}) for rank in ranks if rank.numa_nodes == (node,)]
-        if sizes and isinstance(options.ranks, int) and not any(core.efficiency for core in usable.cores):
+        if sizes and isinstance(options.ranks, int):
             assert max(sizes) - min(sizes) <= 1
 
 
@@ -163,7 +157,6 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
         ({"cores": 16}, PlanOptions(1, data_workers=2), 13, [(15,)], [(13, 14)]),
         ({"cores": 2}, PlanOptions(1, data_workers=2), 2, [()], [()]),
         ({"cores": 7}, PlanOptions(1, data_workers=2), 7, [()], [()]),
-        ({"cores": 6, "threads": 2, "slow": 8}, PlanOptions(1, data_workers=2), 6, [(12,)], [(13, 14)]),
         # Slurm's count of CPUs is a quota on threads.
         ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4, [()] * 4),
         # Threads that the user has set have a core each, and cores beyond them serve.
@@ -187,7 +180,6 @@ def test_what_cores_do(
     assert [rank.communication_cpus for rank in plan.ranks] == communication
     assert [rank.data_cpus for rank in plan.ranks] == data
     assert plan.pinned is not ("limits" in there)
-    assert any("8 efficiency cores" in line for line in plan.warnings) is ("slow" in there)
 
 
 @pytest.mark.parametrize("across_hosts", [False, True])
@@ -244,12 +236,6 @@ def test_a_quota_is_spread_over_the_parts_that_get_a_rank_each() -> None:
     assert [rank.omp_threads for rank in make_plan(half, PlanOptions("numa")).ranks] == [4, 4]
     little = machine(sockets=2, nodes=4, cores=8, limits=Limits(quota=1.5))
     assert [rank.omp_threads for rank in make_plan(little, PlanOptions("numa")).ranks] == [1]
-
-
-def test_an_efficiency_core_does_not_cost_its_part_the_rank() -> None:
-    cpus = [Cpu(number, number, numa_node=number // 2, efficiency=number == 2) for number in range(4)]
-    plan = make_plan(Machine(assemble(cpus), Limits(quota=2.0)), PlanOptions("numa"))
-    assert [rank.cpus for rank in plan.ranks] == [(0,), (3,)]
 
 
 def test_more_threads_than_cores_are_said() -> None:

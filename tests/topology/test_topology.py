@@ -32,7 +32,6 @@ def shape(machine: Machine) -> Shape:
         cpus=len(topology.cpus),
         usable=len(machine.usable.cpus),
         memory_only=len({node.number for node in topology.numa_nodes} - nodes),
-        slow=sum(core.efficiency for core in topology.cores),
     )
 
 
