@@ -63,7 +63,7 @@ class Devices:
     """The devices of a backend's ranks: here the CPU, which computes at once.
 
     A backend of other devices derives from this class, and overrides what differs. Commands ask before torch is
-    imported (`findings`, `found`, `find_others`, `processes_per_node`), so the module imports torch in methods only.
+    imported (`findings`, `found`, `processes_per_node`), so the module imports torch in methods only.
 
     Attributes:
         type: where ranks keep models and batches, as in ``torch.device(type)``. On other devices than "cpu",
@@ -85,10 +85,6 @@ class Devices:
     def found(self) -> str | None:
         """Return which accelerators of this machine the backend can use, such as "2 TPU devices"; None for none."""
         return None
-
-    def find_others(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return torchrun's variables where the devices, but no launcher, can name the other processes, if any."""
-        return {}
 
     def processes_per_node(self, asked: int, options: Mapping[str, Any]) -> int:
         """Return how many ranks a notebook starts on this node where the user asks for `asked`.

@@ -24,8 +24,6 @@ from cpudist.job.live_figures import read_figures
 from cpudist.job.peers import Peers
 from cpudist.job.rank_pinning import follow
 from cpudist.job.record import Exit, RunRecord
-from cpudist.launchers import detect
-from cpudist.launchers.single import Single
 from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import check_timeout
 
@@ -202,10 +200,6 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     _forget()  # an earlier job whose start failed
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
-    if options.backend != "auto" and isinstance(launcher, Single):
-        others = backends.get(options.backend).devices.find_others(options.backend_options)
-        if others:
-            launcher = detect({**os.environ, **others})
     _changes = changes = Changes()
     pinning = pinning and follow(pinning, changes)
     for name in INTERFACE_VARIABLES if options.interface else ():

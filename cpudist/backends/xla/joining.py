@@ -1,8 +1,7 @@
-"""How the ranks of a job meet on xla: through the host, connected by the runtime itself, or as workers of a TPU pod."""
+"""How the ranks of a job meet on xla: through the host, or connected by the runtime itself."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
     from cpudist.backends.process_group import ProcessGroupBackend
     from cpudist.world import World
-
-_POD_PORT = "12355"  # the runtime's own default
 
 
 def agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBackend:
@@ -53,44 +50,14 @@ def join_runtime(world: World) -> None:
     if connected != (world.size, world.size):
         raise UserError(
             f"the runtime has connected {connected[0]} devices of {connected[1]} processes, and this job has "
-            f"{world.size} ranks ({world.launcher}); start one rank for each device, or one process of each host with "
-            "--mesh"
+            f"{world.size} ranks ({world.launcher}); start one rank for each device, or one process with --mesh"
         )
     if runtime.global_ordinal() != world.rank:
         raise UserError(
             f"rank {world.rank} ({world.launcher}) has the device that the runtime numbers {runtime.global_ordinal()}, "
             "and collectives go by that number; start the ranks in the order of the devices, as torchrun does, or one "
-            "process of each host with --mesh"
+            "process with --mesh"
         )
-
-
-def pod_worker() -> dict[str, str]:
-    """Return this TPU pod worker's place as torchrun would set it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-    The workers are started alike; the runtime gives their number and this worker's index. Blocks until all have
-    started. Empty where this worker is alone.
-
-    Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md ("TPU pods") and torch_xla/runtime.py.
-    """
-    from torch_xla import runtime
-
-    from cpudist.backends.xla.sharding import become_one_program
-
-    changes = Changes()
-    try:
-        with changes.environment():
-            os.environ["PJRT_DEVICE"] = "TPU"
-            become_one_program()  # a process of a mesh has all chips of its host; the runtime finds host 0 by them
-            if runtime.process_count() == 1:
-                return {}
-            return {
-                "RANK": str(runtime.process_index()),
-                "WORLD_SIZE": str(runtime.process_count()),
-                "MASTER_ADDR": runtime.get_master_ip(),
-                "MASTER_PORT": os.environ.get("MASTER_PORT", _POD_PORT),
-            }
-    finally:
-        changes.undo()
 
 
 def _torchrun_variables(world: World) -> dict[str, str]:

@@ -1,9 +1,7 @@
-"""The axes of `--mesh`, and the runtime's mesh over all devices that they make.
+"""The axes of `--mesh`.
 
-    data=4              four devices, each with a quarter of the batch
-    data=2,model=-1     two halves of the batch; all other devices divide the parameters
-
-Source: PyTorch/XLA 2.8, `torch_xla.distributed.spmd.Mesh` and `HybridMesh`.
+data=4              four devices, each with a quarter of the batch
+data=2,model=-1     two halves of the batch; all other devices divide the parameters
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cpudist.errors import UserError
 
@@ -71,27 +68,6 @@ def fit(axes: Sequence[Axis], devices: int) -> tuple[Axis, ...]:
             f"and there are {devices}; on the CPU CPU_NUM_DEVICES says how many"
         )
     return fitted
-
-
-def make(axes: Sequence[Axis], device: str) -> Any:
-    """Return the runtime's mesh of `axes`, without -1, on the kind of device that the runtime calls `device`.
-
-    On a TPU its devices are ordered by how they are connected.
-
-    Raises:
-        UserError: the axes do not fit how the TPU's chips are connected.
-    """
-    from torch_xla import runtime
-    from torch_xla.distributed import spmd
-
-    names, sizes = tuple(axis.name for axis in axes), tuple(axis.size for axis in axes)
-    if device == "TPU":
-        try:
-            return spmd.HybridMesh(ici_mesh_shape=sizes, axis_names=names)
-        except (ValueError, NotImplementedError) as error:
-            raise UserError(f"--mesh {text_of(axes)} does not fit this TPU: {error}; take other sizes") from error
-    devices = list(range(runtime.global_runtime_device_count()))
-    return spmd.Mesh(devices, sizes, names)
 
 
 def text_of(axes: Sequence[Axis]) -> str:

@@ -41,22 +41,21 @@ class Sharding:
 
     def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
         axes = mesh.parse(options["mesh"])
-        become_one_program()
-        if runtime.process_count() != world.size:
+        if world.size > 1:
             raise UserError(
-                f"--mesh is one program over the devices of one runtime, which has connected {runtime.process_count()} "
-                f"of the job's {world.size} processes and works beside no other process group; on the CPU, start one "
-                "process, or leave --mesh out"
+                f"--mesh is one program over the devices of one process, and this job has {world.size}; start one, or "
+                "leave --mesh out"
             )
-        self._warns = world.rank == 0
+        _become_one_program()
         count = runtime.global_runtime_device_count()
-        if count == 1 and mesh.places(axes) is None and self._warns:
+        if count == 1 and mesh.places(axes) is None:
             say(f"warning: --mesh {options['mesh']} has one device; on the CPU CPU_NUM_DEVICES says how many there are")
         axes = mesh.fit(axes, count)
-        self.mesh = mesh.make(axes, runtime.device_type())
+        sizes, names = tuple(axis.size for axis in axes), tuple(axis.name for axis in axes)
+        self.mesh = spmd.Mesh(list(range(count)), sizes, names)
         self.mesh_text = mesh.text_of(axes)
         self.sizes = {axis.name: axis.size for axis in axes}
-        self._show: Callable[[str], object] | None = print if options["show_sharding"] and self._warns else None
+        self._show: Callable[[str], object] | None = print if options["show_sharding"] else None
         self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes) or None
         self._placed: Any = WeakIdKeyDictionary()  # parameters that are divided, with their names
         self._mark: Callable[..., Any] = spmd.mark_sharding
@@ -105,12 +104,6 @@ class Sharding:
         place = torch.compiler.disable(self._place_inputs)  # type: ignore[no-untyped-call]
         return model.register_forward_pre_hook(place, with_kwargs=True)
 
-    def spec_of_parts(self) -> Any:
-        """Return how a loader feeds this host's part of each batch; None where the host feeds the whole batch."""
-        if runtime.process_count() == 1 or self._batch is None:
-            return None
-        return _Parts(self.mesh, (self._batch,), minibatch=True)
-
     def _place(self, name: str, tensor: Tensor, spec: Spec) -> None:
         if any(partition.names_in(entry) for entry in spec):
             self._mark(tensor, self.mesh, spec)
@@ -128,28 +121,13 @@ class Sharding:
             return
         if value.shape[0] == 1 or (not training and value.shape[0] % partition.parts(self._batch, self.sizes)):
             return  # one value for all samples, or the last samples of an evaluation: whole on every device
-        if runtime.process_count() > 1:
-            _check_fed_in_parts(value)
-            return
         self._place("a batch", value, partition.spec_of_batch(value.shape, self._batch, self.sizes))
-
-
-class _Parts(spmd.ShardingSpec):  # type: ignore[misc]
-    """The runtime's spec of a host's part of a batch, for tensors of any number of axes; its own is for one alone."""
-
-    def can_apply(self, t: Tensor) -> bool:
-        return t.dim() > 0
-
-    def xla_spec(self, t: Tensor) -> Any:
-        whole = (None,) * (t.dim() - 1)
-        spec = spmd.ShardingSpec(self.mesh, (*self.partition_spec, *whole), minibatch=True)
-        return spec.xla_spec(t) if t.dim() else None
 
 
 _is_one_program = False  # the runtime keeps this for the lifetime of the process
 
 
-def become_one_program() -> None:
+def _become_one_program() -> None:
     """Let the runtime make one program of all devices. It decides this once, before the first tensor."""
     global _is_one_program
     if _is_one_program:  # set by an earlier job, which has removed this variable at its end
@@ -157,15 +135,6 @@ def become_one_program() -> None:
     else:
         runtime.use_spmd()
     _is_one_program = True
-
-
-def _check_fed_in_parts(batch: Tensor) -> None:
-    """Check that a host has fed its part of a batch as a part; otherwise the runtime takes it for the whole batch."""
-    if not isinstance(spmd.wrap_if_sharded(batch), spmd.XLAShardedTensor):
-        raise UserError(
-            "several hosts feed their own part of a batch: take the batches from cpudist.batches(loader), or give "
-            "torch_xla's MpDeviceLoader an input_sharding with minibatch=True"
-        )
 
 
 def _mesh_text(text: str, mesh: Any) -> str:

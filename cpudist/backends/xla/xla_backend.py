@@ -124,14 +124,12 @@ class XlaBackend(Backend):
         return {"gradient_as_bucket_view": True, "bucket_cap_mb": 100}
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._sharding is not None and tensor.device.type == "xla":  # one program: it is every process's already
+        if self._sharding is not None and tensor.device.type == "xla":  # of the one process
             return tensor.detach().cpu().double()
         return super().mean(tensor)
 
     def set_timeout(self, seconds: float) -> None:
-        if self._host is None:
-            if self._world_size > 1:  # a single process on a mesh does not wait
-                super().set_timeout(seconds)
+        if self._host is None:  # a single process on a mesh, which does not wait
             return
         import torch.distributed as dist
 

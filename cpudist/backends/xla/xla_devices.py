@@ -47,16 +47,6 @@ class XlaDevices(Devices):
         counts = {kind.upper(): pjrt.count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in counts.items() if count) or None
 
-    def find_others(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        asked = options.get("device")
-        if not options.get("mesh") or pjrt.unusable(asked, os.environ) is not None:
-            return {}
-        if pjrt.choose(asked, os.environ).kind != "tpu":
-            return {}
-        from cpudist.backends.xla import joining
-
-        return joining.pod_worker()
-
     def processes_per_node(self, asked: int, options: Mapping[str, Any]) -> int:
         """Return one process for each device, where devices are not made of the CPU."""
         if reason := pjrt.unusable(options.get("device"), os.environ):
@@ -78,9 +68,7 @@ class XlaDevices(Devices):
         import torch
         from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
-        sharding = None if self.program is None else self.program.sharding
-        spec = None if sharding is None else sharding.spec_of_parts()
-        return MpDeviceLoader(loader, torch.device(self.type), input_sharding=spec)  # type: ignore[no-any-return]
+        return MpDeviceLoader(loader, torch.device(self.type))  # type: ignore[no-any-return]
 
     def end_step(self, *, wait: bool = False) -> None:
         import torch_xla

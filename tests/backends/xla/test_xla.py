@@ -103,7 +103,7 @@ def test_ddp_does_not_keep_a_bucket_for_each_gradient() -> None:
         ),
         (1, "4", [RUNTIMES, "own"], "one process has 4: start 4 ranks (mpirun -n 4, torchrun --nproc-per-node=4)"),
         (1, "4", ["--mesh", "data=4", RUNTIMES, "own"], "start a rank for each device, and --mesh makes one program"),
-        (2, "", ["--mesh", "data=2", LOOP, "out"], "works beside no other process group"),
+        (2, "", ["--mesh", "data=2", LOOP, "out"], "over the devices of one process, and this job has 2"),
         (
             1,
             "",

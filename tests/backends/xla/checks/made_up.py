@@ -5,17 +5,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch_xla import runtime
-from torch_xla.core import xla_model
 from torch_xla.distributed import spmd
 
 import cpudist
 from cpudist import job
-from cpudist.backends.xla import mesh, patches, pjrt, xla_group
+from cpudist.backends.xla import patches, xla_group
 from cpudist.backends.xla.program import Program
 from cpudist.changes import Changes
 from cpudist.errors import UserError
@@ -32,18 +29,6 @@ def refused(call: Callable[[], object]) -> None:
         call()
     except UserError as error:
         print(f"refused: {error}\n", end="", flush=True)
-
-
-def as_a_tpu(slices: int, x: int, y: int) -> None:
-    """Let the runtime say that it has `slices` slices of x times y chips, numbered along x first."""
-    chips = [(slice_, column, row) for slice_ in range(slices) for row in range(y) for column in range(x)]
-    attributes = [
-        {"name": f"TPU:{number}", "coords": [column, row, 0], **({"slice_index": slice_} if slices > 1 else {})}
-        for number, (slice_, column, row) in enumerate(chips)
-    ]
-    runtime.global_runtime_device_attributes = lambda: list(attributes)
-    runtime.global_runtime_device_count = lambda: len(chips)
-    xla_model.xla_device_hw = lambda device: "TPU"
 
 
 class DeviceOnly(xla_group.ThroughHost):
@@ -91,47 +76,11 @@ def ranks() -> None:
         refused(partial(cpudist.init, "xla", timeout=60))
 
 
-def hosts() -> None:
-    """Of several hosts, each feeds its own part of a batch."""
+def marked() -> None:
+    """A script may not place a parameter that the mesh has placed."""
     world = cpudist.init("xla", mesh="fsdp=2")
     model = cpudist.wrap(torch.nn.Linear(4, 4).to(world.device))
     refused(partial(spmd.mark_sharding, model.weight, spmd.get_global_mesh(), (None, None)))
-    batch = torch.arange(16.0).reshape(4, 4)
-    whole = model(batch.to(world.device)).cpu()
-    with patch.object(runtime, "process_count", lambda: 2):
-        ((fed, labels),) = cpudist.batches([(batch, torch.arange(4))])
-        print("labels:", labels.tolist())
-        print("fed in parts:", torch.allclose(model(fed).cpu(), whole))
-        refused(partial(model, batch.to(world.device)))
-    cpudist.shutdown()
-
-
-def hybrid() -> None:
-    """--mesh on a TPU is the runtime's own HybridMesh, which is refused over several slices."""
-    as_a_tpu(1, 2, 4)
-    axes = mesh.fit(mesh.parse("data=-1,model=2"), 8)
-    grid = mesh.make(axes, "TPU").get_logical_mesh()
-    own = spmd.HybridMesh(ici_mesh_shape=(4, 2), axis_names=("data", "model"))
-    print("the same:", (grid == own.get_logical_mesh()).all(), own.shape() == mesh.make(axes, "TPU").shape())
-    as_a_tpu(2, 2, 4)
-    refused(partial(mesh.make, mesh.fit(mesh.parse("data=16"), 16), "TPU"))
-
-
-def pod() -> None:
-    """The workers of a pod, started alike by nobody whom cpudist knows; WORKER is what the TPU's metadata would say."""
-    runtime.use_spmd()
-    runtime.process_index()  # the runtime has started, on a CPU, and stays there whatever it is called
-    os.environ.pop("PJRT_DEVICE")
-    as_a_tpu(1, 2, 1)
-    runtime.process_count = lambda: 2
-    runtime.process_index = lambda: int(os.environ["WORKER"])
-    runtime.get_master_ip = lambda: "127.0.0.1"
-    pjrt.glob = lambda pattern: ["/dev/accel0"] if "accel" in pattern else []
-    pjrt.lacks = lambda kind: None
-    world = cpudist.init("xla", mesh="data=-1", timeout=60)
-    met = [None, None]
-    dist.all_gather_object(met, os.environ["WORKER"])
-    print(f"rank {world.rank} of {world.size}, met {met}, {job.require().backend.details()['mesh']}")
     cpudist.shutdown()
 
 
