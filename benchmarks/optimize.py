@@ -59,16 +59,17 @@ def step(tokens: torch.Tensor, choice: Options | str | None) -> Callable[[], Non
     """Return the step of a model of its own: under options of `optimize`, under RECIPE, or None for PyTorch alone."""
     model: Any = bert()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    options, autocast = {}, torch.float32  # `optimize` has an autocast of its own
+    compiled, autocast = False, torch.float32  # `optimize` has an autocast of its own
     if isinstance(choice, dict):
-        options = choice
-        cpudist.optimize(model, optimizer, **{**options, "compile": False})
+        options = dict(choice)
+        compiled = options.pop("compile", False)
+        cpudist.optimize(model, optimizer, **options)
     elif choice == RECIPE:
         autocast = BF16
         native.fuse(optimizer)
         __import__(ipex.PACKAGE).optimize(model, dtype=BF16, optimizer=optimizer, inplace=True)
     model = job.require().backend.wrap(model)
-    if options.get("compile"):
+    if compiled:
         model.compile()
     return partial(train_on, tokens, model, optimizer, autocast)
 

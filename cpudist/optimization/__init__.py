@@ -3,21 +3,20 @@ means.
 
 `optimize` takes the fastest that was measured. One module per means: ipex.py, master_weights.py and precision.py
 (bfloat16), products.py (bfloat16 on CPUs without it), dropout.py (on all threads), native.py (fused optimizers, memory
-format, compilation, freed memory). choice.py applies the means, and prints them in one line.
+format, freed memory). choice.py applies the means, and prints them in one line.
 
 It must not import launchers, transformers, programs or command lines.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
 from cpudist import job
 from cpudist.errors import UserError
-from cpudist.optimization import choice, master_weights, native, precision
+from cpudist.optimization import choice, master_weights, precision
 
 __all__ = ["optimize", "scaler"]
 
@@ -29,7 +28,6 @@ def optimize(
     *,
     ipex: bool | None = None,
     autocast: bool = False,
-    compile: bool = False,
     keep_memory: bool = True,
     parallel_dropout: bool = True,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
@@ -46,24 +44,22 @@ def optimize(
             ``torch.float16``, with autocast, on CPUs that have it (scale the loss, and give the scaler to
             `cpudist.step`).
         ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch. It has no
-            effect on other backends than ccl and gloo.
+            effect on other backends than ccl and gloo. Once it is loaded, models of `torch.compile` run eagerly, to the
+            end of this process: compiled ones would get wrong gradients.
         autocast: for bfloat16, keep float32 parameters and use autocast: slower, but it works for every model and
             optimizer, also for those that mix number formats or call a closure, and averages of the parameters (EMA)
             are in float32. Otherwise average the values of `state_dict`.
-        compile: compile with ``torch.compile``, which takes a minute. Not with Intel's extension (2.8): once it is
-            loaded, compiled models get wrong gradients, so this process then runs them eagerly to its end. It has no
-            effect on a backend that compiles by itself.
         keep_memory: keep freed memory in the process, for the next step. The peak of memory grows by up to half; use
             False where memory is scarce.
         parallel_dropout: draw dropout, attention's too, on all threads, in this process until the job ends. For a seed
             the masks are others than PyTorch's, and the same on any number of threads; False leaves PyTorch's.
 
     Returns:
-        The model (compiled, if wanted) and the optimizer.
+        The model and the optimizer.
 
     Raises:
         UserError: `dtype` cannot be computed in on this CPU, the model is wrapped in DDP already, or Intel's extension
-            is asked for by ``ipex=True`` and cannot be used, or `compile` and Intel's extension is loaded.
+            is asked for by ``ipex=True`` and cannot be used.
 
     Examples:
         >>> model = torch.nn.Linear(8, 2)
@@ -77,15 +73,10 @@ def optimize(
     if dtype is torch.bfloat16 and choice.on_cpu() and precision.slow_in_bf16(model):
         dtype = torch.float32
         because.append(precision.IN_FLOAT32)
-    reason = choice.why_not_ipex(compile) if ipex is not False else "Intel's extension is not asked for"
+    reason = choice.why_not_ipex() if ipex is not False else "Intel's extension is not asked for"
     if ipex and reason and choice.on_cpu():
         raise UserError(f"{reason}; leave ipex out to go on without it")
     because += [reason] if reason else []
-    if compile and not choice.on_cpu():
-        because.append("compile=True has no effect there")
-        compile = False
-    if compile:
-        choice.check_compiling()
     chosen = choice.apply_kernels(model, optimizer, reason, keep_memory, parallel_dropout) + choice.multiply(dtype)
     if dtype is torch.bfloat16 and not autocast and choice.on_cpu():
         master_weights.keep(model, optimizer)
@@ -94,11 +85,6 @@ def optimize(
     elif dtype is not torch.float32:
         precision.compute_under(model, torch.autocast(choice.device_type(), dtype=dtype))
         chosen.append(choice.autocast_in(dtype))
-    if compile:
-        if job.current() is None:  # a job sets the variable itself, and undoes it
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", native.own_compile_cache(choice.rank()))
-        model = torch.compile(model)  # type: ignore[assignment]
-        chosen.append("torch.compile")
     choice.note(chosen)
     choice.announce(chosen, dtype, reason, because=f" ({'; '.join(because)})" if because else "")
     return model, optimizer

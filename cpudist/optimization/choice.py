@@ -15,7 +15,7 @@ ONE_THREAD = "dropout on one thread"
 IN_FLOAT32 = "bfloat16 matrices multiplied in float32"
 
 
-def why_not_ipex(compiled: bool) -> str | None:
+def why_not_ipex(compiled: bool = False) -> str | None:
     """Return why Intel's extension cannot be used here; None where it can.
 
     Args:

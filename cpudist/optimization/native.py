@@ -1,4 +1,4 @@
-"""Optimizations without Intel's extension: fused optimizers, channels-last convolutions, compilation, freed memory."""
+"""Optimizations without Intel's extension: fused optimizers, channels-last convolutions, freed memory."""
 
 from __future__ import annotations
 

@@ -154,8 +154,6 @@ cpudist.optimize(model, torch.optim.AdamW(model.parameters()))  # without a job:
 cpudist.init("gloo")
 model = torch.nn.Linear(2, 2)
 cpudist.optimize(model, torch.optim.AdamW(model.parameters()))
-cpudist.optimize(torch.nn.Linear(2, 2), ipex=False, **({} if "intel_extension_for_pytorch" in __import__("sys").modules
-                                                       else {"compile": True}))
 cpudist.shutdown()
 ours = {"USE_TORCH_XLA": "0", "TORCHINDUCTOR_CACHE_DIR": own_compile_cache(0)}  # torch sets the second one, too
 print([name for name, value in ours.items() if os.environ.get(name) == value])
@@ -253,19 +251,22 @@ _COMPILES = """
 import sys, torch, cpudist
 from torch.nn import LayerNorm, Linear, Sequential, functional
 from cpudist import job
+from cpudist.optimization import choice
 cpudist.init("gloo")
 model = Sequential(Linear(4, 8), LayerNorm(8), Linear(8, 1))
 if sys.argv[1] == "with":
     cpudist.optimize(model, torch.optim.SGD(model.parameters()))
     try:
-        cpudist.optimize(model, compile=True)
+        choice.check_compiling()
     except cpudist.UserError as error:
         assert "gradients" in str(error)
     else:
         sys.exit("both at once were allowed")
-    compiled = torch.compile(model)
 else:
-    compiled, _ = cpudist.optimize(model, torch.optim.SGD(model.parameters()), compile=True)
+    assert "gradients" in choice.why_not_ipex(compiled=True)
+    choice.check_compiling()
+    cpudist.optimize(model, torch.optim.SGD(model.parameters()), ipex=False)
+compiled = torch.compile(model)
 x = torch.randn(3, 4)
 functional.mse_loss(compiled(x), torch.ones(3, 1)).backward()
 print(job.require().record.optimizations[0], all(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
@@ -279,12 +280,6 @@ def test_compiled_models_have_gradients(tmp_path: Path, intels: str, first: str)
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = jobs.run([sys.executable, "-c", _COMPILES, intels], 200, variables)
     assert f"{first} True" in done.stdout.splitlines(), done.output  # Intel's extension adds lines
-
-
-@WITH_IPEX
-def test_asking_for_both_is_an_error() -> None:
-    with pytest.raises(cpudist.UserError, match="gradients below a layer norm; leave ipex out"):
-        cpudist.optimize(torch.nn.Linear(2, 2), ipex=True, compile=True)
 
 
 @WITH_IPEX
