@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from cpudist.errors import UserError
 from cpudist.launchers.launcher import AtAddress, Launcher, OverMpi, Placement
@@ -77,13 +76,9 @@ class Slurm(Launcher):
     def _first_host(self) -> str:
         if len(self._tasks_per_node()) == 1:
             return "127.0.0.1"  # also where this node's Slurm name cannot be resolved
-        if (hostfile := self._variables.get("SLURM_HOSTFILE")) is not None:
-            return _first_in(hostfile)
-        if self._variables.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
-            raise UserError(
-                "srun -m arbitrary does not tell the ranks where rank 0 is: set SLURM_HOSTFILE to the file of nodes, or"
-                " MASTER_ADDR to rank 0's node"
-            )
+        arbitrary = self._variables.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
+        if arbitrary or "SLURM_HOSTFILE" in self._variables:  # Slurm's lists keep the allocation's order
+            raise UserError("srun -m arbitrary does not tell the ranks where rank 0 is: set MASTER_ADDR to its node")
         return _first_of(self._variables.get("SLURM_STEP_NODELIST") or self._variables.get("SLURM_JOB_NODELIST", ""))
 
     def _tasks_per_node(self) -> list[int]:
@@ -115,22 +110,6 @@ def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
 def _token(step: str) -> str:
     """Return the token of a step, made of its public number and the user's secret."""
     return hmac.digest(secret().encode(), step.encode(), "sha256").hex()
-
-
-def _first_in(hostfile: str) -> str:
-    """Return the first name in the file of SLURM_HOSTFILE, whose order is that of the ranks: rank 0's node.
-
-    srun's own list of nodes, and SLURM_NODEID, keep the allocation's order.
-    """
-    try:
-        lines = [line.partition("#")[0].split() for line in Path(hostfile).read_text().splitlines()]
-        first = next(words[0] for words in lines if words)
-    except (OSError, UnicodeDecodeError, StopIteration):
-        raise UserError(
-            f"SLURM_HOSTFILE={hostfile} cannot be read here or names no node; put it on a disk that all nodes share, "
-            "or set MASTER_ADDR to rank 0's node"
-        ) from None
-    return _first_of(first.partition("*")[0])  # n1*2: two ranks
 
 
 def _first_of(hosts: str) -> str:
