@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from cpudist.compiler import find_compiler
 from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
 from cpudist.topology import measured_ranks
-from cpudist.topology.identity import node_identity
+from cpudist.topology.identity import node_identity, resolved
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
@@ -51,15 +50,8 @@ def facts(folder: str, script: str = "", starter: str = "", probe: str = "") -> 
         "ranks": _ranks(),
         "script": _checksum(os.path.join(folder, script)) if script else None,
         "shared": not probe or os.path.exists(probe),
-        "knows_us": not starter or _resolves(starter),
+        "knows_us": not starter or bool(resolved(starter)),
     }
-
-
-def _resolves(name: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False
 
 
 def _checksum(path: str) -> str | None:

@@ -15,6 +15,7 @@ from cpudist.backends.ccl.compilation import find_built
 from cpudist.compiler import find_compiler
 from cpudist.doctor.libraries import load
 from cpudist.errors import Finding, UserError
+from cpudist.topology.identity import resolved
 from cpudist.topology.kernel_files import Files
 
 
@@ -30,16 +31,15 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
 
 def resolve(name: str) -> Finding:
     """Resolve the name of this host; MPI and gloo look its address up when they start."""
-    try:
-        found = sorted({str(answer[4][0]) for answer in socket.getaddrinfo(name, None)})
-    except OSError as error:
+    found = sorted(resolved(name))
+    if not found:
         return Finding(
             "error",
             "host name",
-            f"this host's name {name!r} has no address ({error.strerror or error}), so gloo and MPI cannot start",
+            f"this host's name {name!r} has no address, so gloo and MPI cannot start",
             f"add a line with its address to /etc/hosts: ADDRESS {name}",
         )
-    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
+    if all(ipaddress.ip_address(address).is_loopback for address in found):
         return Finding(
             "warning",
             "host name",

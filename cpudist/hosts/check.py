@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpudist.checkpoints import folders
-from cpudist.console import names_of, number_of, say, size
+from cpudist.console import number_of, say, size
 from cpudist.errors import Finding, Level, UserError
-from cpudist.hosts.remote import ask_all, is_here, run_on
+from cpudist.hosts.remote import ask_all, is_here, names, run_on
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
 
@@ -120,7 +120,7 @@ def wait_for(hosts: Sequence[Host], seconds: float) -> None:
             raise UserError("\n".join(f"after {seconds:g} s, {trouble}" for trouble in troubles if trouble))
         if not said:
             said = True
-            say(f"waiting up to {seconds:g} s for {names_of(host.name for host in missing)}")
+            say(f"waiting up to {seconds:g} s for {names(missing)}")
         time.sleep(_BETWEEN_SECONDS)
 
 

@@ -7,13 +7,13 @@ import ipaddress
 import re
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cpudist.console import names_of, say
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.topology.identity import addresses
+from cpudist.topology.identity import addresses, resolved
 
 T = TypeVar("T")
 
@@ -55,11 +55,14 @@ def is_here(name: str) -> bool:
     """Return whether a name or address is this machine's, so that no ssh is needed."""
     if name.lower() in ("localhost", socket.gethostname().lower()):
         return True
-    try:
-        found = {str(answer[4][0]).partition("%")[0] for answer in socket.getaddrinfo(name, None)}
-    except OSError:
+    if not (found := resolved(name)):
         return False
     return bool(found & set(addresses())) or all(ipaddress.ip_address(address).is_loopback for address in found)
+
+
+def names(hosts: Iterable[Host]) -> str:
+    """Return the names of hosts in a sentence."""
+    return names_of(host.name for host in hosts)
 
 
 def command_on(host: Host, words: Sequence[str]) -> list[str]:
@@ -93,7 +96,7 @@ def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]
 
         async def tell() -> None:
             await asyncio.sleep(_SILENT_SECONDS)
-            say(f"{task}: waiting for {names_of(host.name for host in missing)}")
+            say(f"{task}: waiting for {names(missing)}")
 
         telling = asyncio.create_task(tell()) if task else None
         try:

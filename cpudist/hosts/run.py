@@ -16,6 +16,7 @@ from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
 from cpudist.hosts.check import Checked, check, sentence, wait_for
 from cpudist.hosts.hostfile import spread, write
+from cpudist.hosts.remote import names
 from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
@@ -99,7 +100,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
                 return job.status
             restarts.begin()
         placed = _as_many_as_fit(options, answering, checked)
-        say(f"starting again ({restarts.number}) with {_count(placed)} ranks on {_names(placed)}")
+        say(f"starting again ({restarts.number}) with {_count(placed)} ranks on {names(placed)}")
 
 
 def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
@@ -223,7 +224,3 @@ def _this_host() -> Host:
 
 def _count(hosts: Sequence[Host]) -> int:
     return sum(host.slots or 0 for host in hosts)
-
-
-def _names(hosts: Sequence[Host]) -> str:
-    return ", ".join(host.name for host in hosts)

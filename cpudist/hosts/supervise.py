@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from cpudist.console import names_of, number_of, say
+from cpudist.console import number_of, say
 from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
+from cpudist.hosts.remote import names
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 from cpudist.lost_ranks import JOB_ID, LostRank, first_killed
 from cpudist.relay import Relay
@@ -106,7 +107,7 @@ def supervise(
     if stop:
         return JobExit(128 + stop[0], stopped=True, output_lost=output_lost)
     if unreached and not reason:
-        reason = f"{_names(unreached)} cannot be reached to make sure that no process is left there"
+        reason = f"{names(unreached)} cannot be reached to make sure that no process is left there"
     suspect = lost[0] if lost else _suspect(killed, agents.blamed, hosts)
     if not ended:
         return JobExit(FAILED, reason=reason, output_lost=output_lost, suspect=suspect)
@@ -161,7 +162,7 @@ def _wait(
                 return "it was stopped"
             continue
         if agents.lost:
-            return f"{_names(agents.lost)} does not answer any more"
+            return f"{names(agents.lost)} does not answer any more"
         if not agents.had_ranks and now - start > _START_SECONDS:
             return (
                 f"the launcher has started no rank within {_START_SECONDS:.0f} s; see whether the hosts reach each "
@@ -191,11 +192,9 @@ class _StartLine:
         if any(output.tail for output in self._outputs):
             return
         if waiting := self._agents.without_ranks:
-            names = names_of(host.name for host in waiting)
-            say(f"starting on {number_of(len(self._hosts), 'host')}: waiting for {names}")
+            say(f"starting on {number_of(len(self._hosts), 'host')}: waiting for {names(waiting)}")
         elif ranks > 1:
-            names = names_of(host.name for host in self._hosts)
-            say(f"starting on {names}: {ranks} ranks import torch and find each other")
+            say(f"starting on {names(self._hosts)}: {ranks} ranks import torch and find each other")
 
 
 class _Output:
@@ -292,7 +291,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def _names(hosts: Sequence[Host]) -> str:
-    return " and ".join(host.name for host in hosts)

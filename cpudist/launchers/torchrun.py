@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
@@ -12,6 +11,7 @@ from typing import ClassVar
 from cpudist.launchers.env import Env
 from cpudist.launchers.launcher import AtAddress, Launcher
 from cpudist.launchers.slurm import step_id
+from cpudist.topology.identity import resolved
 
 
 class Torchrun(Env):
@@ -39,8 +39,8 @@ class Torchrun(Env):
     def waiting_agent(self) -> int | None:
         # The agent's keep-alive calls compare_set, which has no timeout (torch 2.13), and the agent waits for that.
         endpoint = self._variables.get("PET_RDZV_ENDPOINT") or self._variables.get("PET_MASTER_ADDR", "")
-        found = [_addresses(host) for host in (endpoint.partition(":")[0], self._variables.get("MASTER_ADDR", ""))]
-        return os.getppid() if found[0] & found[1] else None
+        shared = resolved(endpoint.partition(":")[0]) & resolved(self._variables.get("MASTER_ADDR", ""))
+        return os.getppid() if shared else None
 
     @property
     def restarts(self) -> int:
@@ -59,10 +59,3 @@ class Torchrun(Env):
         name = self._variables["TORCHELASTIC_RUN_ID"]
         counted = bool(self.optional_integer("TORCHELASTIC_RESTART_COUNT"))
         return {} if name == "none" else {f"torchrun-{name}": counted}
-
-
-def _addresses(host: str) -> set[object]:
-    try:
-        return {address[0] for *_, address in socket.getaddrinfo(host, None)} if host else set()
-    except OSError:
-        return set()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-import socket
 import time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -24,7 +23,7 @@ from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, Ren
 from cpudist.rendezvous import mpi
 from cpudist.store.client import LONGEST_KEEPALIVE, Address, keepalive_timeout
 from cpudist.store.process import StoreProcess
-from cpudist.topology.identity import addresses, free_port, node_identity
+from cpudist.topology.identity import addresses, free_port, node_identity, resolved
 from cpudist.waiting import bounded
 
 if TYPE_CHECKING:
@@ -167,10 +166,7 @@ def _own_addresses(host: str) -> list[str]:
     """Return the addresses of this machine to which `host` resolves; none where other hosts may resolve it
     differently.
     """
-    try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return []
+    found = resolved(host)
     if host in ("localhost", _LOOPBACK, "::1"):
         return sorted(found)
     # A machine often resolves its own name to the loopback interface, which other machines do not reach.

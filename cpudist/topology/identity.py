@@ -59,6 +59,14 @@ def addresses(interface: str | None = None) -> list[str]:
     return outward or ["127.0.0.1"]
 
 
+def resolved(name: str) -> set[str]:
+    """Return the addresses of a host's name; none where it cannot be resolved."""
+    try:
+        return {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
 def interface_of(address: str) -> str | None:
     """Return the network interface that has this address; None if none of this machine has it."""
     import psutil
