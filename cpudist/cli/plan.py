@@ -40,7 +40,7 @@ examples:
   one rank for each NUMA node of this machine, or two ranks:
     cpudist plan
     cpudist plan --ppn 2
-  another machine, from the output of `lscpu -p`, `lstopo --of xml` or `hwloc-gather-topology` there:
+  another machine, from the output of `lscpu -p` or `lstopo --of xml` there:
     ssh node1 lscpu -p > node1.txt
     cpudist plan --topology node1.txt --ppn socket
   how many ranks train fastest here, a model of the benchmarks or your own script:

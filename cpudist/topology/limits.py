@@ -1,8 +1,8 @@
 """The part of the machine that this process may use: CPUs, CPU time and memory.
 
 CPUs are limited by the affinity mask and by cgroup cpusets (a container, a Slurm job, a pod with whole CPUs), CPU time
-by cgroup quotas (`docker run --cpus`, a pod's `limits.cpu`), memory by cgroups. Slurm may assign CPUs and memory
-without enforcing the limits; its variables have the numbers.
+by cgroup quotas (`docker run --cpus`, a pod's `limits.cpu`), memory by cgroups. Slurm may assign CPUs without enforcing
+the limit; its variables have the number.
 
 Control groups of version 1, version 2 or both at once are read (docs.kernel.org/admin-guide). A limit holds for a group
 and all groups below it, so the smallest one on the way up to the root applies. In a container the way ends at the
@@ -74,7 +74,7 @@ def read_limits(files: Files, affinity: frozenset[int] | None, env: Mapping[str,
         cpus=frozenset.intersection(*sets) if sets else None,
         quota=_least(_quota(files, group) for group in cpu),
         counted=_least([_slurm_cpus(env), _slurm_cores(env)]),
-        memory=_least([*(_memory(files, group) for group in memory), _slurm_memory(env)]),
+        memory=_least(_memory(files, group) for group in memory),
         throttling=next((found for group in cpu if (found := _throttling(files, group))), None),
     )
 
@@ -96,19 +96,6 @@ def _slurm_cores(env: Mapping[str, str]) -> int | None:
     if env.get("SLURM_THREADS_PER_CORE") != "1" or tasks is None or not per_task.isdecimal():
         return None
     return int(tasks[0]) * int(per_task) or None
-
-
-def _slurm_memory(env: Mapping[str, str]) -> int | None:
-    """Return how many bytes Slurm has given to this job on this node, enforced or not; None if it did not say.
-
-    sbatch(1): --mem sets SLURM_MEM_PER_NODE and --mem-per-cpu SLURM_MEM_PER_CPU, in MiB; 0 is all of the node's.
-    """
-    if "SLURM_JOB_ID" not in env:
-        return None
-    per_node, per_cpu = (env.get(name, "") for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"))
-    if per_node.isdecimal():
-        return (int(per_node) << 20) or None
-    return (int(per_cpu) * (_slurm_cpus(env) or 1) << 20) or None if per_cpu.isdecimal() else None
 
 
 def _groups(files: Files, controller: str) -> Iterator[str]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import platform
 import re
-import tarfile
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from cpudist.errors import UserError
 from cpudist.topology import Topology, hwloc, lscpu, sysfs
@@ -113,7 +108,7 @@ def cores_to_spare(
 
 
 def machine_from(path: Path) -> Machine:
-    """Read another machine from a file: a copy of sysfs (folder or tar archive), ``lscpu -p``, or hwloc's XML.
+    """Read another machine from a file: a copy of sysfs (a folder), ``lscpu -p``, or hwloc's XML.
 
     The limits are those of the process that made the copy, if the copy has them.
 
@@ -124,7 +119,7 @@ def machine_from(path: Path) -> Machine:
         raise UserError(f"{path} does not exist; give a copy of sysfs, the output of `lscpu -p`, or hwloc's XML")
     if not path.is_dir() and not (path.is_file() and path.stat().st_size < _LARGEST):
         raise UserError(f"{path} describes no machine: give a folder, or a file of less than 64 MB")
-    machine = _from_copy(path) if path.is_dir() or tarfile.is_tarfile(path) else _from_text(path)
+    machine = _from_copy(path) if path.is_dir() else _from_text(path)
     if max(machine.topology.cpus) > LAST_CPU:
         raise UserError(f"{path} names a CPU {max(machine.topology.cpus)}, which no machine has: make it again")
     return machine
@@ -132,31 +127,19 @@ def machine_from(path: Path) -> Machine:
 
 def _from_copy(path: Path) -> Machine:
     try:
-        with ExitStack() as stack:
-            files = open_copy(path if path.is_dir() else _unpacked(path, stack))
-            return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
+        files = open_copy(path)
+        return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except ValueError as error:
         raise UserError(f"{path} holds a file that the kernel does not write ({error}): copy it again") from None
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path} is damaged or cut off ({error}): copy it again") from None
-
-
-def _unpacked(path: Path, stack: ExitStack) -> Path:
-    """Return a folder with the files of a tar archive, such as hwloc-gather-topology makes; `stack` removes it."""
-    folder = stack.enter_context(TemporaryDirectory(prefix="cpudist-"))
-    with tarfile.open(path) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 is the first to have it
-        archive.extractall(folder, [member for member in archive if member.isfile()])
-    return Path(folder)
 
 
 def _from_text(path: Path) -> Machine:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}): make it again") from None
+        raise UserError(f"{path} cannot be read as text ({error}): make it again, or unpack it (tar xf)") from None
     try:
         if text.lstrip().startswith("<"):
             topology, allowed = hwloc.parse_machine(text)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from cpudist.console import aligned, number_of, size
+from cpudist.console import number_of, size
 from cpudist.topology import Core, NumaNode, Topology
 from cpudist.topology.cpulist import format_list
 from cpudist.topology.machine import Machine
@@ -20,7 +20,8 @@ def draw(machine: Machine, plan: Plan, width: int) -> str:
     lines = [*_wrapped(_machine_line(machine), width)]
     lines += [line for origin in _limit_lines(machine) for line in _wrapped(origin, width)]
     cells = _cells(machine.topology, machine.usable, plan)
-    lines += ["", *_cores(machine.topology, cells, width), "", *_legend(cells, plan, width), "", *_table(plan, width)]
+    lines += ["", *_cores(machine.topology, cells, width), "", *_legend(cells, plan, width), ""]
+    lines += [line for rank in plan.ranks for line in _wrapped(_sentence(rank), width)]
     if plan.idle_cpus:
         lines += ["", *_wrapped(f"idle CPUs: {format_list(plan.idle_cpus)}{_why_idle(machine, plan)}", width)]
     return "\n".join(lines)
@@ -113,28 +114,6 @@ def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
     yield from _wrapped(", ".join(parts), width)
     if not plan.pinned:
         yield from _wrapped("ranks are not pinned: the picture shows how many cores each rank gets, not which", width)
-
-
-def _table(plan: Plan, width: int) -> Iterator[str]:
-    """Yield a line for each rank, or a sentence if the columns do not fit the width."""
-    rows = [("rank", "computes on", "threads", "messages on", "data on", "NUMA nodes"), *map(_cells_of, plan.ranks)]
-    kept = [column for column in range(6) if column < 3 or any(row[column] not in ("-",) for row in rows[1:])]
-    lines = aligned([[row[column] for column in kept] for row in rows])
-    if max(map(len, lines)) <= width:
-        yield from lines
-    else:
-        for rank in plan.ranks:
-            yield from _wrapped(_sentence(rank), width)
-
-
-def _cells_of(rank: RankPlan) -> tuple[str, ...]:
-    lists = (rank.communication_cpus, rank.data_cpus, rank.numa_nodes)
-    return (
-        str(rank.rank),
-        format_list(rank.cpus),
-        str(rank.omp_threads),
-        *(format_list(cpus) or "-" for cpus in lists),
-    )
 
 
 def _sentence(rank: RankPlan) -> str:

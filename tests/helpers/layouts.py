@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import tarfile
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from cpudist.topology.machine import Machine, machine_from
 
 FOLDER = Path(__file__).parents[1] / "topology" / "layouts"
 
@@ -48,6 +52,16 @@ LAYOUTS = {
     "xeon-phi-snc4-hbm.hwloc2.xml": Shape(1, 4, 4, 16, 64, 64, memory_only=4),
     "xeon-x7550-4s.sysfs.tar.xz": Shape(4, 3, 4, 32, 64, 64),
 }
+
+
+@cache
+def machine_of(name: str) -> Machine:
+    """The machine of a file of FOLDER."""
+    if not name.endswith(".tar.xz"):
+        return machine_from(FOLDER / name)
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(name, Path(folder))
+        return machine_from(Path(folder))
 
 
 def unpack(name: str, folder: Path) -> None:

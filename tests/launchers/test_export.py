@@ -6,11 +6,11 @@ import sys
 
 import jobs
 import pytest
-from layouts import FOLDER
+from layouts import machine_of
 
 from cpudist.launchers.export import export
 from cpudist.launchers.intel_mpi import pinning_variables
-from cpudist.topology.machine import Machine, machine_from, this_machine
+from cpudist.topology.machine import Machine, this_machine
 from cpudist.topology.pinning_plan import Plan, PlanOptions, RankPlan, make_plan
 
 _ASK = r"""
@@ -45,7 +45,7 @@ def test_intels_mpirun_does_what_the_plan_says() -> None:
 
 
 def big() -> Machine:
-    return machine_from(FOLDER / "xeon-2s-8c2t.sysfs.tar.xz")
+    return machine_of("xeon-2s-8c2t.sysfs.tar.xz")
 
 
 def test_the_variables() -> None:

@@ -105,24 +105,6 @@ def test_what_slurm_has_counted(env: dict[str, str], expected: int | None, tmp_p
     assert read_limits(Files(tmp_path), None, env).counted == expected
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        ({"SLURM_MEM_PER_NODE": "4096"}, 4 << 30),
-        ({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}, 2 << 30),
-        ({"SLURM_MEM_PER_NODE": "0"}, None),
-        ({"SLURM_MEM_PER_NODE": "16G"}, None),
-        ({}, None),
-    ],
-)
-def test_memory_that_slurm_has_given(env: dict[str, str], expected: int | None, tmp_path: Path) -> None:
-    assert read_limits(Files(tmp_path), None, env).memory is None
-    env = {"SLURM_JOB_ID": "1", **env}
-    assert read_limits(Files(tmp_path), None, env).memory == expected
-    cgroup = {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(3 << 30)}
-    assert read_limits(tree(tmp_path, cgroup), None, env).memory == min(expected or 3 << 30, 3 << 30), "the smaller one"
-
-
 _ASK = """
 import json
 from cpudist.topology.machine import this_machine

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import FOLDER, LAYOUTS
+from layouts import LAYOUTS, machine_of
 
 from cpudist.errors import UserError
 from cpudist.topology import Core, Cpu, assemble
 from cpudist.topology.limits import Limits
-from cpudist.topology.machine import Machine, machine_from
+from cpudist.topology.machine import Machine
 from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
 
@@ -77,7 +77,7 @@ def test_the_rules(machine: Machine, options: PlanOptions) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_rules_on_real_machines(name: str, ranks: int | str) -> None:
     options = PlanOptions(ranks)  # type: ignore[arg-type]
-    found = machine_from(FOLDER / name)
+    found = machine_of(name)
     check(found, options, make_plan(found, options))
 
 

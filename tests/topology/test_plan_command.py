@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from jobs import run
-from layouts import FOLDER, LAYOUTS
+from layouts import FOLDER, LAYOUTS, machine_of, unpack
 
 from cpudist.cli.main import main
 from cpudist.compiler import cache_folder
 from cpudist.topology import NumaNode, measured_ranks
-from cpudist.topology.machine import Machine, machine_from
+from cpudist.topology.machine import Machine
 from cpudist.topology.picture import draw
 from cpudist.topology.pinning_plan import PlanOptions, make_plan
 
@@ -43,8 +43,9 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--topology", str(FOLDER / "xeon-2s-8c2t.sysfs.tar.xz"), "--ppn", "socket", "--json"]) == 0
+def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    unpack("xeon-2s-8c2t.sysfs.tar.xz", tmp_path)
+    assert main(["plan", "--topology", str(tmp_path), "--ppn", "socket", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     first = plan["ranks"][0]
     assert first["rank"] == 0
@@ -58,7 +59,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_picture_fits_the_terminal_and_shows_every_core(name: str, width: int) -> None:
-    machine = machine_from(FOLDER / name)
+    machine = machine_of(name)
     for ranks in ("numa", 3):
         plan = make_plan(machine, PlanOptions(ranks))  # type: ignore[arg-type]
         lines = draw(machine, plan, width).splitlines()
@@ -71,19 +72,19 @@ def test_the_picture_fits_the_terminal_and_shows_every_core(name: str, width: in
 
 
 def test_the_picture() -> None:
-    machine = machine_from(FOLDER / "opteron-6134-4s-cgroup2.sysfs.tar.xz")
+    machine = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
     text = draw(machine, make_plan(machine, PlanOptions("numa", data_workers=1, omp_threads=2)), 80)
     assert "this process may use only the CPUs 0-5" in text
     assert "    CPUs 0-3            0  0  0d 0c" in text
     assert "    CPUs 4-7            1  1  x  x" in text
     assert "0d loads its data, x not for this process" in " ".join(text.split())
-    assert "0     0-1          2        3            2        0" in text
+    assert "rank 0 computes on 0-1 with 2 threads, messages on 3, data on 2\n" in text
 
 
 @pytest.mark.parametrize(("allowed", "said"), [(4, True), (128, False)])
 def test_a_memory_limit_is_shown_where_the_machine_has_more(allowed: int, said: bool) -> None:
     """A virtual machine gets memory when it needs it: it may have less than it is allowed."""
-    machine = machine_from(FOLDER / "opteron-6134-4s-cgroup2.sysfs.tar.xz")
+    machine = machine_of("opteron-6134-4s-cgroup2.sysfs.tar.xz")
     nodes = tuple(NumaNode(node.number, memory=1 << 30) for node in machine.topology.numa_nodes)
     limits = replace(machine.limits, memory=allowed << 30)
     machine = Machine(replace(machine.topology, numa_nodes=nodes), limits)

@@ -1,16 +1,14 @@
 """Topologies of real machines from every source, and what other programs say of the same machines."""
 
 import contextlib
-import lzma
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from layouts import FOLDER, LAYOUTS, Shape, unpack
+from layouts import FOLDER, LAYOUTS, Shape, machine_of, unpack
 
 from cpudist.errors import UserError
 from cpudist.topology import Topology, hwloc, lscpu, sysfs
@@ -42,12 +40,12 @@ def where(topology: Topology) -> list[tuple[tuple[int, ...], int, int]]:
 
 @pytest.mark.parametrize(("name", "expected"), LAYOUTS.items())
 def test_layout(name: str, expected: Shape) -> None:
-    assert shape(machine_from(FOLDER / name)) == expected
+    assert shape(machine_of(name)) == expected
 
 
 def test_which_cpus_a_container_or_an_odd_cpuset_leaves() -> None:
     def usable(name: str) -> str:
-        return format_list(machine_from(FOLDER / name).usable.cpus)
+        return format_list(machine_of(name).usable.cpus)
 
     # The first two as hwloc prints them for the same files.
     assert usable("opteron-4s-cgroup1.sysfs.tar.xz") == "0-3"
@@ -95,15 +93,12 @@ def test_this_machine_as_lscpu_and_hwloc_see_it() -> None:
 
 def test_a_copy_may_be_rooted_anywhere(tmp_path: Path) -> None:
     unpack("xeon-2s-8c2t.sysfs.tar.xz", tmp_path / "node1")
-    expected = where(machine_from(FOLDER / "xeon-2s-8c2t.sysfs.tar.xz").topology)
+    expected = where(machine_of("xeon-2s-8c2t.sysfs.tar.xz").topology)
     (tmp_path / "node1" / "sys").rename(tmp_path / "copied")
     assert where(machine_from(tmp_path / "copied").topology) == expected
     (tmp_path / "copied").rename(tmp_path / "node1" / "sys")
     for folder in (tmp_path, tmp_path / "node1", tmp_path / "node1" / "sys"):
         assert where(machine_from(folder).topology) == expected
-    with tarfile.open(tmp_path / "again.tar", "w") as archive:
-        archive.add(tmp_path / "node1" / "sys" / "devices", arcname="devices")
-    assert where(machine_from(tmp_path / "again.tar").topology) == expected
 
 
 @pytest.mark.parametrize(
@@ -128,12 +123,10 @@ def test_what_is_no_topology_is_one_line(text: str, expected: str, tmp_path: Pat
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(sorted(LAYOUTS)), data=st.data())
+@given(name=st.sampled_from(sorted(set(LAYOUTS) - set(COPIES))), data=st.data())
 def test_a_damaged_file_is_a_machine_or_one_line(name: str, data: st.DataObject, tmp_path: Path) -> None:
     """Files that were cut off, or in which something was changed or put in."""
     content = (FOLDER / name).read_bytes()
-    if name.endswith(".xz") and data.draw(st.booleans(), "damage inside"):
-        content = lzma.decompress(content)
     begin = data.draw(st.integers(0, len(content)), "begin")
     end = data.draw(st.just(begin) | st.just(len(content)) | st.integers(begin, min(begin + 9, len(content))), "end")
     put_in = data.draw(st.text('0123456789-,xf<"\n\0', max_size=20), "put in")
@@ -158,6 +151,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\x7fELF\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot be read as text"):
         machine_from(tmp_path / "binary")
+    with pytest.raises(UserError, match="unpack it"):
+        machine_from(FOLDER / COPIES[0])
 
 
 def test_lscpu_with_other_columns_and_offline_cpus() -> None:
