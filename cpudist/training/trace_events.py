@@ -17,8 +17,9 @@ from cpudist.console import size
 
 Event = dict[str, Any]
 
-STEPS = 0  # the track of the optimizer's steps
-_CALLS = 1 << 23  # the first track of communication, above the kernel's numbers of threads
+# Tracks: the optimizer's steps, threads, and communication. Perfetto takes track 0, and one with the number of its
+# process, which is a rank's here, for the main thread.
+STEPS, _THREADS, _CALLS = 10_000, 10_001, 10_100
 _ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "int": 4, "long int": 8}
 
 
@@ -29,12 +30,13 @@ def read(
 
     `aligned` converts the clock of this rank into the store's.
     """
-    spans, calls = [], []
+    spans, calls, threads = [], [], dict[int, int]()
     for event in recorded["traceEvents"]:
         if event["ph"] == "X" and event.get("cat") in ("cpu_op", "user_annotation"):
             begin = recorded.get("baseTimeNanoseconds", 0) + round(1000 * event["ts"])
             end = begin + round(1000 * event["dur"])
-            own = span(rank, event["tid"], event["name"], aligned(begin), aligned(end))
+            track = threads.setdefault(event["tid"], _THREADS + len(threads))
+            own = span(rank, track, event["name"], aligned(begin), aligned(end))
             if event["name"].startswith(f"{backend}:"):
                 own["args"] = {"call": event["name"].partition(":")[2].strip("_"), "bytes": _bytes(event["args"])}
                 calls.append(own)
@@ -75,10 +77,10 @@ def collectives(events: Sequence[Event]) -> list[list[Event]]:
 def write(file: Path, names: Mapping[int, str], events: Sequence[Event]) -> None:
     """Write a trace, with arrows between the ranks' parts of each collective."""
     zero = min(event["ts"] for event in events)
-    tracks = {(event["pid"], event["tid"]) for event in events if event["tid"] >= _CALLS}
     labels = [("process_name", rank, STEPS, name) for rank, name in names.items()]
-    labels += [("thread_name", rank, STEPS, "steps") for rank in names]
-    labels += [("thread_name", rank, track, "communication") for rank, track in tracks]
+    for rank, track in sorted({(event["pid"], event["tid"]) for event in events}):
+        kind = "steps" if track == STEPS else "communication" if track >= _CALLS else "operators"
+        labels.append(("thread_name", rank, track, kind))
     named = [
         {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}} for kind, pid, tid, name in labels
     ]

@@ -84,6 +84,10 @@ def test_ranks_are_processes_and_calls_have_numbers_sizes_and_transports(job: tu
         assert {"aten::addmm", "Optimizer.step#SGD.step"} <= {event["name"] for event in own}
         calls = [event["args"] | {"name": event["name"]} for event in own if "call" in event.get("args", {})]
         assert len(calls) == 2
+        tracks = [(event["tid"], event["args"]["name"]) for event in own if event["name"] == "thread_name"]
+        assert [name for _, name in tracks] == ["steps", "operators", "communication"]
+        assert {event["tid"] for event in own} == {track for track, _ in tracks}
+        assert min(tracks)[0] > 1, "Perfetto takes 0, and a number of a process, for the main thread"
         for call, following in zip(calls, [*calls[1:], None], strict=True):
             assert call["name"] == f"{call['sequence']}: all_reduce of 1004 KB"
             assert (call["bytes"], call["transport"]) == (_GRADIENTS, {"gloo": "tcp", "ccl": "mpi"}[backend])
@@ -219,7 +223,7 @@ def test_what_the_profiler_has_written() -> None:
         ],
     }
     spans, calls = trace_events.read(recorded, 2, "tcp", lambda time: time + 7)
-    assert spans == [{"ph": "X", "pid": 2, "tid": 9, "name": "aten::mm", "ts": 1_000_507, "dur": 2000}]
+    assert spans == [span(2, trace_events._THREADS, "aten::mm", 1_000_507, 1_002_507)]
     assert [call["args"] for call in calls] == [
         {"call": "all_reduce", "bytes": 58},
         {"call": "barrier", "bytes": None},
