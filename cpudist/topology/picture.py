@@ -117,7 +117,8 @@ def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
 
 
 def _sentence(rank: RankPlan) -> str:
-    text = f"rank {rank.rank} computes on {format_list(rank.cpus)} with {number_of(rank.omp_threads, 'thread')}"
+    cpus = f"CPU{'s' * (len(rank.cpus) > 1)} {format_list(rank.cpus)}"
+    text = f"rank {rank.rank} computes with {number_of(rank.omp_threads, 'thread')} on {cpus}"
     if rank.communication_cpus:
         text += f", messages on {format_list(rank.communication_cpus)}"
     if rank.data_cpus:

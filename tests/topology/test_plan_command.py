@@ -78,7 +78,7 @@ def test_the_picture() -> None:
     assert "    CPUs 0-3            0  0  0d 0c" in text
     assert "    CPUs 4-7            1  1  x  x" in text
     assert "0d loads its data, x not for this process" in " ".join(text.split())
-    assert "rank 0 computes on 0-1 with 2 threads, messages on 3, data on 2\n" in text
+    assert "rank 0 computes with 2 threads on CPUs 0-1, messages on 3, data on 2\n" in text
 
 
 @pytest.mark.parametrize(("allowed", "said"), [(4, True), (128, False)])
