@@ -4,6 +4,7 @@ backends.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -89,6 +90,7 @@ def init(
         pinning = decide_in_place(launcher) if pin else None
         applicable = backends.applicable(backend, options, launcher.is_main_process)
         running = enter(launcher, replace(wanted, backend_options=applicable), pinning)
+        running.record.name_run(sys.argv[0])  # a library writes nothing unasked
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
     else:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpudist.console import aligned, names_of
+from cpudist.console import aligned, names_of, number_of
 from cpudist.errors import UserError
 
 _RECORD, _LOG = "cpudist.json", "trainer_state.json"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_CELLS = 24
+_RANKS = 8  # in a table
 
 Points = Sequence[tuple[float, float]]
 
@@ -47,6 +48,7 @@ class Run:
             "compression": (get("gradients") or {}).get("compress") or "",
             "ended": get("exit") or "",
             "restarts": f"{get('restarts')}" if get("restarts") else "",
+            "made again": number_of(lost, "step") if (lost := _lost_steps(get("attempts") or [])) else "",
             "steps": f"{get('steps')}" if get("steps") else "",
             "samples/s": f"{get('samples_per_second'):.4g}" if get("samples_per_second") else "",
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
@@ -82,6 +84,15 @@ def table(runs: Sequence[Run], width: int) -> str:
     if max(map(len, lines)) > width and len(runs) > 1:
         return "\n\n".join(table([run], width) for run in runs)
     return "\n".join(lines)
+
+
+def waiting(run: Run) -> list[str]:
+    """Return a table of how long the ranks have waited; of many, those that have made the others wait longest."""
+    rows = run.record.get("waiting") or []
+    worst = sorted(sorted(rows, key=lambda row: -row["delays"])[:_RANKS], key=lambda row: row["rank"])
+    cells = [(f"{row['rank']}", row["host"], f"{row['waits']:.0%}", f"{row['delays']:.0%}") for row in worst]
+    more = [f"and {len(rows) - _RANKS} more ranks, which have delayed the others less"] if len(rows) > _RANKS else []
+    return [*aligned([("rank", "host", "waits", "delays"), *cells]), *more] if rows else []
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -125,6 +136,11 @@ def curve(losses: Sequence[float]) -> str:
     low, high = (min(means), max(means)) if means else (0, 0)
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[round(top * (mean - low) / (high - low))] if high > low else _BLOCKS[0] for mean in means)
+
+
+def _lost_steps(attempts: Sequence[Sequence[int]]) -> int:
+    """Return how many steps of earlier attempts the later ones have made again."""
+    return sum(max(first + steps - again, 0) for (first, steps), (again, _) in itertools.pairwise(attempts))
 
 
 def _losses(folder: Path) -> Points:

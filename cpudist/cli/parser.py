@@ -79,6 +79,14 @@ def steps(text: str) -> tuple[int, int]:
     return int(first), int(end)
 
 
+def endpoint(text: str) -> tuple[str, int]:
+    """Return address and port of "0.0.0.0:9400"; without an address, only this host connects."""
+    address, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"give a port such as 9400, or 0.0.0.0:9400 for all hosts, not {text!r}")
+    return address.strip("[]") or "127.0.0.1", int(port)
+
+
 def ranks_per_node(text: str) -> int | Part:
     """Return the value of `--ppn`: a number of ranks, or the part of a node that gets one rank each."""
     for part in _PARTS:

@@ -12,8 +12,9 @@ from cpudist.launchers import Launcher
 
 HELP = "compare runs: speed, communication, loss"
 DESCRIPTION = """\
-Show runs side by side: ranks, backend, speed, share of communication, loss and its curve, and the options that differ.
-A RUN is an output folder of Trainer, or a run record (cpudist-train --record).
+Show runs side by side: ranks, backend, speed, share of communication, restarts, loss and its curve, and which options
+differ. Of a single run, also the ranks that made the others wait. A RUN is a folder of `runs`, an output folder of
+Trainer, or a run record (cpudist-train --record).
 """
 EPILOG = """\
 examples:
@@ -36,6 +37,8 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     """
     runs = [summary.read(path) for path in options.runs]
     print(summary.table(runs, shutil.get_terminal_size().columns))
+    if len(runs) == 1 and (ranks := summary.waiting(runs[0])):
+        print("", *ranks, sep="\n")
     if differing := summary.differences(runs):
         print("\ndifferent options:", *differing, sep="\n  ")
     if options.plot is not None:

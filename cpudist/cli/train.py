@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import backends, launchers
-from cpudist.cli.parser import Parser, count_from_zero, shown_once, steps
+from cpudist.cli.parser import Parser, count_from_zero, endpoint, shown_once, steps
 from cpudist.console import say, show_lines_at_once
 from cpudist.errors import USER_ERROR, UserError, from_user_code
 from cpudist.job.job_options import RESUME, JobOptions
@@ -119,11 +119,13 @@ def _parser() -> Parser:
         "--record",
         type=Path,
         metavar="FILE",
-        help="where rank 0 writes the run record, JSON",
+        help="where rank 0 writes the run record, JSON (default: the output folder of a Trainer, or runs/NAME)",
     )
     parser.add_argument(
         "--log-dir", type=Path, metavar="DIR", help="write the output of each rank to DIR/rank-N.log, too"
     )
+    what = "serve the figures of `cpudist top` for Prometheus on rank 0's host, at http://127.0.0.1:N/metrics"
+    parser.add_argument("--metrics-port", type=endpoint, metavar="[ADDRESS:]N", help=what)
     what = "write a trace of steps of all ranks, for ui.perfetto.dev (*.gz: compressed), and say where the time went"
     parser.add_argument("--timeline", type=Path, metavar="FILE", help=what)
     which = "the optimizer steps in it, counted from 0, from A until before B (default 10:15)"

@@ -7,10 +7,10 @@
 - `watch.py`, `failure.py`, `abort.py`: one rank fails or is lost, and the job and its launcher end everywhere.
 - `heartbeat.py`: the thread of each rank in which the watch, `--stall` and signals are served once a second.
 - `stall.py`: the end of a job in which nothing goes on.
-- `pace.py`: the rank that makes the others wait, and why.
+- `pace.py`: the figures of each rank; the rank that makes the others wait, and why.
 - `rank_status.py`, `rank_texts.py`: what a rank is doing, for the other ranks and in words; `reports.py`: which ranks
   keep the others waiting.
-- `stack_server.py`: the ranks' stacks, served on request; `live_figures.py`: the figures that go with them.
+- `stack_server.py`: the ranks' stacks and figures, served on request.
 - `rank_answers.py`: asks the ranks, for `cpudist stacks` and `cpudist top`.
 - `record.py`: the run record.
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from cpudist import backends
@@ -20,9 +20,9 @@ from cpudist.job import failure
 from cpudist.job.communication import Communication, TrainedAlone
 from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.job_options import JobOptions
-from cpudist.job.live_figures import read_figures
 from cpudist.job.peers import Peers
 from cpudist.job.rank_pinning import follow
+from cpudist.job.rank_status import waiting
 from cpudist.job.record import Exit, RunRecord
 from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import check_timeout
@@ -51,6 +51,7 @@ class Job:
         run_ids: the names of this run, which its restarts keep; empty where the launcher has none.
         earlier_run_ids: those of them that an earlier attempt may have had.
         communication: how gradients cross the network between hosts.
+        statuses: returns the newest status of each rank; any thread may call it.
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
@@ -79,11 +80,15 @@ class Job:
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")
         peers.on_end = self.finish
-        pace, host_name = peers.watch_the_pace(), self.world.hosts[self.world.node_rank]
-        peers.serve_figures(lambda: read_figures(host_name, backend, pace, self.record.training.losses, self.restarts))
+        self.statuses = peers.statuses
+        pace = peers.watch_the_pace(self.record)
+        known = {"host": self.world.hosts[self.world.node_rank], "restarts": self.restarts}
+        peers.serve_figures(lambda: {**known, **asdict(pace.read()), "losses": self.record.training.losses[-200:]})
         self._alone = TrainedAlone(backend, self.world, pace)
         if options.stall is not None:
             peers.end_when_stalled(options.stall)
+        if options.record is not None:
+            self.record.write_to(options.record)
 
     @property
     def store(self) -> Store:
@@ -100,6 +105,8 @@ class Job:
         if exit == "completed":
             self._alone.tell()
         self._peers.wait_for_all()
+        if self.world.rank == 0:
+            self.record.waiting = waiting(self._peers.statuses())
         self.record.write(exit)
 
     def shutdown(self, exit: Exit = "completed") -> None:

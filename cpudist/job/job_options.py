@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ class JobOptions:
         stall: after how many seconds without a sign of life the job ends; None: never.
         checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
         record: the file of the run record; None: none that the user has named.
+        target: the program that cpudist-train runs.
+        metrics_port: address and port where rank 0 serves figures for Prometheus.
         timeline, steps: the file of a trace of all ranks; the first optimizer step in it, and the end.
         from_flags: whether the user wrote flags, which messages then name, and not arguments.
 
@@ -51,6 +54,8 @@ class JobOptions:
     stall: float | None = None
     checkpoint_on_signal: bool = False
     record: Path | None = None
+    target: str | None = None
+    metrics_port: tuple[str, int] | None = None
     timeline: Path | None = None
     steps: tuple[int, int] | None = None
     from_flags: bool = False
@@ -63,6 +68,8 @@ class JobOptions:
             check_scheme(self.compress, self.written("compress"))
         if self.resume not in RESUME:
             raise UserError(f"{self.written('resume')} is not known; give {' or '.join(RESUME)}")
+        if self.metrics_port is not None and find_spec("prometheus_client") is None:
+            raise UserError("--metrics-port needs prometheus-client; install it with: pip install 'cpudist[metrics]'")
         if self.steps is not None and self.timeline is None:
             raise UserError("--steps says which steps --timeline records; give --timeline FILE, too")
 

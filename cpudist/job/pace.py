@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 import torch.utils.data.dataloader as dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -25,6 +26,7 @@ from cpudist.topology.machine import clock_of
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.changes import Changes
+    from cpudist.job.record import RunRecord
 
 _STEPS, _SECONDS = 25, 10.0  # of a comparison, at least both: other programs disturb a shorter one
 _SHARE = 0.1  # of the time: the waiting of the others, less that of the rank itself
@@ -42,26 +44,32 @@ class Pace:
     Attributes:
         steps: of its optimizers.
         at: its clock when this was read.
-        waited: blocked in communication.
+        waited: blocked in communication; None: not measured.
         loading: waiting for its data loaders.
+        processor: of its threads on CPUs.
+        memory: in bytes.
         switches: how often the kernel has given its core to another program.
         faults: its page faults.
         clock: of one of its CPUs, in Hz; None: unknown.
         threads: that compute.
+        waits: the share of communication in its training, at the end; None: not known.
     """
 
     steps: int
     at: float
-    waited: float
+    waited: float | None
     loading: float
+    processor: float
+    memory: int
     switches: int
     faults: int
     clock: float | None
     threads: int
+    waits: float | None = None
 
 
 class PaceMeter:
-    """Counts this rank's steps and batches, and reads its pace.
+    """Counts and times this rank's steps and batches, and reads its pace.
 
     Attributes:
         steps: of torch's optimizers so far.
@@ -69,33 +77,40 @@ class PaceMeter:
         loading: seconds that this rank has waited for them.
     """
 
-    def __init__(self, backend: Backend, changes: Changes) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, changes: Changes, record: RunRecord) -> None:
+        self._backend, self._record = backend, record
+        self._training = record.training  # a Trainer has its own there, later
         self.steps = self.batches = 0
         self.loading = 0.0
+        self._last = 0.0, 0.0  # the end of the newest step, and the seconds of communication until then
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         iterator = dataloader._BaseDataLoaderIter
         changes.attribute(iterator, "__next__", self._timing(iterator.__next__))
 
-    def read(self) -> Pace | None:
-        """Return this rank's pace; None before its first steps, and where communication is not measured."""
-        waited = self._backend.communication_seconds()
-        if waited is None or self.steps < _FIRST_STEPS:
-            return None
+    def read(self, *, at_end: bool = False) -> Pace:
+        """Return this rank's pace; any thread may call this."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return Pace(
             self.steps,
             time.monotonic(),
-            waited,
+            self._backend.communication_seconds(),
             self.loading,
+            used.ru_utime + used.ru_stime,
+            psutil.Process().memory_info().rss,
             used.ru_nivcsw,
             used.ru_minflt + used.ru_majflt,
             clock_of(min(os.sched_getaffinity(0))),
             torch.get_num_threads(),
+            self._record.training.communication_share() if at_end else None,
         )
 
     def _step(self, *_: Any) -> None:
-        self.steps += 1
+        now, communicated = time.perf_counter(), self._backend.communication_seconds()
+        if self.steps:  # the first one warms up
+            waited = None if communicated is None else communicated - self._last[1]
+            self._training.times.append((now - self._last[0], waited))
+        self._training.steps = self.steps = self.steps + 1
+        self._last = now, communicated or 0.0
 
     def _timing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)
@@ -121,6 +136,7 @@ class Stragglers:
         self._first: Mapping[int, Pace] = {}
         self._suspect: int | None = None  # of the last comparison
         self._named: set[int] = set()
+        self.figures: dict[str, float] = {}  # of the newest comparison
 
     def are_due(self, steps: int) -> bool:
         """Return whether rank 0 has made enough steps for a comparison."""
@@ -129,7 +145,7 @@ class Stragglers:
 
     def compare(self, paces: Mapping[int, Pace]) -> None:
         """Compare the ranks, if all of them have made enough steps since the last time."""
-        if len(paces) < len(self._names):
+        if len(paces) < len(self._names) or min(one.steps for one in paces.values()) < _FIRST_STEPS:
             return
         if self._first:
             rates = {rank: _Rates(self._first[rank], last) for rank, last in paces.items()}
@@ -143,7 +159,10 @@ class Stragglers:
         number = min(rates, key=lambda rank: rates[rank].waited)
         slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
         waited = statistics.median(one.waited for one in others)
-        before, self._suspect = self._suspect, number if waited - slow.waited >= _SHARE else None
+        delays = max(waited - slow.waited, 0.0)
+        waits = statistics.fmean(one.waited for one in rates.values())
+        self.figures = {"waits": waits, "slowest_rank": number, "delays": delays}
+        before, self._suspect = self._suspect, number if delays >= _SHARE else None
         if self._suspect is None or self._suspect != before or number in self._named:
             return ""
         self._named.add(number)
@@ -160,7 +179,7 @@ class _Rates:
     def __init__(self, first: Pace, last: Pace) -> None:
         self.steps = last.steps - first.steps
         self.seconds = seconds = max(last.at - first.at, 1e-9)
-        self.waited = (last.waited - first.waited) / seconds
+        self.waited = ((last.waited or 0.0) - (first.waited or 0.0)) / seconds
         self.loading = (last.loading - first.loading) / seconds
         self.switches = (last.switches - first.switches) / seconds
         self.faults = (last.faults - first.faults) / seconds

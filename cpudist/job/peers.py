@@ -6,6 +6,7 @@ import atexit
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +14,7 @@ import torch
 
 from cpudist.changes import Changes
 from cpudist.console import is_interactive, say
+from cpudist.errors import StartupTimeout
 from cpudist.job import failure
 from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.pace import PaceMeter, Stragglers
@@ -22,13 +24,15 @@ from cpudist.job.stack_server import StackServer
 from cpudist.job.stall import Stall
 from cpudist.job.watch import RanksMissing, Watch
 from cpudist.rendezvous import all_gather, connect
+from cpudist.store import Connection, StoreLost
 from cpudist.world import elsewhere, gather_rank_info, name_of
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
+    from cpudist.job.record import RunRecord
     from cpudist.launchers import Launcher
-    from cpudist.store import Connection
 
+_STORE_SECONDS = 5.0
 _TESTED_TORCH = "2.15"  # the newest
 
 
@@ -130,10 +134,10 @@ class Peers:
             self.changes,
         )
 
-    def watch_the_pace(self) -> PaceMeter:
+    def watch_the_pace(self, record: RunRecord) -> PaceMeter:
         """Measure this rank's pace from now on; rank 0 names a rank that makes the others wait."""
         assert self.backend is not None
-        self.pace = pace = PaceMeter(self.backend, self.changes)
+        self.pace = pace = PaceMeter(self.backend, self.changes, record)
         if self.world.rank or self._watch is None:
             return pace
         stragglers = Stragglers([f"rank {rank} ({one.host})" for rank, one in enumerate(self.members)])
@@ -141,10 +145,19 @@ class Peers:
         def compare(store: Connection | None) -> None:
             if store is not None and stragglers.are_due(pace.steps):
                 statuses = published(store, self.world.size).values()
-                stragglers.compare({one.rank: one.pace for one in statuses if one.pace is not None})
+                stragglers.compare({one.rank: one.pace for one in statuses if one.pace and one.pace.waited is not None})
+                record.compared = stragglers.figures
 
         self.heartbeat.add(compare)
         return pace
+
+    def statuses(self) -> dict[int, RankStatus]:
+        """Return the newest status of each rank that has published one; any thread may call this."""
+        if self.rendezvous.address is None:
+            return {0: self._status(at_end=False)}
+        with suppress(StoreLost, StartupTimeout), closing(Connection(self.rendezvous.address, _STORE_SECONDS)) as store:
+            return published(store, self.world.size)
+        return {}
 
     def serve_figures(self, read: Callable[[], dict[str, Any]]) -> None:
         """Let `cpudist top` have what `read` returns; another thread calls it."""
@@ -219,5 +232,5 @@ class Peers:
             self._stacks.show()
 
     def _status(self, *, at_end: bool) -> RankStatus:
-        pace = None if self.pace is None else self.pace.read()
+        pace = None if self.pace is None else self.pace.read(at_end=at_end)
         return status_of(self.world, self.backend, pace, at_end=at_end)

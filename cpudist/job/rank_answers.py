@@ -30,7 +30,7 @@ class RankStacks:
         address: its address.
         user: the user of its process.
         text: its status in the first line, then its stacks.
-        figures: those of `live_figures.py`; empty where its thread does not answer.
+        figures: its `Pace`, host, losses and restarts; empty where its thread does not answer.
     """
 
     address: StackAddress

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,17 @@ def published(store: Connection, size: int, seconds: float = math.inf) -> dict[i
     found = [rank for rank, age in enumerate(store.ages(keys)) if age is not None and age < seconds]
     values = store.get([keys[rank] for rank in found]) or []
     return {rank: RankStatus.from_json(text.decode()) for rank, text in zip(found, values, strict=True)}
+
+
+def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
+    """Return for each rank how long it has waited in its training, and made the others wait, where that is known."""
+    shares = {rank: one.pace.waits for rank, one in statuses.items() if one.pace and one.pace.waits is not None}
+    rows = []
+    for rank, waits in shares.items() if len(shares) > 1 else ():
+        delays = max(statistics.median(share for other, share in shares.items() if other != rank) - waits, 0.0)
+        shown = {"waits": round(waits, 4), "delays": round(delays, 4)}
+        rows.append({"rank": rank, "host": statuses[rank].host, **shown})
+    return rows
 
 
 def _call(fields: dict[str, Any]) -> Call:

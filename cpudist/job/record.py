@@ -12,13 +12,16 @@ import json
 import math
 import os
 import re
-import statistics
 import sys
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.world import RankInfo, World
 
-_SECRET = re.compile(r"[-_](token|password|secret|key)$")
+_FILE = "cpudist.json"
+_STEPS = 10_000  # whose times are kept, the newest
+_SECRET = re.compile(r"((?:^|\0)[^\0=]*[-_](?:token|password|secret|key)[=\0])[^\0]*")
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
@@ -40,17 +45,32 @@ class Training:
     """A training loop's measurements on this rank. Seconds are of whole optimizer steps, including data loading."""
 
     steps: int = 0
-    step_seconds: list[float] = field(default_factory=list)
+    first: int = 0  # steps that a restart has found done
+    # Seconds of the newest steps, and those of communication in them (None: not measured).
+    times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_STEPS))
     samples_per_step: int | None = None  # over all ranks
-    communication_seconds: float | None = None  # within step_seconds
     losses: list[float] = field(default_factory=list)
+
+    def step_seconds(self) -> list[float]:
+        """Return the times of the newest steps; any thread may call this."""
+        return [seconds for seconds, _ in list(self.times)]
+
+    def samples_per_second(self, steps: int = _STEPS) -> float | None:
+        """Return the speed of all ranks in the newest steps; None: not known."""
+        seconds = self.step_seconds()[-steps:]
+        return self.samples_per_step * len(seconds) / sum(seconds) if seconds and self.samples_per_step else None
+
+    def communication_share(self) -> float | None:
+        """Return the share of communication in the steps' time; None: not known."""
+        seconds, waited = zip(*self.times, strict=True) if self.times else ((), (None,))
+        return None if None in waited else min(sum(waited) / sum(seconds), 1.0)
 
 
 class RunRecord:
     """The record of one job. Every rank has one; rank 0 writes its own.
 
     Attributes:
-        path: the file to write; None: no file.
+        path: the file to write; None: it is found at the end.
         dtype: the type that the job computes in, such as "bfloat16".
         optimizations: the optimisations of the model; the first is "ipex" or "native".
         training: a training loop's measurements.
@@ -58,6 +78,8 @@ class RunRecord:
         compression: the scheme in which they cross the network; None where no model was wrapped.
         embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
         network: the interface and address of rank 0's host over which the ranks found the store.
+        waiting: how long each rank has waited; see `rank_status.waiting`.
+        compared: figures of the newest comparison of the ranks' paces, on rank 0.
 
     Args:
         members: all ranks, in rank order.
@@ -67,6 +89,7 @@ class RunRecord:
     def __init__(self, world: World, backend: Backend, members: Sequence[RankInfo], restarts: int) -> None:
         self.path: Path | None = None
         self._results: Path | None = None
+        self._run: Path | None = None
         self.dtype: str | None = None
         self.optimizations: list[str] = []
         self.training = Training()
@@ -74,6 +97,8 @@ class RunRecord:
         self.compression: str | None = None
         self.embedding_rows: list[str] = []
         self.network: dict[str, str | None] = {}
+        self.waiting: list[dict[str, Any]] = []
+        self.compared: dict[str, float] = {}
         self._world = world
         self._backend = backend
         self._pinning: list[dict[str, Any]] = [
@@ -83,18 +108,25 @@ class RunRecord:
         self._restarts = restarts
         self._tells = False  # whether rank 0 has said what has started, and will say how it ends
 
-    def begin(self, path: Path | None) -> None:
-        """Write to `path`, the file that the user named, from now on; None: no file. Say that the job has started.
-
-        A killed job leaves a record that says "running".
-        """
-        self.path = path
-        self.write("running")
+    def begin(self) -> None:
+        """Say that the job has started, and later how it ends."""
         world, transport = self._world, self._backend.transport()
         self._tells = world.rank == 0 and world.size > 1 and world.launcher != "notebook"
         if self._tells:
             backend = f"{world.backend} over {transport}" if transport else world.backend
             say(f"{world.size} ranks on {names_of(world.hosts)}, {backend}, started in {duration(own_age())}")
+
+    def write_to(self, path: Path) -> None:
+        """Write to `path`, which the user has named, from now on. A killed job leaves a record that says "running"."""
+        self.path = path.absolute()  # the script may change the working directory
+        self.write("running")
+
+    def name_run(self, program: str, runs: str = "") -> None:
+        """Without another place write into a new folder of `runs`, named after the program; but not for our own."""
+        runs = os.environ.get("CPUDIST_RUNS", runs)
+        if runs and program and program.partition(".")[0] != "cpudist":
+            name = os.path.basename(program).removesuffix(".py")
+            self._run = Path(runs, f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
 
     def leave_in(self, folder: Path) -> None:
         """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.
@@ -115,40 +147,49 @@ class RunRecord:
             handle = model.register_forward_pre_hook(note)
 
     def write(self, exit: Exit) -> None:
-        """Write the file on rank 0, and say how the job has ended; the report of a failure stays the last line.
-
-        Readers see the old or the new file, never a part of one.
-
-        Raises:
-            OSError: it cannot be written, and the job has not failed.
-        """
-        if self.path is None and self._results is not None and any(self._results.glob("*")):
-            self.path = self._results / "cpudist.json"
-        if self._world.rank == 0 and self.path is not None:
-            self._write_file(self.path, exit)
+        """Write the file on rank 0, and say how the job has ended; the report of a failure stays the last line."""
+        if self._world.rank:
+            return
+        where = ""
+        try:
+            self.path = self.path or self._choose_path(exit)
+            if self.path is not None:
+                self._write_file(self.path, exit)
+                where = f"; record in {min(str(self.path), os.path.relpath(self.path), key=len)}"
+        except OSError as error:
+            say(f"the run record was not written: {error}; --record FILE names another place")  # no reason to fail
         if self._tells and exit in ("completed", "interrupted"):
             steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
-            where = f"; record in {self.path}" if self.path else ""
             say(f"{exit} after {duration(own_age())}{steps}{where}")
 
+    def _choose_path(self, exit: Exit) -> Path | None:
+        """Return the file beside the results, or in a new folder.
+
+        A job that fails before its first step, most often by a wrong option, leaves no folder.
+        """
+        if self._results is not None and any(self._results.glob("*")):
+            return self._results / _FILE
+        if self._run is None or (exit == "failed" and not self.training.steps):
+            return None
+        self._tells = True  # also of one process: the user learns of the folder
+        return self._run / _FILE
+
     def _write_file(self, path: Path, exit: Exit) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self.as_dict(exit), indent=2) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            if exit != "failed":
-                raise
-            say(f"the run record was not written: {error}")  # a full disk must not block the end of a failed job
+        """Write the file; readers see the old or the new one, never a part of one."""
+        fields = self.as_dict(exit)
+        with suppress(OSError, ValueError, KeyError):  # there is none of an earlier attempt
+            earlier = json.loads(path.read_text(encoding="utf-8")) if self._restarts else {"attempts": []}
+            fields["attempts"][:0] = earlier["attempts"][: self._restarts]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.is_file() or not path.exists()  # /dev/null is not replaced
+        written = path.with_name(f".{path.name}.{os.getpid()}") if whole else path
+        written.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        written.replace(path)
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
         """Return the record's fields, in the order of the file."""
         training, world, backend = self.training, self._world, self._backend
-        seconds = training.step_seconds
-        samples_per_second = None
-        if seconds and training.samples_per_step is not None:
-            samples_per_second = training.samples_per_step * len(seconds) / sum(seconds)
+        seconds = training.step_seconds()
         fields = {
             "cpudist": __version__,
             "torch": torch.__version__,
@@ -164,14 +205,16 @@ class RunRecord:
             "gradients": self._described_gradients() or None,
             "pinning": self._pinning,
             "steps": training.steps or None,
-            "samples_per_second": _rounded(samples_per_second),
-            "step_seconds": _step_seconds(seconds),
-            "communication_share": _communication_share(training),
+            "samples_per_second": _rounded(training.samples_per_second()),
+            "step_seconds": {"median": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
+            "communication_share": _rounded(training.communication_share()),
             "loss": {
                 "first": _rounded(training.losses[0] if training.losses else None),
                 "last": _rounded(training.losses[-1] if training.losses else None),
             },
+            "waiting": self.waiting or None,
             "restarts": self._restarts,
+            "attempts": [[training.first, training.steps]],
             "exit": exit,
         }
         details = backend.details()
@@ -188,34 +231,13 @@ class RunRecord:
         return {**self.gradients, **compressed, **rows}
 
 
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """Return the smallest of `values` that at least a `fraction` of them (0 to 1) do not exceed."""
-    return sorted(values)[max(math.ceil(fraction * len(values)) - 1, 0)]
-
-
 def _without_secrets(words: Sequence[str]) -> list[str]:
     """Return a command's words, with *** for the values of options such as --hub_token."""
-    shown = list(words)
-    for number, word in enumerate(words):
-        name, equals, _ = word.partition("=")
-        if _SECRET.search(name):
-            if equals:
-                shown[number] = f"{name}=***"
-            else:
-                shown[number + 1 : number + 2] = ["***"] * len(words[number + 1 : number + 2])
-    return shown
+    return _SECRET.sub(r"\1***", "\0".join(words)).split("\0")
 
 
-def _step_seconds(seconds: Sequence[float]) -> dict[str, float | None]:
-    if not seconds:
-        return {"median": None, "p95": None}
-    return {"median": _rounded(statistics.median(seconds)), "p95": _rounded(percentile(seconds, 0.95))}
-
-
-def _communication_share(training: Training) -> float | None:
-    if training.communication_seconds is None or not training.step_seconds:
-        return None
-    return _rounded(min(training.communication_seconds / sum(training.step_seconds), 1.0))
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return _rounded(float(np.quantile(values, share))) if values else None
 
 
 def _rounded(value: float | None) -> float | None:

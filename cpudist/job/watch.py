@@ -140,6 +140,7 @@ class Watch:
             return
         self._at_end = True
         with contextlib.suppress(StoreLost):  # the thread reports it and ends this process
+            publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
             finished = self._store.add(_FINISHED, 1)
             self._first_at_end = finished == 1
             if finished == self.world.size:

@@ -36,7 +36,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         self._record = record
         self._backend = backend
         self._world_size = world_size
-        self._warm = False
         self._began = 0.0
         self._communicated = 0.0
 
@@ -47,9 +46,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
         if isinstance(sampler, SharedSampler):  # the ranks' shares are not equal
             samples = sampler.samples_per_step
-        self._record.training = Training(samples_per_step=samples)
+        self._record.training = Training(samples_per_step=samples, first=state.global_step)
         self._record.dtype = _dtype(args, kwargs.get("model"))
-        self._warm = False
         self._mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,24 +58,25 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
             self._backend.devices.synchronize()
         else:
             self._backend.devices.end_step()
-        if training.steps == 2 and not self._warm:
-            self._warm = True
-            training.step_seconds.clear()
-            training.communication_seconds = None
-        training.step_seconds.append(time.perf_counter() - self._began)
+        if training.steps == 2:
+            training.times.clear()
         communicated = self._backend.communication_seconds()
-        if communicated is not None:
-            total = training.communication_seconds or 0.0
-            training.communication_seconds = total + communicated - self._communicated
+        waited = None if communicated is None else communicated - self._communicated
+        training.times.append((time.perf_counter() - self._began, waited))
         # The record has the first and the last loss, however seldom the user logs; all ranks decide alike.
         if training.steps == 1 or state.global_step >= state.max_steps:
             control.should_log = True
         self._mark()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Add a loss to the record."""
+        """Add a loss to the record, and our figures to those that reporters such as tensorboard get after this."""
         if logs and "loss" in logs:
-            self._record.training.losses.append(float(logs["loss"]))
+            training = self._record.training
+            training.losses.append(float(logs["loss"]))
+            speed = training.samples_per_second(state.logging_steps)
+            if args.report_to and speed:  # otherwise Trainer prints longer lines, and that is all
+                figures = {"samples_per_second": speed, **self._record.compared}
+                logs.update({f"cpudist_{name}": value for name, value in figures.items()})
         self._mark()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -38,7 +38,12 @@ def run_target(target: Target, job: Job) -> int:
         from cpudist.training.timeline import Timeline  # late: few jobs need it
 
         Timeline(job, job.options.timeline, job.options.steps or (10, 15))
-    job.record.begin(job.options.record)
+    if job.options.metrics_port is not None and job.world.rank == 0:
+        from cpudist.training.metrics import Metrics  # late: few environments have the library
+
+        Metrics(job, *job.options.metrics_port)
+    job.record.name_run(job.options.target or "", "runs")
+    job.record.begin()
     time_trainer(job)
     if job.options.checkpoint_on_signal:
         job.changes.then(after_import("transformers.trainer", lambda module: _stop_on_signal(module, job)))

@@ -84,3 +84,22 @@ def test_secrets_stay_out_of_the_record() -> None:
     words = ["run.py", "--hub_token", "abc", "--wandb-api-key=abc", "--tokenizer_name", "x", "--push_to_hub_token"]
     expected = ["run.py", "--hub_token", "***", "--wandb-api-key=***", "--tokenizer_name", "x", "--push_to_hub_token"]
     assert _without_secrets(words) == expected
+    assert _without_secrets(["run.py", "hub_token=abc", ""]) == ["run.py", "hub_token=***", ""]
+
+
+def test_ranks_that_delay_the_others_are_shown_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = [
+        {"rank": rank, "host": f"h{rank}", "waits": 0.2 - rank / 100, "delays": rank / 100} for rank in range(12)
+    ]
+    run = _run(tmp_path / "a", [2.0, 1.0], waiting=waiting, restarts=2, attempts=[[0, 30], [20, 15], [30, 70]])
+    assert main(["summary", str(run)]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["made", "again", "15", "steps"] in lines
+    first = lines.index(["rank", "host", "waits", "delays"])
+    assert lines[first + 1] == ["4", "h4", "16%", "4%"]
+    assert lines[first + 8 : first + 10] == [["11", "h11", "9%", "11%"], *[line for line in lines if "more" in line]]
+    assert "and 4 more ranks, which have delayed the others less" in shown
+    other = _run(tmp_path / "b", [2.0, 1.0])
+    assert main(["summary", str(run), str(other)]) == 0
+    assert "more ranks" not in capsys.readouterr().out

@@ -137,6 +137,7 @@ def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     variables = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
     # mpirun looks for its mpiexec.hydra on PATH, and would take that of a Debian mpich.
     variables["PATH"] = f"{BIN}{os.pathsep}{variables.get('PATH', os.defpath)}"
+    variables["CPUDIST_RUNS"] = ""  # jobs leave no record unasked
     return {**variables, **(env or {})}
 
 

@@ -14,16 +14,17 @@ import pytest
 import torch
 from jobs import mpirun, run, train
 
+from cpudist.backends.gloo import GlooBackend
 from cpudist.changes import Changes
 from cpudist.job import stall
 from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.pace import PaceMeter
+from cpudist.job.record import RunRecord
 from cpudist.job.stall import Stall
 from cpudist.waiting import poll
 from cpudist.world import World
 
 SECONDS = 3  # and as many beats
-NO_BACKEND: Any = None  # steps and batches are counted without it
 
 _ENDS = r"no step, collective or batch for \S+ s on any rank \(the limit is 2 s\)"
 
@@ -63,6 +64,12 @@ dist.barrier()
 """
 
 
+def _meter(changes: Changes) -> PaceMeter:
+    backend = GlooBackend()
+    alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
+    return PaceMeter(backend, changes, RunRecord(alone, backend, [], restarts=0))
+
+
 class Counter:
     """The part of the job's store that counts signs of life."""
 
@@ -81,7 +88,7 @@ class Ranks:
         self.collectives = [0] * size
         self.store: Any = Counter()
         self.stalls = []
-        pace = PaceMeter(NO_BACKEND, changes)
+        pace = _meter(changes)
         for rank in range(size):
             world = World(rank, size, rank, size, 0, 1, "test", hosts=("h0",))
             signs: Callable[[], object] = lambda rank=rank: (pace.steps, pace.batches, self.collectives[rank])  # noqa: E731
@@ -150,7 +157,7 @@ def test_an_error_of_its_own_does_not_end_the_job(where: str, capsys: pytest.Cap
     changes = Changes()
     alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
     heartbeat = Heartbeat(1, None, 1)
-    pace = PaceMeter(NO_BACKEND, changes)
+    pace = _meter(changes)
     Stall(seconds, alone, heartbeat, lambda: (pace.steps, progress()), list, show, works, changes)
     _step()
     assert poll(lambda: not heartbeat._beats, 20)
@@ -163,7 +170,7 @@ def test_torch_is_as_before_afterwards() -> None:
     before = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     changes = Changes()
     alone = World(0, 1, 0, 1, 0, 1, "test", hosts=("h0",))
-    PaceMeter(NO_BACKEND, changes)
+    _meter(changes)
     Stall(1e6, alone, Heartbeat(1, None, 1), lambda: 0, list, lambda: None, lambda: None, changes)
     assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is not before
     changes.undo()
