@@ -32,7 +32,7 @@ examples:
     mpirun -f hosts -n 4 -ppn 1 cpudist test --json cluster.json
     srun --ntasks-per-node=1 cpudist test
 """
-_TIMEOUT = 300.0  # seconds, for the start and for any one call
+_TIMEOUT = 120.0  # seconds, for the start and for any one call
 
 
 def add_options(parser: Parser) -> None:
@@ -81,7 +81,8 @@ def _on_hosts(hostfile: Path) -> ClusterFigures:
     """
     from cpudist.cluster.cluster_figures import ClusterFigures
 
-    words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", "--", "-m", "cpudist", "test", "--json", "-"]
+    words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", "--", "--timeout", str(_TIMEOUT)]
+    words += ["-m", "cpudist", "test", "--json", "-"]
     job = subprocess.run(
         [sys.executable, "-P", "-m", "cpudist", *words], stdout=subprocess.PIPE, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""How fast this host computes and copies, with the threads of one rank. The best of some rounds: noise only slows."""
+"""How fast this host computes and copies for a second, with the threads of one rank. The fastest call hides a quota."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpudist.version import __version__
 
 _SIZE = 1024  # rows and columns of the matrices
 _COPIED_BYTES = 1 << 27  # more than caches hold
-_ROUNDS, _SECONDS = 5, 0.2
+_SECONDS = 1.0
 
 
 def measure_host(name: str, probe: str) -> HostFigures:
@@ -30,7 +30,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
     flops = {}
     for dtype in (torch.float32, torch.bfloat16):
         one, other = (torch.randn(_SIZE, _SIZE).to(dtype) for _ in range(2))
-        flops[str(dtype).removeprefix("torch.")] = 2 * _SIZE**3 / _best(lambda one=one, other=other: one @ other)  # type: ignore[misc]
+        flops[str(dtype).removeprefix("torch.")] = 2 * _SIZE**3 * _rate(lambda one=one, other=other: one @ other)  # type: ignore[misc]
     source = torch.ones(_COPIED_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     return HostFigures(
@@ -38,7 +38,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
         {"python": platform.python_version(), "torch": torch.__version__, "cpudist": __version__},
         cores=min(len(allowed_cpus()), torch.get_num_threads()),
         flops=flops,
-        copied=2 * _COPIED_BYTES / _best(lambda: target.copy_(source)),
+        copied=2 * _COPIED_BYTES * _rate(lambda: target.copy_(source)),
         clock=clock_of(min(allowed_cpus())),
         memory=psutil.virtual_memory().available,
         shared_memory=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
@@ -46,13 +46,11 @@ def measure_host(name: str, probe: str) -> HostFigures:
     )
 
 
-def _best(call: Callable[[], object]) -> float:
-    """Return the seconds of the fastest call."""
+def _rate(call: Callable[[], object]) -> float:
+    """Return the calls a second."""
     call()
-    best = float("inf")
-    for _ in range(_ROUNDS):
-        end = time.perf_counter() + _SECONDS
-        while (begin := time.perf_counter()) < end:
-            call()
-            best = min(best, time.perf_counter() - begin)
-    return best
+    calls, begin = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - begin) < _SECONDS:
+        call()
+        calls += 1
+    return calls / seconds

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
-from cpudist.console import size
+from cpudist.console import number_of, size
 from cpudist.errors import Finding
 
-# Times the usual speed, bandwidth or latency. The best of several rounds stays within, also on a busy machine.
+# Times the usual speed, bandwidth or latency.
 _SLOW_HOST, _SLOW_LINK, _LATE_LINK = 0.75, 0.5, 5.0
 _SLOW_CLOCK = 0.9
 _LATENCY = 1e-3  # seconds: below this a late link costs a training nothing
@@ -24,7 +24,7 @@ def judge(now: ClusterFigures, before: ClusterFigures | None = None) -> list[Fin
         now: the figures.
         before: those of an earlier time.
     """
-    found = [*_versions(now.hosts), *_loss(now), *_hosts(now.hosts), *_links(now)]
+    found = [*_versions(now.hosts), *_loss(now), *slow_hosts(now.hosts), *_hosts(now.hosts), *_links(now)]
     return [*found, *(_since(now, before) if before is not None else ())]
 
 
@@ -44,7 +44,8 @@ def _loss(now: ClusterFigures) -> Iterator[Finding]:
         yield Finding("error", "training", message, "report it, with the figures of --json")
 
 
-def _hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
+def slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
+    """Yield hosts that compute or copy slower than the others."""
     for dtype in hosts[0].flops:
         usual = statistics.median_high(host.flops[dtype] for host in hosts)
         for host in hosts:
@@ -56,6 +57,10 @@ def _hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
         if (share := host.copied / usual) < _SLOW_HOST:
             message = f"copies memory at {share:.2f} of the others ({size(host.copied)}/s)"
             yield Finding("warning", host.name, message, "look for another program, or an empty memory slot")
+
+
+def _hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
+    for host in hosts:
         if not host.shares_folder:
             message = f"does not share the working folder of {hosts[0].name}: checkpoints need one"
             yield Finding("warning", host.name, message, "share one by NFS, or save in a folder that is shared")
@@ -69,31 +74,33 @@ def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> str:
     """Return why a host computes slower, as far as the figures show it."""
     cores = statistics.median(other.cores for other in hosts)
     if host.cores < cores:
-        return f": on {host.cores} cores where others have {cores:g}"
+        return f": on {number_of(host.cores, 'core')} where others have {cores:g}"
     clocks = [other.clock for other in hosts if other.clock is not None]
     if host.clock is not None and host.clock < _SLOW_CLOCK * statistics.median(clocks):
         return f": its clock is {host.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
     return ""
 
 
+def slow_and_late(links: Sequence[LinkFigures]) -> tuple[list[LinkFigures], list[LinkFigures], LinkFigures]:
+    """Return the links of less bandwidth than the others, those of a higher latency, and a usual link."""
+    # By the best link of each host: a host that is slow to all others leaves each of them a good one.
+    by_host = [[one for one in links if number in (one.source, one.target)] for number in {one.source for one in links}]
+    bandwidth = statistics.median(max(link.bandwidth for link in own) for own in by_host)
+    latency = statistics.median(min(link.latency for link in own) for own in by_host)
+    slow = [link for link in links if link.bandwidth < _SLOW_LINK * bandwidth]
+    late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # in both directions
+    return slow, [link for link in late if link.source < link.target], LinkFigures(0, 0, latency, bandwidth)
+
+
 def _links(now: ClusterFigures) -> Iterator[Finding]:
-    if len(now.links) < 3:  # the two directions of one link: there are no others to compare with
+    if len(now.hosts) < 3:  # the two directions of one link: there are no others to compare with
         return
-    usual = statistics.median(max(link.bandwidth for link in own) for own in _by_host(now))
-    slow = [link for link in now.links if link.bandwidth < _SLOW_LINK * usual]
-    yield from _named(now, slow, f"others have {bits(usual)}: look at its cable and switch port")
-    latency = statistics.median(min(link.latency for link in own) for own in _by_host(now))
-    late = [link for link in now.links if link.latency > max(_LATE_LINK * latency, _LATENCY)]
+    slow, late, usual = slow_and_late(now.links)
+    yield from _named(now, slow, f"others have {bits(usual.bandwidth)}: look at its cable and switch port")
     for link in late:
-        if link.source < link.target:  # one figure for both directions
-            about = _between(now, link, "and")
-            message = f"a message takes {1e6 * link.latency:.0f} us where others take {1e6 * latency:.0f}"
-            yield Finding("warning", about, message, "look for a detour, or for other traffic")
-
-
-def _by_host(now: ClusterFigures) -> list[list[LinkFigures]]:
-    """Return the links of each host. A host that is slow to all others leaves each of them a good one."""
-    return [[link for link in now.links if number in (link.source, link.target)] for number in range(len(now.hosts))]
+        about = _between(now, link, "and")
+        message = f"a message takes {1e6 * link.latency:.0f} us where others take {1e6 * usual.latency:.0f}"
+        yield Finding("warning", about, message, "look for a detour, or for other traffic")
 
 
 def _named(now: ClusterFigures, slow: Sequence[LinkFigures], others: str) -> Iterator[Finding]:

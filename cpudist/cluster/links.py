@@ -17,48 +17,47 @@ _LARGE_MESSAGES = 3
 _TO, _FROM = 0, 1  # the direction of a large message, seen from the rank that takes the time
 
 
-def pairs_by_round(hosts: int) -> list[list[tuple[int, int]]]:
+def pairs_in_rounds(hosts: int) -> list[tuple[int, int]]:
     """Return all pairs of hosts, in rounds in which each host is in one pair at most (the circle method)."""
     circle: list[int | None] = [*range(hosts), *([None] if hosts % 2 else [])]
-    rounds = []
+    found = []
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
         pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
-        rounds.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        found += [(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None]
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return rounds
+    return found
 
 
-def measure_links(own: int, ranks: Sequence[int]) -> list[LinkFigures]:
-    """Measure the links of this host; call it on one rank of each host.
+def measure_links(own: int, ranks: Sequence[int], pairs: Sequence[tuple[int, int]]) -> list[LinkFigures]:
+    """Measure links of this host; call it on one rank of each host.
 
     Args:
         own: the number of this host.
         ranks: for each host, the rank that calls it.
+        pairs: of hosts, in the order of their rounds.
 
     Returns:
         Both directions of the links to hosts of higher numbers.
     """
     found = []
-    for pairs in pairs_by_round(len(ranks)):
-        for low, high in pairs:
-            if own == low:
-                found += _ask(low, high, ranks[high])
-            elif own == high:
-                _answer(ranks[low])
+    for low, high in pairs:
+        if own == low:
+            found += _ask(low, high, ranks[high])
+        elif own == high:
+            _answer(ranks[low])
     return found
 
 
 def _ask(own: int, other: int, rank: int) -> list[LinkFigures]:
     """Measure the link to a rank that calls `_answer`. All times are taken here."""
-    trips = [_timed(_SMALL_BYTES, rank, _TO) for _ in range(_ROUND_TRIPS)]
-    latency = min(trips) / 2
+    latency = min(_timed(_SMALL_BYTES, rank, _TO) for _ in range(_ROUND_TRIPS)) / 2
     links = []
     for way, ends in ((_TO, (own, other)), (_FROM, (other, own))):
         size = _FIRST_BYTES
-        while (seconds := _timed(size, rank, way)) < _SECONDS / 4 and size < _MOST_BYTES:
+        while min(_timed(size, rank, way) for _ in range(2)) < _SECONDS / 4 and size < _MOST_BYTES:
             size *= 4
-        best = min([seconds, *(_timed(size, rank, way) for _ in range(_LARGE_MESSAGES))])
+        best = min(_timed(size, rank, way) for _ in range(1 + _LARGE_MESSAGES))
         links.append(LinkFigures(*ends, latency, size / max(best - 2 * latency, 1e-9)))
     dist.send(torch.tensor([0, _TO]), rank)
     return links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -17,14 +18,16 @@ from cpudist import api
 from cpudist.checkpoints import folders
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
 from cpudist.cluster.host_speed import measure_host
-from cpudist.cluster.links import measure_links
+from cpudist.cluster.judgement import slow_and_late, slow_hosts
+from cpudist.cluster.links import measure_links, pairs_in_rounds
 from cpudist.console import number_of
 
 if TYPE_CHECKING:
     from cpudist.job import Job
 
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
-_CALLS = 10
+_CALLS, _SECONDS = 10, 2.0  # at most; a slow network takes long
+_AGAIN = 3  # times, what is out of line: noise of other programs passes
 _STEPS, _SAMPLES = 5, 24
 
 
@@ -37,11 +40,13 @@ def measure(job: Job, say: Callable[[str], None]) -> ClusterFigures:
     world = job.world
     say(f"computing and memory of {number_of(len(world.hosts), 'host')}")
     hosts: list[HostFigures] = _from_each_host(job, _measure_host(job))
-    ranks = _from_each_host(job, world.rank)
+    for _ in range(_AGAIN):
+        if any(slow_hosts(hosts)):
+            again = zip(hosts, _from_each_host(job, _measure_host(job)), strict=True)
+            hosts = [max(both, key=lambda one: min(one.flops.values()) * one.copied) for both in again]
     if len(hosts) > 1:
         say(f"links between {len(hosts)} hosts")
-    own = measure_links(world.node_rank, ranks) if world.local_rank == 0 else []
-    links: list[LinkFigures] = [link for found in _from_each_host(job, own) for link in found]
+    links = _measure_links(job)
     say("collectives, and a small training")
     transport = job.backend.transport()
     return ClusterFigures(
@@ -52,6 +57,19 @@ def measure(job: Job, say: Callable[[str], None]) -> ClusterFigures:
         f"{world.backend} over {transport}" if transport else world.backend,
         datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _measure_links(job: Job) -> list[LinkFigures]:
+    ranks = _from_each_host(job, job.world.rank)
+    pairs, links = pairs_in_rounds(len(ranks)), dict[tuple[int, int], LinkFigures]()
+    for _ in range(1 + _AGAIN if len(ranks) > 1 else 0):
+        own = measure_links(job.world.node_rank, ranks, pairs) if job.world.local_rank == 0 else []
+        for link in itertools.chain(*_from_each_host(job, own)):
+            ends = link.source, link.target
+            links[ends] = max(links.get(ends, link), link, key=lambda one: one.bandwidth / one.latency)
+        slow, late, _ = slow_and_late([*links.values()])
+        pairs = [pair for pair in pairs if any(set(pair) == {link.source, link.target} for link in slow + late)]
+    return list(links.values())
 
 
 def _measure_host(job: Job) -> HostFigures | None:
@@ -73,17 +91,16 @@ def _from_each_host(job: Job, value: Any) -> list[Any]:
 
 
 def _allreduce(size: int) -> float:
-    """Return the median seconds of an allreduce of so many bytes, the largest of all ranks."""
-    tensor = torch.zeros(size // 4)
-    seconds = []
-    for _ in range(_CALLS):
+    """Return the median seconds of an allreduce of so many bytes, until the last rank has it."""
+    tensor, seconds = torch.zeros(size // 4), list[float]()
+    while len(seconds) < _CALLS and sum(seconds) < _SECONDS:
         dist.barrier()
         begin = time.perf_counter()
         dist.all_reduce(tensor)
-        seconds.append(time.perf_counter() - begin)
-    median = torch.tensor([statistics.median(seconds)], dtype=torch.float64)
-    dist.all_reduce(median, dist.ReduceOp.MAX)
-    return float(median)
+        taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        seconds.append(float(taken))
+    return statistics.median(seconds)
 
 
 def _train(rank: int, size: int) -> float:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_time
 from cpudist.cluster.judgement import judge
-from cpudist.cluster.links import pairs_by_round
+from cpudist.cluster.links import pairs_in_rounds
 from cpudist.cluster.tables import tables
 
 Change = Callable[[ClusterFigures], ClusterFigures]
@@ -152,19 +152,18 @@ def test_a_host_or_a_link_that_has_become_slower(tmp_path: Path, monkeypatch: py
 
 
 @given(st.integers(1, 40))
-def test_every_pair_of_hosts_has_its_round(hosts: int) -> None:
-    rounds = pairs_by_round(hosts)
-    assert len(rounds) <= hosts
-    pairs = [pair for round in rounds for pair in round]
+def test_every_pair_of_hosts_is_in_a_round(hosts: int) -> None:
+    pairs = pairs_in_rounds(hosts)
     assert sorted(pairs) == [(a, b) for a in range(hosts) for b in range(a + 1, hosts)]
-    for round in rounds:
-        busy = [host for pair in round for host in pair]
+    at_once = hosts // 2
+    for first in range(0, len(pairs), max(at_once, 1)):
+        busy = [host for pair in pairs[first : first + at_once] for host in pair]
         assert len(busy) == len(set(busy))
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("hosts", [1, 2, 4, 12])
 def test_tables_fit_a_terminal(hosts: int) -> None:
     text = tables(cluster(hosts))
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("936 Mbit/s") == hosts * (hosts - 1)
+    assert text.count("  936") == hosts * (hosts - 1)
     assert json.dumps(cluster(hosts).to_json())
