@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         UserError: there are none, or hosts do not answer; after the ranks of the others are printed.
     """
     hosts = read(options.hostfile) if options.hostfile else None
-    jobs, missing = ask(hosts)
+    jobs, missing = ask(hosts, "asking the hosts")
     where = "these hosts" if hosts else "this host"
     for (job, user), ranks in jobs.items():
         size = max(one.address.size for one in ranks.values())
@@ -59,19 +59,19 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         raise UserError(f"no rank of yours runs on {where}; run cpudist stacks where the job runs, as the same user")
 
 
-def ask(hosts: Sequence[Host] | None) -> tuple[Jobs, list[str]]:
-    """Return the jobs on hosts, or on this one (None), and a line for each host that does not answer."""
-    found, missing = _ask(hosts) if hosts else (ask_ranks(), [])
+def ask(hosts: Sequence[Host] | None, task: str) -> tuple[Jobs, list[str]]:
+    """Return the jobs on hosts, or on this one (None), and a line for each host that does not answer; see `ask_all`."""
+    found, missing = _ask(hosts, task) if hosts else (ask_ranks(), [])
     jobs: Jobs = defaultdict(dict)
     for one in sorted(found):
         jobs[one.address.job, one.user][one.address.rank] = one  # a machine may have two names
     return jobs, missing
 
 
-def _ask(hosts: Sequence[Host]) -> tuple[list[RankStacks], list[str]]:
+def _ask(hosts: Sequence[Host], task: str) -> tuple[list[RankStacks], list[str]]:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
     words = python_main("cpudist.job.rank_answers", path=path)
-    answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS), "asking the hosts")
+    answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS), task)
     missing = [
         f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
         for host, answer in zip(hosts, answers, strict=True)

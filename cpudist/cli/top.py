@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if options.json and not options.once:
         raise UserError("--json is for one table; give --once too")
     hosts = read(options.hostfile) if options.hostfile else None
-    looks = deque([_look(hosts)], _LOOKS)
+    looks = deque([_look(hosts, "asking the hosts")], _LOOKS)
     if not looks[0]:
         where = "these hosts" if hosts else "this host"
         raise UserError(f"no rank of yours runs on {where}; run cpudist top where the job runs, as the same user")
@@ -96,9 +96,9 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
             return
 
 
-def _look(hosts: Sequence[Host] | None) -> Jobs:
+def _look(hosts: Sequence[Host] | None, task: str = "") -> Jobs:
     """Ask all ranks for their figures."""
-    jobs, missing = ask(hosts)
+    jobs, missing = ask(hosts, task)
     if missing:
         raise UserError("\n".join(missing))
     return jobs
