@@ -139,9 +139,10 @@ class Stragglers:
         self.figures: dict[str, float] = {}  # of the newest comparison
 
     def are_due(self, steps: int) -> bool:
-        """Return whether rank 0 has made enough steps for a comparison."""
-        first = self._first.get(0)
-        return steps >= (_FIRST_STEPS if first is None else first.steps + _STEPS)
+        """Return whether rank 0 has made enough steps for a comparison, which asks for the paces of all ranks."""
+        if (first := self._first.get(0)) is None:
+            return steps >= _FIRST_STEPS
+        return steps >= first.steps + _STEPS and time.monotonic() >= first.at + _SECONDS
 
     def compare(self, paces: Mapping[int, Pace]) -> None:
         """Compare the ranks, if all of them have made enough steps since the last time."""
