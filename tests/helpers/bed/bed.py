@@ -16,6 +16,7 @@ from pathlib import Path
 
 import jobs
 import psutil
+from control_group import ControlGroup
 
 from bed import keys
 from cpudist.compiler import cache_folder
@@ -229,6 +230,11 @@ class Bed:
             return states <= {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
 
         assert poll(all_stopped, _LEAVE_SECONDS), f"{host} has processes that cannot be stopped"
+
+    def join(self, host: str, group: ControlGroup) -> None:
+        """Move the host's own processes into a control group, and with them all that is started over ssh."""
+        for pid in self._hosts[host].own:
+            group.join(pid)
 
     def thaw(self, host: str) -> None:
         """Continue the processes of a frozen host."""

@@ -1,0 +1,327 @@
+"""Break a host of several in ways that `cpudist test` must name, run it on whole hosts too, and print what it said.
+
+    python tests/soak/cluster_injections.py [--clean 20] [INJECTION ...]
+
+As root, with Debian's nftables; the hosts are namespaces of this machine and share its cores. An injection is found if
+`cpudist test` fails and says the expected words. It is rightly named if it names no whole host. On whole hosts it must
+find nothing, however busy the machine is. What a run wrote goes to standard error where it was wrong.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+
+import jobs
+from bed import Bed, missing
+from control_group import control_group
+from mpis import mpirun_on
+
+_SECONDS = 400.0  # of one run, at most
+_RATE = "100mbit"  # of a whole link
+_PERIOD = 100_000  # of a control group's quota, in microseconds
+_OWN_LINES = r"^cpudist\w*: (?!checking |starting |\d+ ranks on |completed )(.*)$"
+
+
+class Hosts:
+    """Hosts of a bed, on which `cpudist test` runs."""
+
+    def __init__(self, count: int, stack: ExitStack) -> None:
+        self._top = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.folder = self._top / "work"  # that they work in
+        for folder in (self.folder, self._top / "bed"):
+            folder.mkdir()
+        self._group = stack.enter_context(control_group())
+        self.bed = stack.enter_context(Bed(self._top / "bed", count, _RATE))
+        self._confined = ""
+
+    def sh(self, host: str, *commands: str) -> None:
+        """Run commands of a shell on a host."""
+        result = self.bed.run(host, ["sh", "-ec", "\n".join(commands)], timeout=30, cwd="/")
+        assert result.returncode == 0, result.output
+
+    def confine(self, host: str, kind: str, **limits: str) -> None:
+        """Limit all processes of a host by a control group."""
+        self._group.limit(kind, **limits)
+        self.bed.join(host, self._group)
+        self._confined = host
+
+    def test(self, *, launched: bool, env: dict[str, str]) -> tuple[jobs.Result, list[str]]:
+        """Run `cpudist test`; return how it ended, and what it said: its findings, or its errors where it has none."""
+        file = self._top / "cluster.json"
+        file.unlink(missing_ok=True)
+        command = [str(jobs.BIN / "cpudist"), "test", "--json", str(file)]
+        command += ["--hostfile", self.bed.hostfile()] if launched else []
+        command = command if launched else [*mpirun_on(self.bed, "intel", 1), *command]
+        command = self._group.inside(command) if self._confined == "h0" else command
+        env = {"XDG_CACHE_HOME": str(self._top), **env}
+        result = self.bed.run("h0", command, _SECONDS, env, self.folder)
+        if not file.exists():
+            return result, re.findall(_OWN_LINES, result.stderr, re.MULTILINE)
+        findings = json.loads(file.read_text())["findings"]
+        return result, [f"{finding['about']}: {finding['message']}" for finding in findings]
+
+
+# Ways to break a host
+
+
+def link(hosts: Hosts, name: str, rate: str) -> None:
+    hosts.bed.limit(rate, name)
+
+
+def sending(hosts: Hosts, name: str, rate: str) -> None:
+    hosts.sh(name, f"tc qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 20ms")
+
+
+def sending_to(hosts: Hosts, name: str, other: str, rate: str) -> None:
+    address = hosts.bed.addresses[other][0]
+    hosts.sh(
+        name,
+        "tc qdisc replace dev eth0 root handle 1: htb default 1",
+        f"tc class add dev eth0 parent 1: classid 1:1 htb rate {_RATE}",
+        f"tc class add dev eth0 parent 1: classid 1:2 htb rate {rate} ceil {rate}",
+        f"tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {address} flowid 1:2",
+    )
+
+
+def quota(hosts: Hosts, name: str, cores: float) -> None:
+    """So few that it is slow although all hosts share a busy machine."""
+    used = str(round(cores * _PERIOD))
+    hosts.confine(name, "cpu", cpu__cfs_quota_us=used, cpu__max=f"{used} {_PERIOD}")
+
+
+def closed(hosts: Hosts, name: str, ports: str, verdict: str = "drop") -> None:
+    """A firewall that lets in nothing new at these ports."""
+    hosts.sh(
+        name,
+        "nft add table inet wall",
+        "nft 'add chain inet wall in { type filter hook input priority 0; }'",
+        "nft add rule inet wall in iif lo accept",
+        "nft add rule inet wall in ct state established,related accept",
+        f"nft add rule inet wall in tcp dport {ports} {verdict}",
+    )
+
+
+def second_network(hosts: Hosts, names: str, slow: str = "") -> None:
+    """An interface eth1 on some hosts, which is slow on one of them."""
+    for name in names.split():
+        address = hosts.bed.addresses[name][0].replace("10.77.", "10.88.")
+        hosts.sh(name, "ip link add eth1 link eth0 type macvlan mode bridge", f"ip address add {address}/24 dev eth1")
+        hosts.sh(name, "ip link set eth1 up")
+    if slow:
+        hosts.sh(slow, "tc qdisc replace dev eth1 root tbf rate 15mbit burst 256kb latency 20ms")
+
+
+def docker(hosts: Hosts) -> None:
+    """Docker's bridge, which has the same address on every host."""
+    for name in hosts.bed.addresses:
+        hosts.sh(name, "ip link add docker0 type bridge", "ip address add 172.17.0.1/16 dev docker0")
+        hosts.sh(name, "ip link set docker0 up")
+
+
+def wrong_address(hosts: Hosts, name: str, other: str) -> None:
+    """A host knows another by an address that nobody has."""
+    hosts.sh(
+        name,
+        f"sed 's/^[0-9.]* {other}$/10.77.0.99 {other}/' /etc/hosts > /run/hosts",
+        "mount --bind /run/hosts /etc/hosts",
+    )
+
+
+def full_memory(hosts: Hosts, name: str, size: str, left: str) -> None:
+    """/dev/shm of this size, of which so much is left."""
+    hosts.sh(name, f"mount -o remount,size={size} /dev/shm", f"fallocate -l $(( {size} - {left} )) /dev/shm/other")
+
+
+def version(hosts: Hosts, name: str, module: str, file: str) -> None:
+    """Another version of a package, which says so in one of its files."""
+    path = find_spec(module).origin
+    assert path is not None
+    source = Path(path).with_name(file)
+    hosts.sh(
+        name,
+        f"sed 's/^__version__ = .*/__version__ = \"0.0.1\"/' {source} > /run/{module}",
+        f"mount --bind /run/{module} {source}",
+    )
+
+
+def own_folder(hosts: Hosts, *names: str) -> None:
+    for name in names:
+        hosts.sh(name, f"mount -t tmpfs tmpfs {hosts.folder}")
+
+
+def no_folder(hosts: Hosts, name: str) -> None:
+    hosts.sh(
+        name, f"mkdir /run/empty; cp -r {hosts.folder}/../bed /run/empty; mount --bind /run/empty {hosts.folder}/.."
+    )
+
+
+@dataclass(frozen=True)
+class Injection:
+    """A way to break hosts.
+
+    Attributes:
+        hosts: how many there are.
+        strike: breaks some of them.
+        broken: their names.
+        says: what must be said, a regular expression for each sentence.
+        launched: whether `cpudist launch` starts the ranks, or the user's mpirun.
+        before: whether the whole hosts are measured first.
+    """
+
+    hosts: int
+    strike: Callable[[Hosts], None]
+    broken: tuple[str, ...]
+    says: tuple[str, ...]
+    launched: bool = True
+    before: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+    def judge(self, said: list[str]) -> str:
+        """Return what is wrong with what was said; empty where nothing is."""
+        missed = [words for words in self.says if not any(re.search(words, line) for line in said)]
+        named = {line: set(re.findall(r"\bh\d\b", line.partition(": ")[0])) for line in said}
+        others = [line for line, hosts in named.items() if hosts and not hosts & set(self.broken)]
+        return "; ".join([*(f"missed: {words}" for words in missed), *(f"misnamed: {line}" for line in others)])
+
+
+_SLOW = r"computes at 0\.\d+ of the others in float32"
+_VERSION = r"has {} 0\.0\.1, th"
+_CLOSED, _AWAY = "{} lets no connection in at a free port", "{} cannot connect to this host"
+_SHARE = "{}: does not share the working folder of h0"
+
+INJECTIONS = {
+    "link h2 of 3": Injection(
+        3, partial(link, name="h2", rate="10mbit"), ("h2",), ("h2: sends at most", "h2: receives")
+    ),
+    "link h0 of 4": Injection(
+        4, partial(link, name="h0", rate="25mbit"), ("h0",), ("h0: sends at most", "h0: receives"), launched=False
+    ),
+    "sending h1 of 3": Injection(3, partial(sending, name="h1", rate="20mbit"), ("h1",), ("h1: sends at most",)),
+    "pair h1 to h3 of 4": Injection(
+        4, partial(sending_to, name="h1", other="h3", rate="15mbit"), ("h1",), (r"h1 to h3: \d+",)
+    ),
+    "link slower than last time": Injection(
+        2, partial(link, name="h1", rate="20mbit"), ("h1",), (r"h0 to h1: .* of what it was", "h1 to h0: "), before=True
+    ),
+    "quota h2 of 3": Injection(3, partial(quota, name="h2", cores=0.06), ("h2",), (f"h2: {_SLOW}: on 1 core",)),
+    "quota h0 of 3": Injection(3, partial(quota, name="h0", cores=0.06), ("h0",), (f"h0: {_SLOW}",), launched=False),
+    "quota h1 of 4": Injection(4, partial(quota, name="h1", cores=0.06), ("h1",), (f"h1: {_SLOW}: on 1 core",)),
+    "ports h1 of 3": Injection(3, partial(closed, name="h1", ports="1024-65535"), ("h1",), (_CLOSED.format("h1"),)),
+    "ports h0 of 3": Injection(
+        3, partial(closed, name="h0", ports="1024-65535"), ("h1", "h2"), (_AWAY.format("h1"), _AWAY.format("h2"))
+    ),
+    "ports refused h2 of 3": Injection(
+        3,
+        partial(closed, name="h2", ports="1024-65535", verdict="reject with tcp reset"),
+        ("h2",),
+        (_CLOSED.format("h2"),),
+    ),
+    "ports h3 of 4": Injection(4, partial(closed, name="h3", ports="10000-65535"), ("h3",), (_CLOSED.format("h3"),)),
+    "no eth1 on h2 of 3": Injection(
+        3, partial(second_network, names="h0 h1"), ("h2",), ("h2",), env={"FI_TCP_IFACE": "eth1"}
+    ),
+    "docker0 of 3": Injection(3, docker, ("h0", "h1", "h2"), ("docker0",), env={"FI_TCP_IFACE": "docker0"}),
+    "slow eth1 on h2 of 3": Injection(
+        3, partial(second_network, names="h0 h1 h2", slow="h2"), ("h2",), ("h2: sends",), env={"FI_TCP_IFACE": "eth1"}
+    ),
+    "h2 knows h0 wrongly": Injection(3, partial(wrong_address, name="h2", other="h0"), ("h2",), (_AWAY.format("h2"),)),
+    "/dev/shm 10 MB h1 of 3": Injection(
+        3,
+        partial(full_memory, name="h1", size="1073741824", left="10485760"),
+        ("h1",),
+        ("h1: has .* free in /dev/shm",),
+    ),
+    "/dev/shm full h2 of 3": Injection(
+        3, partial(full_memory, name="h2", size="67108864", left="0"), ("h2",), ("h2: has 0 B free in /dev/shm",)
+    ),
+    "/dev/shm small h0 of 4": Injection(
+        4,
+        partial(full_memory, name="h0", size="67108864", left="33554432"),
+        ("h0",),
+        ("h0: has .* free in /dev/shm",),
+        launched=False,
+    ),
+    "cpudist h1 of 3": Injection(
+        3,
+        partial(version, name="h1", module="cpudist", file="version.py"),
+        ("h1",),
+        ("h1 " + _VERSION.format("cpudist"),),
+    ),
+    "cpudist h2 of 4": Injection(
+        4,
+        partial(version, name="h2", module="cpudist", file="version.py"),
+        ("h2",),
+        ("h2: " + _VERSION.format("cpudist"),),
+        launched=False,
+    ),
+    "torch h2 of 3": Injection(
+        3,
+        partial(version, name="h2", module="torch", file="version.py"),
+        ("h2",),
+        ("h2: " + _VERSION.format("torch"),),
+        launched=False,
+    ),
+    "folder h1 of 3": Injection(3, lambda hosts: own_folder(hosts, "h1"), ("h1",), (_SHARE.format("h1"),)),
+    "folder h1, h2 of 4": Injection(
+        4, lambda hosts: own_folder(hosts, "h1", "h2"), ("h1", "h2"), (_SHARE.format("h1"), _SHARE.format("h2"))
+    ),
+    "no folder h2 of 3": Injection(3, partial(no_folder, name="h2"), ("h2",), ("h2 has no folder",)),
+}
+
+
+def run(name: str) -> tuple[str, float, list[str], jobs.Result]:
+    """Run an injection, or none; return what was wrong, the seconds, what was said, and the output."""
+    injection = INJECTIONS.get(name, Injection(3 + int(name.startswith("4")), lambda _hosts: None, (), ()))
+    with ExitStack() as stack:
+        hosts = Hosts(injection.hosts, stack)
+        if injection.before:
+            hosts.test(launched=injection.launched, env=injection.env)
+        injection.strike(hosts)
+        begin = time.monotonic()
+        result, said = hosts.test(launched=injection.launched, env=injection.env)
+        seconds = time.monotonic() - begin
+    wrong = injection.judge(said)
+    if (result.returncode == 0) == bool(injection.says):
+        wrong = f"exit status {result.returncode}; {wrong}"
+    return wrong, seconds, said, result
+
+
+def main() -> None:
+    """Print a table; exit with status 1 if an injection was missed or misnamed, or a whole host was named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clean", type=int, default=20, metavar="RUNS", help="runs on whole hosts")
+    parser.add_argument("injection", nargs="*", metavar="INJECTION", help=f"of {', '.join(INJECTIONS)}; all by default")
+    options = parser.parse_args()
+    if reason := missing() or (None if shutil.which("nft") else "no nft; apt-get install nftables"):
+        sys.exit(reason)
+    names = options.injection or list(INJECTIONS)
+    clean = [f"{3 + number % 2} whole hosts, {number + 1}" for number in range(options.clean)]
+    print("| injection | right | seconds | load | said |\n|---|---|---|---|---|", flush=True)
+    times, bad = [], 0
+    for name in [*names, *clean]:
+        wrong, seconds, said, result = run(name)
+        times.append(seconds)
+        bad += bool(wrong)
+        words = "; ".join(said)[:160].replace("|", "/")
+        print(f"| {name} | {wrong or 'yes'} | {seconds:.0f} | {os.getloadavg()[0]:.1f} | {words} |", flush=True)
+        if wrong:
+            print(f"{name}: {wrong}\n{result.output}", file=sys.stderr, flush=True)
+    print(f"\n{len(times) - bad} of {len(times)} right, {min(times):.0f} to {max(times):.0f} s each")
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()
