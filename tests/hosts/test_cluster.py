@@ -9,6 +9,8 @@ import pytest
 from bed import Bed
 from jobs import BIN
 
+from cpudist.compiler import cache_folder
+
 pytestmark = [pytest.mark.job, pytest.mark.usefixtures("possible")]
 
 
@@ -17,7 +19,8 @@ def test_a_slow_link_is_named(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     with Bed(tmp_path_factory.mktemp("bed"), hosts=3, rate="400mbit") as bed:
         bed.limit("40mbit", "h2")
         command = [str(BIN / "cpudist"), "test", "--hostfile", bed.hostfile(), "--json", str(figures)]
-        shown = bed.run("h0", command, timeout=300, env={"XDG_CACHE_HOME": str(tmp_path)})
+        env = {"XDG_CACHE_HOME": str(tmp_path), "CPUDIST_CACHE": str(cache_folder())}
+        shown = bed.run("h0", command, timeout=300, env=env)
     assert shown.returncode == 1, shown.output
     found = json.loads(figures.read_text())
     named = {(finding["about"], finding["message"].split(" at most ")[0]) for finding in found["findings"]}

@@ -40,6 +40,7 @@ if __name__ == "__main__":  # the process that loads data imports this file
 @pytest.fixture(autouse=True)
 def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CPUDIST_CACHE", str(cache_folder()))  # of compiled libraries
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -125,19 +126,18 @@ def test_a_measured_number_of_ranks_is_the_default(capsys: pytest.CaptureFixture
 def test_the_ranks_of_a_target_are_measured_and_launched(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_TRAINS)
-    env = {"XDG_CACHE_HOME": str(tmp_path), "CPUDIST_CACHE": str(cache_folder())}
     words = ["plan", "--measure", "--", "-m", script.stem, "word"]
-    found = run([*COMMAND, *words], timeout=180, env=env, cwd=tmp_path)
+    found = run([*COMMAND, *words], timeout=180, cwd=tmp_path)
     assert found.returncode == 0, found.output
     rows = re.findall(r"^ +(\d+) +\d+ +\S+ +\S+ [MG]B$", found.stdout, re.MULTILINE)
     fastest = re.findall(r"^fastest: (\d+) ranks? \(mpirun -ppn \1\)", found.stdout, re.MULTILINE)
     assert rows[:1] == ["1"], found.output
     assert fastest[0] in rows
-    launched = run([*COMMAND, "launch", "--dry-run", "--", str(script)], timeout=60, env=env)
+    launched = run([*COMMAND, "launch", "--dry-run", "--", str(script)], timeout=60)
     assert f"-n {fastest[0]} " in launched.stdout
 
     script.write_text("raise OSError('no data')")
-    found = run([*COMMAND, "plan", "--measure", "--", str(script)], timeout=180, env=env)
+    found = run([*COMMAND, "plan", "--measure", "--", str(script)], timeout=180)
     assert found.returncode == 2
     assert "no steps of 1 rank could be timed" in found.stderr
     assert "OSError: no data" in found.stderr
