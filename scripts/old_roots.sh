@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run a wheel on two ranks of an old system without a compiler: a root folder of Debian 11, which has glibc 2.31.
 #   scripts/old_roots.sh WHEEL [PACKAGE]...      as root; torch==2.13.0 by default; 15 minutes the first time
+#   EXTRA=mpich scripts/old_roots.sh WHEEL …     with MPICH instead of Intel MPI
 # It is the oldest Debian that the mirrors have. Its Python is too old, so the wheel's is compiled there, in another root
 # folder, from a newer Debian's source. All stays in build/roots but the environment.
 set -euo pipefail
@@ -57,7 +58,7 @@ rm -rf "$root"
 trap 'rm -rf "$root"' EXIT
 cp -a "$ROOTS/$SUITE" "$root"
 cp -a "$ROOTS/builder/opt/python$python" "$root/opt"
-PYTHON=python$python scripts/wheelhouse.sh "$root/wheels" "$@" "${wheel}[ccl]"
+PYTHON=python$python scripts/wheelhouse.sh "$root/wheels" "$@" "${wheel}[${EXTRA:-ccl}]"
 cat >"$root/root/script.py" <<'SCRIPT'
 import torch
 import torch.distributed as dist
@@ -86,5 +87,7 @@ in_root "$root" sh -ec '
     timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
     # Every symbol is looked up, not only those that are called.
     LD_BIND_NOW=1 CPUDIST_TRANSPORT=oneccl timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
+    # Over libfabric, which the package of MPI has brought.
+    CPUDIST_TRANSPORT=oneccl timeout 120 torchrun --nproc-per-node 2 /opt/env/bin/cpudist-train --backend ccl script.py
     test ! -e /root/.cache/cpudist
     du -sh --exclude=torch /opt/env' "$python"

@@ -20,7 +20,9 @@ ASK = 'import sys, sysconfig; print("cp%d%d" % sys.version_info[:2], sysconfig.g
 
 def main(folder: Path, pythons: list[str]) -> None:
     """Compile a module for each Python, which finds its libraries relative to its own place in an environment."""
-    module = compilation.module(toolchain.find_oneccl(), f"$ORIGIN/{compilation.LIBRARIES}")
+    beside = f"$ORIGIN/{compilation.LIBRARIES}"
+    # MPICH's package has its libfabric in a folder of its own.
+    module = compilation.module(toolchain.find_oneccl(), f"{beside}:{beside}/mpich")
     torch = compilation.prebuilt_for().rpartition("-")[0]
     for python in pythons:
         answer = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
