@@ -35,8 +35,10 @@ compile_modules() {
     timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/installed[ccl,build]"
     for build in one two; do
         PATH=$scratch/torch/bin:$PATH CXX=$scratch/toolchain/g++ PYTHONPATH=$scratch/$build/${tags[0]} timeout 7200 \
-            python scripts/manylinux/compile_modules.py "$scratch/$build" "${of[@]}"
+            python scripts/manylinux/compile_modules.py "$scratch/$build" "${of[@]}" &
     done
+    wait -n
+    wait -n
     # oneCCL is linked statically, so its licence comes along, with those of what it contains.
     cp "$scratch"/torch/lib/python*/site-packages/oneccl_cpu_devel-*.dist-info/LICENSE.txt "$scratch/LICENSE.oneCCL.txt"
     cp "$scratch/torch/share/doc/ccl/licensing/third-party-programs.txt" "$scratch/LICENSE.oneCCL-third-party.txt"
