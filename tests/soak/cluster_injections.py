@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
@@ -28,6 +28,9 @@ import jobs
 from bed import Bed, missing
 from control_group import control_group
 from mpis import mpirun_on
+
+import cpudist.version
+from cpudist.doctor.versions import installed
 
 _SECONDS = 400.0  # of one run, at most
 _RATE = "100mbit"  # of a whole link
@@ -145,16 +148,10 @@ def full_memory(hosts: Hosts, name: str, size: str, left: str) -> None:
     hosts.sh(name, f"mount -o remount,size={size} /dev/shm", f"fallocate -l $(( {size} - {left} )) /dev/shm/other")
 
 
-def version(hosts: Hosts, name: str, module: str, file: str) -> None:
-    """Another version of a package, which says so in one of its files."""
-    path = find_spec(module).origin
-    assert path is not None
-    source = Path(path).with_name(file)
-    hosts.sh(
-        name,
-        f"sed 's/^__version__ = .*/__version__ = \"0.0.1\"/' {source} > /run/{module}",
-        f"mount --bind /run/{module} {source}",
-    )
+def version(hosts: Hosts, name: str, file: str | Path, line: str) -> None:
+    """Another version of a package: this line in one of its files."""
+    start = line.partition("0.0.1")[0]
+    hosts.sh(name, f"sed 's/^{start}.*/{line}/' {file} > /run/version", f"mount --bind /run/version {file}")
 
 
 def own_folder(hosts: Hosts, *names: str) -> None:
@@ -198,6 +195,11 @@ class Injection:
 
 
 _SLOW = r"computes at 0\.\d+ of the others in float32"
+_CPUDIST = {"file": cpudist.version.__file__, "line": '__version__ = "0.0.1"'}
+_TORCH = {
+    "file": distribution("torch").locate_file(f"torch-{installed('torch')}.dist-info/METADATA"),
+    "line": "Version: 0.0.1",
+}
 _VERSION = r"has {} 0\.0\.1, th"
 _CLOSED, _AWAY = "{} lets no connection in at a free port", "{} cannot connect to this host"
 _SHARE = "{}: does not share the working folder of h0"
@@ -256,24 +258,18 @@ INJECTIONS = {
     ),
     "cpudist h1 of 3": Injection(
         3,
-        partial(version, name="h1", module="cpudist", file="version.py"),
+        partial(version, name="h1", **_CPUDIST),
         ("h1",),
         ("h1 " + _VERSION.format("cpudist"),),
     ),
     "cpudist h2 of 4": Injection(
         4,
-        partial(version, name="h2", module="cpudist", file="version.py"),
+        partial(version, name="h2", **_CPUDIST),
         ("h2",),
         ("h2: " + _VERSION.format("cpudist"),),
         launched=False,
     ),
-    "torch h2 of 3": Injection(
-        3,
-        partial(version, name="h2", module="torch", file="version.py"),
-        ("h2",),
-        ("h2: " + _VERSION.format("torch"),),
-        launched=False,
-    ),
+    "torch h2 of 3": Injection(3, partial(version, name="h2", **_TORCH), ("h2",), ("h2 " + _VERSION.format("torch"),)),
     "folder h1 of 3": Injection(3, lambda hosts: own_folder(hosts, "h1"), ("h1",), (_SHARE.format("h1"),)),
     "folder h1, h2 of 4": Injection(
         4, lambda hosts: own_folder(hosts, "h1", "h2"), ("h1", "h2"), (_SHARE.format("h1"), _SHARE.format("h2"))
