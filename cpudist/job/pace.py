@@ -34,7 +34,7 @@ _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first d
 
 _DATA_SHARE = 0.05  # of the time, beyond others'
 _SLOW_CLOCK = 0.93
-_SWITCHES, _FAULTS = 20.0, 2000.0  # a second, beyond 3 times others'
+_SWITCHES, _FAULTS = 50.0, 2000.0  # a second; faults beyond 3 times others'
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:
         return f"it computes with {slow.threads} threads, others with {threads:g}"
     if slow.clock is not None and clocks and slow.clock < _SLOW_CLOCK * statistics.median(clocks):
         return f"its clock is {slow.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
-    if slow.switches > _SWITCHES + 3 * statistics.median(one.switches for one in others):
-        return f"another program computes on its cores: it lost them {slow.switches:.0f} times a second"
     if slow.faults > _FAULTS + 3 * statistics.median(one.faults for one in others):
         return f"it has {slow.faults:.0f} page faults a second"
+    if slow.switches > _SWITCHES:  # not against others': they wait, and who waits gives its core away again and again
+        return f"another program computes on its cores: it lost them {slow.switches:.0f} times a second"
     return ""

@@ -63,6 +63,14 @@ def test_a_slow_rank_is_named_once(fields: dict[str, Any], cause: str, monkeypat
     assert _said(last, monkeypatch, times=4) == [WAITS + cause]
 
 
+def test_a_neighbour_shows_beside_ranks_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that waits gives its core away thousands of times a second."""
+    last = {rank: _later(0.15, switches=20_000) for rank in range(4)} | {2: _later(0.01, switches=900)}
+    assert _said(last, monkeypatch) == [
+        f"{WAITS}; another program computes on its cores: it lost them 90 times a second"
+    ]
+
+
 @given(st.lists(st.floats(0.3, 0.399), min_size=2, max_size=16))
 def test_equal_ranks_are_not_named(shares: list[float]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
