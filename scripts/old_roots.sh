@@ -88,6 +88,6 @@ in_root "$root" sh -ec '
     # Every symbol is looked up, not only those that are called.
     LD_BIND_NOW=1 CPUDIST_TRANSPORT=oneccl timeout 120 mpirun -n 2 cpudist-train --backend ccl script.py
     # Over libfabric, which the package of MPI has brought.
-    CPUDIST_TRANSPORT=oneccl timeout 120 torchrun --nproc-per-node 2 /opt/env/bin/cpudist-train --backend ccl script.py
+    CPUDIST_TRANSPORT=oneccl timeout 120 torchrun --local-addr 127.0.0.1 --nproc-per-node 2 --no-python cpudist-train --backend ccl script.py
     test ! -e /root/.cache/cpudist
     du -sh --exclude=torch /opt/env' "$python"
