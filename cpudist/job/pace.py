@@ -134,7 +134,7 @@ class Stragglers:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._first: Mapping[int, Pace] = {}
-        self._suspect: int | None = None  # of the last comparison
+        self._suspect = (-1, 0.0)  # of the last comparison: the slowest rank and its delays
         self._named: set[int] = set()
         self.figures: dict[str, float] = {}  # of the newest comparison
 
@@ -163,8 +163,9 @@ class Stragglers:
         delays = max(waited - slow.waited, 0.0)
         waits = statistics.fmean(one.waited for one in rates.values())
         self.figures = {"waits": waits, "slowest_rank": number, "delays": delays}
-        before, self._suspect = self._suspect, number if delays >= _SHARE else None
-        if self._suspect is None or self._suspect != before or number in self._named:
+        (before, last), self._suspect = self._suspect, (number, delays)
+        # On a busy machine one comparison alone takes noise for 10 %, or 15 % for noise.
+        if number != before or number in self._named or min(last, delays) < _SHARE / 2 or last + delays < 2 * _SHARE:
             return ""
         self._named.add(number)
         cause = _cause(slow, others)

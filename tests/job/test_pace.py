@@ -77,6 +77,21 @@ def test_equal_ranks_are_not_named(shares: list[float]) -> None:
         assert _said({rank: _later(share) for rank, share in enumerate(shares)}, monkeypatch) == []
 
 
+@pytest.mark.parametrize(("shares", "named"), [((0.08, 0.13), True), ((0.03, 0.3), False), ((0.08, 0.11), False)])
+def test_two_comparisons_count_together(
+    shares: tuple[float, float], named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(pace, "say", lines.append)
+    stragglers, waited = Stragglers(["rank 0", "rank 1"]), 0.0
+    stragglers.compare({0: FIRST, 1: FIRST})
+    for number, share in enumerate(shares, start=1):
+        waited += 10 * share
+        last = replace(FIRST, steps=10 + 60 * number, at=5.0 + 10 * number)
+        stragglers.compare({0: replace(last, waited=waited), 1: last})
+    assert bool(lines) is named
+
+
 def test_ranks_that_are_slow_in_turn_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(pace, "say", lines.append)
