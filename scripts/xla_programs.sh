@@ -78,7 +78,6 @@ train alone examples/train_resnet_base.py
 train "two ranks" examples/data_parallel/train_resnet_ddp.py
 train "two ranks" examples/data_parallel/train_resnet_xla_ddp.py
 train "4 devices" examples/data_parallel/train_resnet_spmd_data_parallel.py
-train alone examples/train_resnet_amp.py
 train alone "${imagenet[@]}"
 train "two ranks" "${imagenet[@]}"
 train "two ranks" "${imagenet[@]}" --ddp --pjrt_distributed

@@ -2,15 +2,11 @@
 
 Each candidate trains a BERT of its own, 4 x 128 tokens per rank: in DDP as `cpudist.wrap` makes it, and on gloo in DDP
 with torch's defaults.
-
-The column "hidden" is the share of communication that overlaps with computing: 1 if a step takes as long as one without
-communication, 0 if the time to average all gradients comes on top of it.
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist import api, job
-from cpudist.backends.ccl.ccl_group import WireOptions
 from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import (
     CCL,
@@ -50,10 +44,8 @@ CANDIDATES: dict[str, tuple[str, str]] = {
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
     _WHOLE: (CCL, "bf16"),
     "gloo": (GLOO, "none"),
-    "gloo, fp16": (GLOO, "fp16"),  # torch's hook
     "gloo, powersgd": (GLOO, "powersgd"),
 }
-_AVERAGED = ("none", "bf16", "int8", "gloo")  # candidates whose averaging is also timed alone
 _FULL_SHAPE, SMALL_SHAPE = (4, 128), (2, 64)  # samples per rank, tokens per sample
 _VOCABULARY = 30522
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -66,23 +58,21 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=0)
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Times of a step, by type and candidate, and of averaging alone."""
+    """Times of a step, by type and candidate."""
 
     steps: dict[str, dict[str, Timings]]
-    averages: dict[str, dict[str, Timings]]
 
     def table(self) -> str:
         """Return one block of lines for each type."""
-        head = ["", "time", f"of {ALONE}", "the average by itself", "hidden"]
+        head = ["", "time", f"of {ALONE}"]
         return "\n\n".join(
             f"training step, {dtype}\n" + table(head, [self._row(dtype, name) for name in timings])
             for dtype, timings in self.steps.items()
         )
 
     def _row(self, dtype: str, name: str) -> list[str]:
-        step, alone, average = self.steps[dtype][name], self.steps[dtype][ALONE], self.averages[dtype].get(name)
-        cells = [name, time_cell(step), ratio_cell(ratio(step, alone))]
-        return [*cells, *([time_cell(average), f"{_hidden(alone, average, step):.2f}"] if average else ["", ""])]
+        step = self.steps[dtype][name]
+        return [name, time_cell(step), ratio_cell(ratio(step, self.steps[dtype][ALONE]))]
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return the figures for JSON."""
@@ -91,7 +81,6 @@ class HostTimes:
                 "dtype": dtype,
                 "seconds": {name: one.as_dict() for name, one in timings.items()},
                 "ratios": {f"{name}/{ALONE}": ratio(one, timings[ALONE]).as_dict() for name, one in timings.items()},
-                "averages": {name: one.as_dict() for name, one in self.averages[dtype].items()},
             }
             for dtype, timings in self.steps.items()
         ]
@@ -115,10 +104,10 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     shape = SMALL_SHAPE if quick else _FULL_SHAPE
     say(f"BERT with {_size_of_bert() / 1e6:.1f} million parameters, {shape[0]} x {shape[1]} tokens per rank")
     tokens, groups, turns = random_tokens(world.rank, shape), both_groups(CCL), _QUICK if quick else _FULL
-    times, names = HostTimes({}, {}), only or list(CANDIDATES)[1:]
+    times, names = HostTimes({}), only or list(CANDIDATES)[1:]
     for dtype in _DTYPES[: 1 if quick else None]:
         name = precision.name(dtype)
-        times.steps[name], times.averages[name] = _compare(dtype, tokens, groups, names, turns, say)
+        times.steps[name] = _compare(dtype, tokens, groups, names, turns, say)
         gc.collect()  # its models
     return times
 
@@ -165,33 +154,14 @@ def _compare(
     names: Sequence[str],
     turns: Turns,
     say: Callable[[str], None],
-) -> tuple[dict[str, Timings], dict[str, Timings]]:
-    """Return the times of a step of `ALONE` and of the named candidates, and of their averaging alone."""
+) -> dict[str, Timings]:
+    """Return the times of a step of `ALONE` and of the named candidates."""
     name = precision.name(dtype)
-    candidates: dict[tuple[str, str], Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for candidate in (ALONE, *names):
         say(f"{name}, warming up: {candidate}")
-        candidates["step", candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
-        if candidate in _AVERAGED:
-            candidates["average", candidate] = together(_average_of(candidate, groups), groups[GLOO])
-    timings = take_turns(candidates, turns, lambda progress: say(f"{name}, {progress}"))
-    steps = {candidate: one for (what, candidate), one in timings.items() if what == "step"}
-    return steps, {candidate: one for (what, candidate), one in timings.items() if what == "average"}
-
-
-def _hidden(alone: Timings, average: Timings, step: Timings) -> float:
-    """Return the median over the rounds of the share of the average that a step hides."""
-    rounds = zip(alone.by_round, average.by_round, step.by_round, strict=True)
-    return statistics.median((a + w - s) / w for a, w, s in rounds)
-
-
-def _average_of(name: str, groups: dict[str, dist.ProcessGroup]) -> Candidate:
-    values = torch.zeros(_size_of_bert())
-    if name == GLOO:
-        group = groups[GLOO]
-    else:
-        group = groups[CCL] if name == "none" else dist.new_group(backend=CCL, pg_options=WireOptions(name))
-    return timed(lambda: dist.all_reduce(values, group=group))
+        candidates[candidate] = together(_training(candidate, groups, tokens, dtype), groups[GLOO])
+    return take_turns(candidates, turns, lambda progress: say(f"{name}, {progress}"))
 
 
 def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Tensor, dtype: torch.dtype) -> Candidate:
@@ -207,10 +177,7 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
         model = api.wrap(plain, compress=scheme)
     else:
         model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
-        if scheme == "fp16":
-            model.register_comm_hook(groups[backend], default_hooks.fp16_compress_hook)
-        else:
-            own.compress(model, scheme)
+        own.compress(model, scheme)
 
     def step() -> None:
         with model.no_sync() if name == ALONE else nullcontext():

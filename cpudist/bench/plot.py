@@ -53,7 +53,7 @@ def _draw_sizes(comparisons: list[Comparison], axes: Any) -> None:
 
 
 def _color(name: str) -> str:
-    """Return the color of a bar, such as ``gloo, fp16`` or ``broadcast of 16 MB, ccl``."""
+    """Return the color of a bar, such as ``gloo, powersgd`` or ``broadcast of 16 MB, ccl``."""
     return next((color for part, color in _COLORS.items() if part in name), _COLORS[CCL])
 
 

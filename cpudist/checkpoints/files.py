@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,9 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import WriteItem
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from cpudist.checkpoints import folders, manifest, state
@@ -96,14 +94,12 @@ def write(
     publisher: Publisher,
     step: int | None = None,
     check: Callable[[], None] = lambda: None,
-    pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a tree of `state.collect`; every rank calls it.
 
     Args:
         step: the number of the training step, for the manifest; None: not known.
         check: called on rank 0 before anything is written; may raise.
-        pause: called between tensors, and between blocks of the files.
 
     Raises:
         UserError: as `save`, and as `check`.
@@ -118,8 +114,8 @@ def write(
     try:
         # DCP raises an error of one rank on all ranks.
         with _quiet(), _one_checksum():
-            writer, planner = FileSystemWriter(written, sync_files=True), _PausingPlanner(pause)
-            dcp.save(tree, storage_writer=writer, planner=planner, process_group=ranks.group, no_dist=ranks.alone)
+            writer = FileSystemWriter(written, sync_files=True)
+            dcp.save(tree, storage_writer=writer, process_group=ranks.group, no_dist=ranks.alone)
     except CheckpointException as error:
         rank, (failure, _) = next(iter(error.failures.items()))
         full = folders.why_full(failure, target.parent)
@@ -128,7 +124,7 @@ def write(
         ) from error
 
     def checksums() -> dict[str, tuple[int, str]]:  # only the host that has written a file is sure to have all of it
-        return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"), pause)
+        return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"))
 
     def seal(parts: list[dict[str, tuple[int, str]]]) -> None:
         files = {name: checksum for part in parts for name, checksum in part.items()}
@@ -137,7 +133,7 @@ def write(
                 f"{state.few(missing)} of {target} cannot be seen here; save on a disk that all hosts share"
             )
         job = current()
-        manifest.seal(written, step, ranks.size, [] if job is None else job.run_ids, known=files, pause=pause)
+        manifest.seal(written, step, ranks.size, [] if job is None else job.run_ids, known=files)
 
     publisher.complete(written, ranks, ranks.rank == 0, checksums, seal)
 
@@ -196,18 +192,6 @@ def read(
     if with_random and "random" in tree:
         state.load_random(tree["random"][str(ranks.rank)][0])
     return state.plain_values(more) | {name: value for name, (value,) in tree.get("values", {}).items()}
-
-
-class _PausingPlanner(DefaultSavePlanner):
-    """Pause before each tensor is written."""
-
-    def __init__(self, pause: Callable[[], None]) -> None:
-        super().__init__()
-        self._pause = pause
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        self._pause()
-        return super().resolve_data(write_item)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ that folder. A rename, which is atomic in a file system, moves a checkpoint out 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import secrets
@@ -24,7 +23,6 @@ INCOMPLETE = ".incomplete"
 PREFIX = "checkpoint-"
 _REPLACED = "replaced-"
 _ABANDONED_SECONDS = 24 * 3600.0
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # renameat2(2)
 _PROBE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a folder
@@ -102,9 +100,9 @@ def publish(written: Path, folder: Path) -> None:
     except FileNotFoundError:  # another rank has moved it
         return
     # There may be one of this step: of an earlier run, or this run began anew or resumed from an older checkpoint.
-    replaced = _replace(target, own) if target.exists() else None
-    if replaced is None:
-        own.rename(target)
+    # After a kill between the two renames `restore` brings it back.
+    replaced = _move_aside(target, _REPLACED) if target.exists() else None
+    own.rename(target)
     _sync(folder)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
@@ -182,25 +180,6 @@ def _describe(folder: Path) -> str:
     mount = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_mount())
     free = f"{size(usage.free)} of {size(usage.total)} free, or a quota is used up"
     return f"the disk at {mount} is full ({free}) on {socket.gethostname()}"
-
-
-def _replace(target: Path, new: Path) -> Path:
-    """Move `new` to `target`, which exists; return the new place of the old `target`. A kill at any moment loses
-    neither.
-    """
-    if _exchange(new, target):
-        return new
-    aside = _move_aside(target, _REPLACED)  # `restore` brings it back
-    new.rename(target)
-    return aside
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths atomically; return whether this system and its file system can: NFS cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc has it from 2.28 on
-    return rename is not None and not rename(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
-    )
 
 
 def _move_aside(folder: Path, prefix: str = "old-") -> Path:

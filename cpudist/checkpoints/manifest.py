@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,15 @@ def seal(
     runs: Sequence[str],
     trainer: Mapping[str, Any] | None = None,
     known: Mapping[str, tuple[int, str]] | None = None,
-    pause: Callable[[], None] = lambda: None,
 ) -> None:
     """Write FILE into `folder`, whose other files are complete.
 
     Args:
         known: checksums that are computed already.
-        pause: called after each block that is read.
     """
     files = dict(known or {})
     others = [path for path in folder.rglob("*") if path.is_file() and path != folder / FILE]
-    files |= checksums(folder, [path for path in others if str(path.relative_to(folder)) not in files], pause)
+    files |= checksums(folder, [path for path in others if str(path.relative_to(folder)) not in files])
     said = Manifest(step, world_size, runs, trainer or {}, files)
     (folder / FILE).write_text(json.dumps(asdict(said)) + "\n", encoding="utf-8")
 
@@ -71,11 +69,9 @@ def read(folder: Path) -> Manifest | None:
         return None
 
 
-def checksums(
-    folder: Path, paths: Iterable[Path], pause: Callable[[], None] = lambda: None
-) -> dict[str, tuple[int, str]]:
-    """Return size and checksum of each file, by its path in `folder`; `pause` is called after each block."""
-    return {str(path.relative_to(folder)): _checksum(path, pause) for path in paths}
+def checksums(folder: Path, paths: Iterable[Path]) -> dict[str, tuple[int, str]]:
+    """Return size and checksum of each file, by its path in `folder`."""
+    return {str(path.relative_to(folder)): _checksum(path) for path in paths}
 
 
 def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
@@ -102,11 +98,10 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     return None
 
 
-def _checksum(path: Path, pause: Callable[[], None] = lambda: None) -> tuple[int, str]:
+def _checksum(path: Path) -> tuple[int, str]:
     size = checksum = 0
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             size += len(block)
             checksum = zlib.crc32(block, checksum)
-            pause()
     return size, f"{checksum:08x}"

@@ -4,7 +4,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpudist.checkpoints import files, folders, manifest, state
-from cpudist.checkpoints.background import Background, unpaced
+from cpudist.checkpoints.background import Background
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.checkpoints.runs import is_of_run, newest_whole, say_from_the_beginning, started_again
 from cpudist.console import say
@@ -127,10 +127,10 @@ class Checkpoints:
         target = self.folder / f"{folders.PREFIX}{_checked(step, ranks)}"
         tree = state.collect(model, optimizer, more, ranks.rank, copied=background is not None)
         if background is None:
-            self._write(tree, target, ranks, step, unpaced)
+            self._write(tree, target, ranks, step)
         else:
             others = background.ranks()
-            background.start(lambda pause: self._write(tree, target, others, step, pause))
+            background.start(lambda: self._write(tree, target, others, step))
 
     def wait(self) -> None:
         """Wait until an asynchronous checkpoint is complete.
@@ -141,13 +141,13 @@ class Checkpoints:
         if self._background is not None:
             self._background.wait()
 
-    def _write(self, tree: dict[str, Any], target: Path, ranks: Ranks, step: int, pause: Callable[[], None]) -> None:
+    def _write(self, tree: dict[str, Any], target: Path, ranks: Ranks, step: int) -> None:
         def check() -> None:
             if (target / manifest.FILE).is_file() and step not in self._own():
                 raise UserError(f"{target} is of an earlier run; move it, or save in another folder")
 
         publisher = publisher_of(self.folder)
-        files.write(tree, target, ranks, publisher, step, check, pause)
+        files.write(tree, target, ranks, publisher, step, check)
         if ranks.rank == 0:
             folders.rotate(self._own().values(), self.keep, publisher.saved)
 

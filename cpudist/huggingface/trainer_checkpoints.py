@@ -23,7 +23,6 @@ import torch
 
 from cpudist.changes import replaced
 from cpudist.checkpoints import folders, manifest
-from cpudist.checkpoints.background import unpaced
 from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.huggingface.restart_point import adopt
 
@@ -65,21 +64,21 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         step = self.state.global_step
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
-        def complete(ranks: Ranks, pause: Callable[[], None]) -> None:
+        def complete(ranks: Ranks) -> None:
             def seal(_: object) -> None:
                 adopt(run_dir / name, written)
-                manifest.seal(written, step, ranks.size, job.run_ids, trainer, pause=pause)
+                manifest.seal(written, step, ranks.size, job.run_ids, trainer)
 
-            publisher.complete(written, ranks, publishes, lambda: files.write(pause), seal)
+            publisher.complete(written, ranks, publishes, files.write, seal)
             if publishes and keep > 0:
                 found, best_one = folders.numbered(publisher.folder).values(), Path(best).absolute() if best else None
                 folders.rotate(found, keep, publisher.saved, best_one)
 
         if later:
             ranks = background.ranks()
-            background.start(lambda pause: complete(ranks, pause))
+            background.start(lambda: complete(ranks))
             return
-        complete(Ranks(), unpaced)
+        complete(Ranks())
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run_dir / name))
 
@@ -123,14 +122,11 @@ class DeferredFiles:
         with replaced(torch, save=self._instead_of(torch.save)), replaced(modeling, safe_save_file=self._keep_tensors):
             yield
 
-    def write(self, pause: Callable[[], None]) -> None:
-        """Write all files and forget them; `pause` is called after each block."""
+    def write(self) -> None:
+        """Write all files and forget them."""
         while self._content:
             path, content = self._content.popitem()
-            with path.open("wb") as file:
-                for begin in range(0, len(content), manifest.BLOCK):
-                    file.write(memoryview(content)[begin : begin + manifest.BLOCK])
-                    pause()
+            path.write_bytes(content)
 
     def _instead_of(self, original: Any) -> Any:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:

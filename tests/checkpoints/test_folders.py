@@ -49,14 +49,11 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("exchanges", [True, False])
 def test_a_kill_while_one_takes_the_place_of_another_loses_neither(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kill before and after each rename, with an atomic exchange and without one, as on NFS."""
+    """Kill before and after each rename."""
     rename, state = Path.rename, Path("checkpoint-5") / "trainer_state.json"
-    if not exchanges:
-        monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
     for renames in range(4):
         folder, left = tmp_path / str(renames), [renames]
         _write(folder / "checkpoint-5", "old")

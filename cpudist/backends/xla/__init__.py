@@ -3,7 +3,7 @@
 - `xla_backend.py`: the backend, its options and its hooks. `xla_devices.py`: its devices. `pjrt.py`: their choice.
 - `program.py`: the runtime during one job. `joining.py`: how ranks find each other.
 - `xla_group.py`, `transfers.py`: the process group, and tensors through the host.
-- `patches.py`: changes of torch_xla, torch and accelerate. `left_alone.py`: a warning without a job.
+- `patches.py`: changes of torch_xla, torch and accelerate.
 - `graphs.py`: the graphs that the runtime compiles.
 - `mesh.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD).
 

@@ -1,4 +1,4 @@
-"""The graphs that the runtime compiles: their number for the run record, and what replaces two kinds of `compile`."""
+"""The graphs that the runtime compiles: their number for the run record, and what replaces `torch_xla.compile`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch_xla.debug import metrics
 
 from cpudist.console import say
-from cpudist.errors import UserError
 
 
 def compiled() -> tuple[int, float]:
@@ -25,19 +24,5 @@ def compile_in_parts(original: Callable[..., Any], is_main_process: bool) -> Cal
         if full_graph and is_main_process and dist.get_world_size() > 1:
             say("xla: full_graph=True is left out: gradients go through the host, so a step is two graphs")
         return original(f, full_graph and dist.get_world_size() == 1, *args, **kwargs)
-
-    return compile
-
-
-def compile_without_openxla(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace `torch.compile`: openxla (2.8) fails in the middle of a step when gradients leave the device."""
-
-    def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
-        if backend == "openxla" and dist.get_world_size() > 1:
-            raise UserError(
-                "torch.compile(backend='openxla') is not for several CPU processes, whose gradients go through the "
-                "host; leave it out, or start one process with --mesh"
-            )
-        return original(*args, backend=backend, **kwargs)
 
     return compile

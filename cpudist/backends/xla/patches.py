@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch_xla
 import torch_xla.distributed.xla_multiprocessing as multiprocessing
 from torch.distributed import distributed_c10d
-from torch_xla import amp, runtime
+from torch_xla import runtime
 from torch_xla.core import xla_model
 
 from cpudist.backends.xla import graphs, pjrt
@@ -75,7 +75,6 @@ def make_one_world(world: World, changes: Changes) -> None:
     track_ddp_models(changes)
     in_parts = graphs.compile_in_parts(torch_xla.compile, is_main_process=world.rank == 0)
     replace(torch_xla, {"compile": in_parts}, changes)
-    replace(torch, {"compile": graphs.compile_without_openxla(torch.compile)}, changes)
 
 
 def keep_new_group(changes: Changes) -> None:
@@ -115,21 +114,6 @@ def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
             original(auto)
 
     replace(runtime, {"use_spmd": use_spmd}, changes)
-
-
-def replace_autocast(changes: Changes) -> None:
-    """Let `torch_xla.amp.autocast` compute in bfloat16 on CPUs, as on TPUs; torch_xla's own (2.8) fails there."""
-    original = amp.autocast
-
-    def autocast(
-        device: Any, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True
-    ) -> torch.autocast:
-        device = torch_xla.device() if torch.device(device).index is None else device
-        if xla_model.xla_device_hw(device) in ("CPU", "SPMD"):
-            return torch.autocast("xla", dtype or torch.bfloat16, enabled, cache_enabled)
-        return original(device, enabled, dtype, cache_enabled)  # type: ignore[no-any-return]
-
-    replace(amp, {"autocast": autocast}, changes)
 
 
 def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> None:

@@ -60,7 +60,6 @@ class Program:
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
-        patches.replace_autocast(changes)
         _keep_tied(changes)
         self._compiled_before = graphs.compiled()
 

@@ -36,16 +36,3 @@ def test_ranks_that_the_runtime_does_not_connect_or_numbers_differently_are_refu
     apart = "refused: the runtime has connected 1 devices of 1 processes, and this job has 2 ranks (torchrun)"
     assert result.stdout.count(apart) == 2, result.output
     assert result.stdout.count("(torchrun) has the device that the runtime numbers") == 2, result.output
-
-
-def test_ranks_that_plain_torchrun_leaves_alone_get_one_line(tmp_path: Path) -> None:
-    """Without a job of cpudist's, the runtime makes a world of each CPU process, and says nothing."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import torch.distributed as dist, torch_xla.distributed.xla_backend\n"
-        "dist.init_process_group('xla', init_method='xla://'); print('world of', dist.get_world_size())"
-    )
-    result = run([*torchrun(2), str(script)], timeout=BOUND, env={"PJRT_DEVICE": "CPU"})
-    assert result.stdout.count("world of 1\n") == 2, result.output
-    said = "PyTorch/XLA has not connected the 2 processes of torchrun, and each trains alone"
-    assert result.stderr.count(said) == 1, result.output

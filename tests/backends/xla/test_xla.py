@@ -237,7 +237,7 @@ def test_dynamo_trains_on_a_mesh_as_without_it() -> None:
 
 def test_bfloat16_is_autocast_tied_weights_stay_tied_and_a_mesh_of_one_device_is_told() -> None:
     program = (
-        "import torch, cpudist; from torch_xla.amp import autocast;"
+        "import torch, cpudist;"
         "world = cpudist.init('xla', mesh='data=-1');"
         "tied = torch.nn.Sequential(torch.nn.Embedding(4, 8), torch.nn.Linear(8, 4));"
         "tied[1].weight = tied[0].weight; tied.to(world.device);"
@@ -249,15 +249,13 @@ def test_bfloat16_is_autocast_tied_weights_stay_tied_and_a_mesh_of_one_device_is
         "inputs = torch.rand(4, 8).to(world.device); outputs = model(inputs); outputs.sum().backward();"
         "cpudist.step(optimizer); exact = torch.nn.functional.linear(inputs, *model.parameters());"
         "print(outputs.dtype, 0 < (outputs - exact).abs().max().item() < 0.05)\n"
-        "with autocast(world.device): print('the runtime\\'s:', (inputs @ inputs.T).dtype)\n"
         "try: cpudist.wrap(model, process_group=torch.distributed.group.WORLD)\n"
         "except cpudist.UserError as error: print(error)\n"
-        "cpudist.shutdown(); print('afterwards:', autocast.__module__)"
+        "cpudist.shutdown()"
     )
     result = _start(1, sys.executable, "-c", program)
     assert "tied: True xla:0 2\n" in result.stdout, result.output
-    assert "torch.float32 True\nthe runtime's: torch.bfloat16\n" in result.stdout, result.output
+    assert "torch.float32 True\n" in result.stdout, result.output
     assert "under --mesh there is no DDP to take process_group=, which changes results" in result.stdout, result.output
-    assert "afterwards: torch_xla.amp.autocast_mode" in result.stdout, result.output
     assert "optimize: native, bfloat16 autocast" in result.stderr, result.output
     assert "warning: --mesh data=-1 has one device; on the CPU CPU_NUM_DEVICES says" in result.stderr, result.output

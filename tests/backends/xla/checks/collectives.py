@@ -103,7 +103,6 @@ refused = {
 }
 assert refused.keys() == REFUSED
 refused |= {
-    "openxla": lambda: torch.compile(torch.nn.Linear(4, 4), backend="openxla"),
     "groups": lambda: xla_model.all_gather(value, groups=[[0], [1]]),
     **{f"functional {name}": functional(name) for name in names},
 }
