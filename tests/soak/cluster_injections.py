@@ -33,7 +33,7 @@ import cpudist.version
 from cpudist.doctor.versions import installed
 
 _SECONDS = 400.0  # of one run, at most
-_RATE = "100mbit"  # of a whole link
+_RATE, _BURST = "100mbit", "32kb"  # of a whole link; a larger burst hides a limit from short messages
 _PERIOD = 100_000  # of a control group's quota, in microseconds
 _OWN_LINES = r"^cpudist\w*: (?!checking |starting |\d+ ranks on |completed )(.*)$"
 
@@ -47,7 +47,8 @@ class Hosts:
         for folder in (self.folder, self._top / "bed"):
             folder.mkdir()
         self._group = stack.enter_context(control_group())
-        self.bed = stack.enter_context(Bed(self._top / "bed", count, _RATE))
+        self.bed = stack.enter_context(Bed(self._top / "bed", count))
+        self.bed.limit(_RATE, burst=_BURST)
         self._confined = ""
 
     def sh(self, host: str, *commands: str) -> None:
@@ -81,11 +82,11 @@ class Hosts:
 
 
 def link(hosts: Hosts, name: str, rate: str) -> None:
-    hosts.bed.limit(rate, name)
+    hosts.bed.limit(rate, name, burst=_BURST)
 
 
 def sending(hosts: Hosts, name: str, rate: str) -> None:
-    hosts.sh(name, f"tc qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 20ms")
+    hosts.sh(name, f"tc qdisc replace dev eth0 root tbf rate {rate} burst {_BURST} latency 20ms")
 
 
 def sending_to(hosts: Hosts, name: str, other: str, rate: str) -> None:
@@ -124,7 +125,7 @@ def second_network(hosts: Hosts, names: str, slow: str = "") -> None:
         hosts.sh(name, "ip link add eth1 link eth0 type macvlan mode bridge", f"ip address add {address}/24 dev eth1")
         hosts.sh(name, "ip link set eth1 up")
     if slow:
-        hosts.sh(slow, "tc qdisc replace dev eth1 root tbf rate 15mbit burst 256kb latency 20ms")
+        hosts.sh(slow, f"tc qdisc replace dev eth1 root tbf rate 15mbit burst {_BURST} latency 20ms")
 
 
 def docker(hosts: Hosts) -> None:

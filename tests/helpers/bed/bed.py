@@ -210,9 +210,12 @@ class Bed:
         for other in self._hosts.values():  # an ARP request that was sent while the link was down has failed
             _in_network_of(other.first.pid, "ip", "neighbour", "flush", "dev", "eth0")
 
-    def limit(self, rate: str | None, *names: str) -> None:
-        """Limit the links of these hosts, or all, to `rate` in each direction; None: no limit."""
-        discipline = ["tbf", "rate", rate, "burst", "256kb", "latency", "20ms"] if rate else ["noqueue"]
+    def limit(self, rate: str | None, *names: str, burst: str = "256kb") -> None:
+        """Limit the links of these hosts, or all, to `rate` in each direction; None: no limit.
+
+        After a pause, `burst` bytes pass at once.
+        """
+        discipline = ["tbf", "rate", rate, "burst", burst, "latency", "20ms"] if rate else ["noqueue"]
         for host in (self._hosts[name] for name in names or self._hosts):
             self._on_switch("tc", "qdisc", "replace", "dev", host.port, "root", *discipline)
             _in_network_of(host.first.pid, "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
