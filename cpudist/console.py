@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import math
 import os
 import sys
 import threading
@@ -14,6 +16,8 @@ from datetime import timedelta
 from typing import NoReturn
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE_CELLS = 24
 _HOSTS = 3  # named in one sentence
 _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
@@ -78,6 +82,17 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ([f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines)
     return ["  ".join(cells).rstrip() for cells in padded]
+
+
+def curve(losses: Sequence[float]) -> str:
+    """Return the losses as blocks between the lowest and the highest, in at most 24 cells of their means."""
+    losses = list(filter(math.isfinite, losses))  # a training that diverges logs NaN
+    cells = min(len(losses), _CURVE_CELLS)
+    bounds = [number * len(losses) // cells for number in range(cells + 1)] if cells else []
+    means = [sum(losses[begin:end]) / (end - begin) for begin, end in itertools.pairwise(bounds)]
+    low, high = (min(means), max(means)) if means else (0, 0)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round(top * (mean - low) / (high - low))] if high > low else _BLOCKS[0] for mean in means)
 
 
 def number_of(count: int, what: str) -> str:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpudist.console import aligned, names_of, number_of
+from cpudist.console import aligned, curve, names_of, number_of
 from cpudist.errors import UserError
 
 _RECORD, _LOG = "cpudist.json", "trainer_state.json"
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_CURVE_CELLS = 24
 _RANKS = 8  # in a table
 
 Points = Sequence[tuple[float, float]]
@@ -126,16 +124,6 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
-
-
-def curve(losses: Sequence[float]) -> str:
-    """Return the losses as blocks between the lowest and the highest, in at most 24 cells of their means."""
-    cells = min(len(losses), _CURVE_CELLS)
-    bounds = [number * len(losses) // cells for number in range(cells + 1)] if cells else []
-    means = [sum(losses[begin:end]) / (end - begin) for begin, end in itertools.pairwise(bounds)]
-    low, high = (min(means), max(means)) if means else (0, 0)
-    top = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[round(top * (mean - low) / (high - low))] if high > low else _BLOCKS[0] for mean in means)
 
 
 def _lost_steps(attempts: Sequence[Sequence[int]]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpudist.console import duration, names_of, number_of, size
+from cpudist.console import curve, duration, names_of, number_of, size
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,8 @@ def test_of_many_hosts_the_first_are_named() -> None:
 
 def test_short_and_long_times() -> None:
     assert [duration(seconds) for seconds in (4.06, 59.9, 90, 3 * 3600)] == ["4.1 s", "59.9 s", "0:01:30", "3:00:00"]
+
+
+def test_the_curve_of_a_training_that_diverges() -> None:
+    assert curve([3.0, 2.0, float("nan"), 4.0, float("inf")]) == "▅▁█"
+    assert curve([float("nan")]) == curve([]) == ""

@@ -6,7 +6,6 @@ import argparse
 import json
 import select
 import shutil
-import statistics
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,12 @@ from typing import Any
 
 from cpudist.cli.parser import Parser
 from cpudist.cli.stacks import Jobs, ask
-from cpudist.console import aligned, size
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
 from cpudist.job.rank_answers import RankStacks
+from cpudist.job.rank_table import loss_lines, losses_of, rows_of, table
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
-from cpudist.summary import curve
 
 HELP = "watch the ranks of running jobs"
 DESCRIPTION = """\
@@ -41,20 +39,6 @@ examples:
 
 _SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # between two looks: over ssh each look starts a Python on every host
 _LOOKS = 8  # rates are taken over so many looks, since a step may take longer than one
-# The columns: for each figure its head, and how it is written.
-_COLUMNS = {
-    "rank": ("rank", ""),
-    "host": ("host", ""),
-    "steps": ("steps", ""),
-    "steps_per_second": ("steps/s", ".3g"),
-    "waits": ("waits", ".0%"),
-    "delays": ("delays", ".0%"),
-    "loads": ("loads", ".0%"),
-    "cores": ("cores", ".2f"),
-    "memory": ("memory", ""),
-    "doing": ("doing", ""),
-}
-
 _CLEAR = "\033[H\033[J"
 
 
@@ -87,7 +71,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
             _show_stacks(looks[-1], int(word))
             continue
         looks.append(_look(hosts))
-        jobs = {name: _rows(ranks, looks[0].get(name, {})) for name, ranks in looks[-1].items()}
+        jobs = {name: rows_of(ranks, looks[0].get(name, {})) for name, ranks in looks[-1].items()}
         if options.json:
             print(json.dumps([{"job": job, "user": user, "ranks": rows} for (job, user), rows in jobs.items()]))
         else:
@@ -126,54 +110,9 @@ def _show_stacks(look: Jobs, rank: int) -> None:
     sys.stdin.readline()
 
 
-def _rows(ranks: Mapping[int, RankStacks], before: Mapping[int, RankStacks]) -> list[dict[str, Any]]:
-    """Return the figures of a job's ranks between two looks; None is what they do not tell."""
-    rows = [_row(one, before[rank].figures if rank in before else {}) for rank, one in ranks.items()]
-    for row in rows:
-        others = [other["waits"] for other in rows if other is not row and other["waits"] is not None]
-        known = others and row["waits"] is not None
-        row["delays"] = max(statistics.median(others) - row["waits"], 0.0) if known else None
-    return rows
-
-
-def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
-    now = one.figures
-    seconds = now.get("at", 0.0) - before.get("at", 0.0)
-
-    def rate(name: str) -> float | None:
-        known = now.get(name) is not None and before.get(name) is not None and seconds > 0
-        return (now[name] - before[name]) / seconds if known else None
-
-    return {
-        "rank": one.address.rank,
-        "host": now.get("host"),
-        "steps": now.get("steps"),
-        "steps_per_second": rate("steps"),
-        "waits": rate("waited"),
-        "loads": rate("loading"),
-        "cores": rate("processor"),
-        "threads": now.get("threads"),
-        "memory": now.get("memory"),
-        "restarts": now.get("restarts"),
-        "doing": one.text.partition("): ")[2].partition("\n")[0] or one.text.partition("\n")[0],
-    }
-
-
 def _text(job: str, ranks: Mapping[int, RankStacks], rows: Sequence[Mapping[str, Any]], room: int) -> list[str]:
-    """Return a job as lines; where there is no room for all ranks, with those that make the others wait longest."""
-    shown = sorted(rows, key=lambda row: -(row["delays"] or 0))[:room]
-    cells = [_cells(row) for row in sorted(shown, key=lambda row: int(row["rank"]))]
+    """Return a job as lines."""
     total = max(one.address.size for one in ranks.values())
     restarts = max((row["restarts"] or 0 for row in rows), default=0)
-    lines = [f"job of {job}: {len(rows)} of {total} ranks" + (f", restart {restarts}" if restarts else "")]
-    lines += aligned([[head for head, _ in _COLUMNS.values()], *cells])
-    if len(rows) > len(shown):
-        lines.append(f"and {len(rows) - len(shown)} more ranks, which delay the others less")
-    if losses := next((one.figures["losses"] for one in ranks.values() if one.figures.get("losses")), None):
-        lines.append(f"loss {losses[0]:.4g} to {losses[-1]:.4g}  {curve(losses)}")
-    return lines
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    shown = {**row, "memory": row["memory"] and size(row["memory"])}
-    return ["" if shown[name] is None else format(shown[name], form) for name, (_, form) in _COLUMNS.items()]
+    head = f"job of {job}: {len(rows)} of {total} ranks" + (f", restart {restarts}" if restarts else "")
+    return [head, *table(rows, room), *loss_lines(losses_of(ranks))]

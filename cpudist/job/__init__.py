@@ -11,7 +11,8 @@
 - `rank_status.py`, `rank_texts.py`: what a rank is doing, for the other ranks and in words; `reports.py`: which ranks
   keep the others waiting.
 - `stack_server.py`: the ranks' stacks and figures, served on request.
-- `rank_answers.py`: asks the ranks, for `cpudist stacks` and `cpudist top`.
+- `rank_answers.py`: asks the ranks, for `cpudist stacks`, `cpudist top` and a notebook's cell; `rank_table.py`: the
+  answers as a table.
 - `record.py`: the run record.
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.

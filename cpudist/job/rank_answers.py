@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -44,14 +45,18 @@ class RankStacks:
         return cls(StackAddress(**fields.pop("address")), **fields)
 
 
-def ask_ranks() -> list[RankStacks]:
+def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
     """Return the answer of every rank on this machine that this user may ask.
 
     Any user may name a socket like a rank's, so only root asks other users' processes.
+
+    Args:
+        processes: ask these ranks alone, and leave out those whose threads do not answer; None: signal these, after
+            which the stacks of a busy one may also get into its own output.
     """
     addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = pool.map(_ask, addresses)
+        answers = pool.map(lambda address: _ask(address, processes), addresses)
     return [
         RankStacks(address, user, *_parts(text))
         for address, (user, text) in zip(addresses, answers, strict=True)
@@ -83,7 +88,7 @@ def _sockets() -> list[str]:
     return [fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8]
 
 
-def _ask(address: StackAddress) -> tuple[int, str]:
+def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int, str]:
     """Return a rank's user, and its status and stacks; no text where it has ended or may not be asked."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECONDS)
@@ -93,7 +98,7 @@ def _ask(address: StackAddress) -> tuple[int, str]:
             return 0, ""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, user, _ = struct.unpack("3i", credentials)  # of the process that listens, as it is numbered here
-        if os.getuid() not in (0, user):
+        if os.getuid() not in (0, user) or (processes is not None and pid not in processes):
             return user, ""
         text = b""
         try:
@@ -101,7 +106,7 @@ def _ask(address: StackAddress) -> tuple[int, str]:
                 text += part
             return user, text.decode(errors="replace")
         except OSError:
-            return user, _without_its_thread(address, pid)
+            return user, _without_its_thread(address, pid) if processes is None else ""
 
 
 def _without_its_thread(address: StackAddress, pid: int) -> str:

@@ -6,6 +6,7 @@
 - `ranks.py`: this node's ranks, from their start until none is left, and what they print.
 - `nodes.py`: the store in which the ranks find each other and the nodes' notebooks report failures.
 - `worker.py`: what each rank runs; `result.py`: what it returns; `figures.py`: what it draws.
+- `live_view.py`: the table of the ranks and the loss in the cell while they run.
 
 It must not import MPI, transformers, Trainer's patches or command lines.
 """

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.launchers.notebook import rank_variables, without_launcher
+from cpudist.notebook.live_view import LiveView
 from cpudist.notebook.nodes import Nodes
 from cpudist.notebook.result import Failure, Mailbox, Result
 from cpudist.notebook.settings import Settings
@@ -128,6 +129,7 @@ class LocalRanks:
         mark = uuid.uuid4().hex
         # Kills every marked process, also the children of ranks, and also when this process is killed.
         self._agents = NodeAgents([Host("localhost")], mark, "RANK")
+        self._view = LiveView(_shell())
         try:
             self._start(settings, payload, {"CPUDIST_JOB_ID": mark, "CPUDIST_RUN_ID": run_id})
         except BaseException:
@@ -157,6 +159,7 @@ class LocalRanks:
         self._agents.end()
         for rank in self._ranks:
             rank.close()
+        self._view.close()
 
     def _start(self, settings: Settings, payload: int, ids: dict[str, str]) -> None:
         variables = _variables(settings, ids, self._attempt)
@@ -204,6 +207,7 @@ class LocalRanks:
 
     def _pause(self) -> None:
         self._agents.tick()
+        self._view.tick([rank.process.pid for rank in self._ranks])
         time.sleep(self._interval)
 
 

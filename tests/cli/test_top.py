@@ -7,6 +7,7 @@ import pytest
 from cpudist.cli import top
 from cpudist.cli.main import main
 from cpudist.job.rank_answers import RankStacks
+from cpudist.job.rank_table import rows_of
 from cpudist.job.stack_server import StackAddress
 
 JOB = ("h0:29500", 0)
@@ -23,7 +24,7 @@ def rank(number: int, seconds: float, waited: float, size: int = 2, **more: obje
 def test_the_rank_that_makes_others_wait_is_seen() -> None:
     before = {0: rank(0, 10, waited=4), 1: rank(1, 10, waited=1)}
     now = {0: rank(0, 20, waited=9), 1: rank(1, 20, waited=2, restarts=1, losses=[4.0, 2.0])}
-    one, other = top._rows(now, before)
+    one, other = rows_of(now, before)
     assert (one["steps_per_second"], one["waits"], one["delays"]) == (10, 0.5, 0)
     assert (other["waits"], other["delays"], other["loads"], other["cores"]) == pytest.approx((0.1, 0.4, 0.1, 1.5))
     assert top._text(JOB[0], now, [one, other], room=9) == [
@@ -40,7 +41,7 @@ def test_what_is_not_known_stays_empty() -> None:
     silent = RankStacks(StackAddress(JOB[0], 2, 3, 3), 0, "rank 2 (process 9) is stopped; kill -CONT 9 lets it go on\n")
     now = {0: rank(0, 20, waited=9), 1: rank(1, 20, waited=2), 2: silent}
     now[1].figures["waited"] = None
-    rows = top._rows(now, {1: rank(1, 10, waited=1)})
+    rows = rows_of(now, {1: rank(1, 10, waited=1)})
     assert [row["waits"] for row in rows] == [row["delays"] for row in rows] == [None] * 3
     assert [row["steps_per_second"] for row in rows] == [None, 10, None]
     assert top._text(JOB[0], now, rows, room=9)[-1].split()[:3] == ["2", "rank", "2"]
@@ -51,7 +52,7 @@ def test_many_ranks_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv("LINES", "24")
     before = {number: rank(number, 10, 0, size=64) for number in range(64)}
     now = {number: rank(number, 20, 5 - (number == 40), size=64, losses=[2.0, 1.0]) for number in range(64)}
-    top._show({JOB: now}, {JOB: top._rows(now, before)}, live=True)
+    top._show({JOB: now}, {JOB: rows_of(now, before)}, live=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 23
     assert max(len(line.removeprefix(top._CLEAR)) for line in lines) <= 80

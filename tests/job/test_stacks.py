@@ -81,6 +81,8 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
             live = subprocess.run(TOP, capture_output=True, text=True, timeout=60, check=True).stdout
             process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown)
             assert process, shown
+            processes = [int(found) for found in re.findall(r"^rank \d.*\(process (\d+)\)", shown, re.MULTILINE)]
+            answered = ask_ranks(processes)
         finally:
             over.touch()
             ending.result()
@@ -98,7 +100,9 @@ def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
     assert f"job of {heading}\n" in lines
     assert all(re.sub(r"for [\d.]+ s$", "", first) in lines for first in firsts), (firsts, lines)
     assert "MainThread" not in lines
-    found = next(job["ranks"] for job in json.loads(live) if job["job"] == heading.rpartition(": ")[0])
+    name = heading.rpartition(": ")[0]
+    assert sorted(one.address.rank for one in answered if one.address.job == name) == [0, 1], "without a signal"
+    found = next(job["ranks"] for job in json.loads(live) if job["job"] == name)
     assert [row["rank"] for row in found] == [0, 1, 2, 3]
     assert found[0]["doing"].startswith("in all_reduce #2"), found
     assert found[1]["memory"] > 1 << 20, found

@@ -1,4 +1,4 @@
-"""Interrupt cells of a Jupyter kernel whose ranks are at work, and check that no process is left.
+"""Interrupt cells of a Jupyter kernel that show their ranks at work, and check that no process is left.
 
 python tests/notebook/checks/interrupt_cells.py TIMES
 """
@@ -6,6 +6,7 @@ python tests/notebook/checks/interrupt_cells.py TIMES
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -22,9 +23,7 @@ import cpudist
 def work(steps):
     world = cpudist.init()
     import torch.distributed as dist
-    dist.barrier()
-    if world.rank == 0:
-        print("at work", flush=True)
+    cpudist.job.current().record.training.losses += [3.0, 2.5, 1.0]  # as Trainer does
     for _ in range(steps):
         dist.barrier()
     return world.size
@@ -32,22 +31,33 @@ def work(steps):
 LAUNCH = "print('result', cpudist.notebook_launcher(work, ({steps},)))"
 
 
-def run(client: BlockingKernelClient, code: str, at_work: Callable[[], object] = lambda: None) -> str:
-    """Run a cell to its end, and call `at_work` when its ranks are at work.
+_RANKS = re.compile(r"rank +host .+\n0 .+ in barrier .+\n1 .+ in barrier .+\nloss 3 to 1  █▆▁")
+
+
+def run(client: BlockingKernelClient, code: str, at_work: Callable[[], object] | None = None) -> str:
+    """Run a cell to its end; with `at_work`, call this when the cell shows the ranks in a barrier.
 
     Returns:
         What it has printed, and the traceback if it has raised.
     """
-    said = ""
+    said, places = "", dict[str, dict[str, str]]()
 
     def hear(message: dict[str, Any]) -> None:
-        nonlocal said
+        nonlocal said, at_work
         content = message["content"]
         said += content.get("text", "") + "\n".join(content.get("traceback", ()))
-        if "at work" in content.get("text", ""):
-            at_work()
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            place = content["transient"]["display_id"]
+            assert (place in places) == (message["msg_type"] == "update_display_data")
+            places[place] = content["data"]
+            if at_work is not None and _RANKS.fullmatch(content["data"]["text/plain"]):
+                assert "<polyline" in content["data"]["text/html"]
+                at_work()
+                at_work = None
 
     client.execute_interactive(code, output_hook=hear, timeout=_CELL_SECONDS)
+    assert at_work is None, f"the ranks were not shown: {places}"
+    assert not any(data["text/plain"] for data in places.values()), "nothing is left of them"
     return said
 
 

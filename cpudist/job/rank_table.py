@@ -1,0 +1,82 @@
+"""The ranks of a job as a table, and its loss, as `cpudist top` and a notebook's cell show them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cpudist.console import aligned, curve, size
+from cpudist.job.rank_answers import RankStacks
+
+# The columns: for each figure its head, and how it is written.
+COLUMNS = {
+    "rank": ("rank", ""),
+    "host": ("host", ""),
+    "steps": ("steps", ""),
+    "steps_per_second": ("steps/s", ".3g"),
+    "waits": ("waits", ".0%"),
+    "delays": ("delays", ".0%"),
+    "loads": ("loads", ".0%"),
+    "cores": ("cores", ".2f"),
+    "memory": ("memory", ""),
+    "doing": ("doing", ""),
+}
+
+
+def rows_of(ranks: Mapping[int, RankStacks], before: Mapping[int, RankStacks]) -> list[dict[str, Any]]:
+    """Return the figures of a job's ranks between two looks; None is what they do not tell."""
+    rows = [_row(one, before[rank].figures if rank in before else {}) for rank, one in ranks.items()]
+    for row in rows:
+        others = [other["waits"] for other in rows if other is not row and other["waits"] is not None]
+        known = others and row["waits"] is not None
+        row["delays"] = max(statistics.median(others) - row["waits"], 0.0) if known else None
+    return rows
+
+
+def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
+    now = one.figures
+    seconds = now.get("at", 0.0) - before.get("at", 0.0)
+
+    def rate(name: str) -> float | None:
+        known = now.get(name) is not None and before.get(name) is not None and seconds > 0
+        return (now[name] - before[name]) / seconds if known else None
+
+    return {
+        "rank": one.address.rank,
+        "host": now.get("host"),
+        "steps": now.get("steps"),
+        "steps_per_second": rate("steps"),
+        "waits": rate("waited"),
+        "loads": rate("loading"),
+        "cores": rate("processor"),
+        "threads": now.get("threads"),
+        "memory": now.get("memory"),
+        "restarts": now.get("restarts"),
+        "doing": one.text.partition("): ")[2].partition("\n")[0] or one.text.partition("\n")[0],
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]], room: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:
+    """Return the ranks as lines; where there is no room for all, those that make the others wait longest."""
+    shown = sorted(rows, key=lambda row: -(row["delays"] or 0))[:room]
+    cells = [_cells(row, columns) for row in sorted(shown, key=lambda row: int(row["rank"]))]
+    lines = aligned([[COLUMNS[name][0] for name in columns], *cells])
+    if len(rows) > len(shown):
+        lines.append(f"and {len(rows) - len(shown)} more ranks, which delay the others less")
+    return lines
+
+
+def losses_of(ranks: Mapping[int, RankStacks]) -> list[float]:
+    """Return the newest losses that Trainer has logged on one of the ranks."""
+    return next((one.figures["losses"] for one in ranks.values() if one.figures.get("losses")), [])
+
+
+def loss_lines(losses: Sequence[float]) -> list[str]:
+    """Return the loss and its curve in a line; no line where there is none."""
+    return [f"loss {losses[0]:.4g} to {losses[-1]:.4g}  {curve(losses)}"] if losses else []
+
+
+def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    shown = {**row, "memory": row["memory"] and size(row["memory"])}
+    return ["" if shown[name] is None else format(shown[name], COLUMNS[name][1]) for name in columns]
