@@ -63,7 +63,7 @@ class Devices:
     """The devices of a backend's ranks: here the CPU, which computes at once.
 
     A backend of other devices derives from this class, and overrides what differs. Commands ask before torch is
-    imported (`findings`, `found`, `processes_per_node`), so the module imports torch in methods only.
+    imported (`findings`, `found`), so the module imports torch in methods only.
 
     Attributes:
         type: where ranks keep models and batches, as in ``torch.device(type)``. On other devices than "cpu",
@@ -85,14 +85,6 @@ class Devices:
     def found(self) -> str | None:
         """Return which accelerators of this machine the backend can use, such as "2 TPU devices"; None for none."""
         return None
-
-    def processes_per_node(self, asked: int, options: Mapping[str, Any]) -> int:
-        """Return how many ranks a notebook starts on this node where the user asks for `asked`.
-
-        Raises:
-            UserError: the devices cannot be used here.
-        """
-        return asked
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Prepare a model that lies on the device and is about to be wrapped; a second call does nothing."""

@@ -73,7 +73,7 @@ def notebook_launcher(
         monitor_interval: seconds between two looks at the ranks, at most 10.
         log_line_prefix_template: shows all ranks' output, with this at the start of each line, as torchelastic does:
             ``"[${role_name}${rank}]: "``, or with ``${local_rank}``.
-        backend: as for `cpudist.init`. On accelerators, there is one rank for each device of the node.
+        backend: as for `cpudist.init`.
         timeout: bound on the start and on every collective, in seconds.
         master_port: another name of `use_port`.
         interface, compress, resume, async_checkpoint, stall: as for `cpudist.init`.

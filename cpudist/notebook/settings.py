@@ -93,12 +93,9 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         start_timeout=_join_timeout(given["rdzv_conf"] or {}),
         record=None if given["record"] is None else Path(given["record"]),
     )
-    chosen = None
     if backend != "auto" or job_options.backend_options:
-        chosen = backends.make(backends.AUTO[0] if backend == "auto" else backend, job_options.backend_options)
+        backends.make(backends.AUTO[0] if backend == "auto" else backend, job_options.backend_options)  # checks them
     _check_precision(given["mixed_precision"])
-    if chosen is not None:
-        processes = chosen.devices.processes_per_node(processes, chosen.configured)
     return Settings(
         call=_call(function, args) if nodes > 1 else {},
         num_processes=processes,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from cpudist.backends.ccl import extension, intel
 from cpudist.backends.ccl.compressed_gradients import CompressedGradients, average
+from cpudist.backends.ccl.ddp_waits import DdpWaits
 from cpudist.backends.ccl.register import register
 from cpudist.backends.interface import Call, Calls
 from cpudist.backends.process_group import GroupRanks, ProcessGroupBackend, groups
@@ -13,8 +16,8 @@ from cpudist.console import say
 from cpudist.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store
-    from torch.nn.parallel import DistributedDataParallel
 
     from cpudist.world import World
 
@@ -29,6 +32,7 @@ class CclBackend(ProcessGroupBackend):
 
     def __init__(self) -> None:
         self._across_hosts = False
+        self._ddp_waits = DdpWaits()
 
     def unavailable(self) -> str | None:
         try:
@@ -55,6 +59,11 @@ class CclBackend(ProcessGroupBackend):
         # Inside a machine, without a polling thread, no bucket overlaps with computing, so few large ones are fastest
         # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
         return {**options, "bucket_cap_mb": 100}
+
+    def compress(self, model: torch.nn.Module, scheme: str) -> None:
+        super().compress(model, scheme)
+        if self._across_hosts and isinstance(model, DistributedDataParallel):
+            self._ddp_waits.watch(model)
 
     def _register_hook(self, model: DistributedDataParallel, group: Any, scheme: str) -> None:
         if scheme in ("bf16", "int8"):
@@ -89,7 +98,7 @@ class CclBackend(ProcessGroupBackend):
         return {"ccl_implementation": "cpudist", "oneccl": module.library_version(), **carried}
 
     def communication_seconds(self) -> float | None:
-        return float(extension.load().blocked_seconds())
+        return float(extension.load().blocked_seconds()) + self._ddp_waits.seconds()
 
     def has_failed(self) -> bool:
         return not extension.load().usable()

@@ -5,15 +5,12 @@ torch is imported in methods: see `Devices`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from cpudist.backends.interface import Devices
 from cpudist.backends.xla import pjrt
-from cpudist.console import say
-from cpudist.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -46,17 +43,6 @@ class XlaDevices(Devices):
         kinds = [kind for kind in pjrt.KINDS if kind != "cuda" or pjrt.lacks(kind) is None]
         counts = {kind.upper(): pjrt.count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in counts.items() if count) or None
-
-    def processes_per_node(self, asked: int, options: Mapping[str, Any]) -> int:
-        """Return one process for each device, where devices are not made of the CPU."""
-        if reason := pjrt.unusable(options.get("device"), os.environ):
-            raise UserError(f"backend xla cannot be used: {reason}")
-        kind = pjrt.choose(options.get("device"), os.environ).kind
-        found = pjrt.count(kind)
-        if found is None or found == asked:
-            return asked
-        say(f"xla: starting {found} processes instead of {asked}, one for each {kind.upper()} device of this node")
-        return found
 
     def prepare(self, model: torch.nn.Module) -> None:
         if self.program is not None and model not in self._prepared:  # several Trainers may train one model
