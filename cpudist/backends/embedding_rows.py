@@ -36,7 +36,7 @@ def output_layers_last(model: torch.nn.Module) -> Iterator[None]:
 
     DDP makes its buckets in the reverse order of parameters, and keeps them where it looks for unused parameters.
     """
-    embeddings = [module for modules in _tied(model).values() for module in modules]
+    embeddings = [module for modules in tied(model).values() for module in modules]
     removed = [(module, module._parameters.pop("weight")) for module in embeddings]
     try:
         yield
@@ -55,14 +55,14 @@ def send_apart(model: torch.nn.Module) -> list[str]:
         return []
     if any(hasattr(module, "_orig_mod") for module in model.modules()):  # of torch.compile
         return []
-    tied = _tied(model.module)
-    if tied:
-        _Rows(model, tied)
-    embeddings = [module for modules in tied.values() for module in modules]
+    found = tied(model.module)
+    if found:
+        _Rows(model, found)
+    embeddings = [module for modules in found.values() for module in modules]
     return [name for name, module in model.module.named_modules() if module in embeddings]
 
 
-def _tied(model: torch.nn.Module) -> dict[Weight, list[torch.nn.Embedding]]:
+def tied(model: torch.nn.Module) -> dict[Weight, list[torch.nn.Embedding]]:
     """Return the weights that embeddings share with layers of other kinds, each with its embeddings."""
     owners: dict[Weight, list[torch.nn.Module]] = {}
     for module in model.modules():

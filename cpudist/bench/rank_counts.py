@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,12 +32,14 @@ class Measured:
         threads: of each rank.
         batches: batches a second of all ranks together.
         memory: bytes of the largest rank.
+        record: the run record of rank 0.
     """
 
     ranks: int
     threads: int
     batches: float
     memory: int
+    record: Mapping[str, Any]
 
 
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
@@ -51,7 +54,7 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
     """
     ranks, best = 1, 0.0
     while ranks <= most:
-        found = _one(ranks, script)
+        found = one(ranks, script)
         yield found
         best = max(best, found.batches)
         if found.batches < _WORSE * best or 2 * ranks * found.memory > psutil.virtual_memory().available:
@@ -59,7 +62,8 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
         ranks *= 2
 
 
-def _one(ranks: int, script: Sequence[str]) -> Measured:
+def one(ranks: int, script: Sequence[str]) -> Measured:
+    """Measure so many ranks; errors are those of `measure`."""
     with tempfile.TemporaryDirectory(prefix="cpudist-measure-") as folder:
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         with Path(folder, "output").open("wb+") as output:
@@ -79,6 +83,7 @@ def _one(ranks: int, script: Sequence[str]) -> Measured:
         threads=min(int(one["threads"]) for one in figures),
         batches=sum(one["steps_per_second"] for one in figures),
         memory=max(int(one["memory"]) for one in figures),
+        record=figures[0]["record"],
     )
 
 

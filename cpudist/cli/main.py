@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from cpudist import launchers
-from cpudist.cli import bench, build, docs, doctor, launch, plan, stacks, summary, test, top
+from cpudist.cli import bench, build, docs, doctor, forecast, launch, plan, stacks, summary, test, top
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
@@ -27,6 +27,7 @@ COMMANDS = {
     "top": top,
     "stacks": stacks,
     "summary": summary,
+    "forecast": forecast,
     "plan": plan,
     "doctor": doctor,
     "build": build,

@@ -105,6 +105,17 @@ def last_time(now: ClusterFigures) -> ClusterFigures | None:
         return None
 
 
+def last_bandwidth() -> float | None:
+    """Return the bytes a second at which large sums crossed the network in the last test of several hosts, if any."""
+    folder = user_cache.cache_folder()
+    kept = [user_cache.read(file.name) or {} for file in (folder.glob("cluster-*.json") if folder else [])]
+    for fields in sorted(kept, key=lambda fields: fields.get("measured_at", ""), reverse=True):
+        if (hosts := len(fields.get("hosts", ()))) > 1:
+            *_, less, more = sorted((int(size), seconds) for size, seconds in fields["allreduces"].items())
+            return 2 * (hosts - 1) / hosts * (more[0] - less[0]) / float(more[1] - less[1])
+    return None
+
+
 def keep(now: ClusterFigures) -> None:
     """Keep the figures for the next time.
 

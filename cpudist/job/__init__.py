@@ -13,7 +13,7 @@
 - `stack_server.py`: the ranks' stacks and figures, served on request.
 - `rank_answers.py`: asks the ranks, for `cpudist stacks`, `cpudist top` and a notebook's cell; `rank_table.py`: the
   answers as a table.
-- `record.py`: the run record.
+- `record.py`: the run record; `gradient_times.py`: what it says of gradients.
 - `rank_pinning.py`: torch and the rank's threads follow its pinning.
 - `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import resource
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from cpudist.backends import embedding_rows
 from cpudist.console import duration, names_of, number_of, say
+from cpudist.job.gradient_times import GradientTimes
 from cpudist.processes import own_age
 from cpudist.version import __version__
 
@@ -77,6 +80,7 @@ class RunRecord:
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
         embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
+        gradient_times: when the gradients of a step are complete.
         network: the interface and address of rank 0's host over which the ranks found the store.
         waiting: how long each rank has waited; see `rank_status.waiting`.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
@@ -96,6 +100,7 @@ class RunRecord:
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
         self.embedding_rows: list[str] = []
+        self.gradient_times = GradientTimes()
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
         self.compared: dict[str, float] = {}
@@ -143,6 +148,7 @@ class RunRecord:
             self.gradients = _gradients(model)
             handle.remove()
 
+        self.gradient_times.tied |= embedding_rows.tied(model).keys()
         if _gradients(model):
             handle = model.register_forward_pre_hook(note)
 
@@ -203,6 +209,8 @@ class RunRecord:
             "dtype": self.dtype,
             "optimizations": self.optimizations,
             "gradients": self._described_gradients() or None,
+            "gradient_times": self.gradient_times.found,
+            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "pinning": self._pinning,
             "steps": training.steps or None,
             "samples_per_second": _rounded(training.samples_per_second()),

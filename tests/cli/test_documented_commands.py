@@ -108,6 +108,7 @@ RUN_BY = {
     r"cpudist doctor --hostfile": "hosts/test_launch.py",
     r"cpudist test --hostfile": "hosts/test_cluster.py",
     r"cpudist summary": "cli/test_summary.py",
+    r"cpudist forecast": "cli/test_forecast_command.py",
     r"cpudist doctor": "doctor/test_doctor.py",
     r"cpudist build|pip install|pip wheel|python3 -m venv|apt-get": "../scripts/environment.sh",  # before the tests
     r"cpudist launch .*--max-restarts": "hosts/test_launch.py",

@@ -1,0 +1,92 @@
+"""`cpudist forecast`: how a training would do on more hosts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from cpudist import forecast, summary
+from cpudist.cli.parser import Parser, count
+from cpudist.cluster import cluster_figures
+from cpudist.console import aligned, counted_seconds, size
+from cpudist.errors import UserError
+from cpudist.launchers import Launcher
+from cpudist.target import resolve
+from cpudist.topology import measured_ranks
+
+HELP = "how a training would do on more hosts"
+DESCRIPTION = """\
+Forecast a training on several hosts with each --compress: a step's time, efficiency against one host, memory of a rank.
+RUN is an output folder of Trainer or a run record, of one host or more; the script makes its steps here first. Each
+rank keeps its batch. The row of the run itself also has what was measured.
+"""
+EPILOG = """\
+examples:
+  the run in the folder out, on 2, 4 and 8 hosts of a network of 1 Gbit/s:
+    cpudist forecast out --hosts 2,4,8 --network 1gbit
+  a script, on the network that the last `cpudist test` has measured:
+    cpudist forecast --hosts 2,4,8 -- train.py --batch_size 8
+"""
+_BITS = {"mbit": 1e6, "gbit": 1e9}
+_USABLE = 0.95  # of a network's rate: the rest is headers
+_HEAD = ("hosts", "--compress", "step", "measured", "samples/s", "efficiency", "memory/rank")
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `cpudist forecast`."""
+    parser.add_argument("words", nargs="+", metavar="RUN", help="a folder or record, or -- SCRIPT.py [ARGS...]")
+    parser.add_argument("--hosts", type=_counts, default=[2, 4, 8], metavar="N,N,…", help="how many (default: 2,4,8)")
+    parser.add_argument(
+        "--network", type=network_rate, metavar="RATE", help="such as 1gbit (default: that of cpudist test)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(options: argparse.Namespace, _launcher: Launcher) -> None:
+    """Print the forecasts.
+
+    Raises:
+        UserError: the run has not the figures, the script cannot be measured, or the network is not known.
+    """
+    name, *words = options.words
+    bandwidth = options.network or cluster_figures.last_bandwidth()
+    if bandwidth is None:
+        raise UserError("the network is not known; give --network 1gbit, or run cpudist test --hostfile hosts first")
+    if words or name.endswith(".py"):
+        from cpudist.bench import rank_counts
+
+        if name != "-m":
+            resolve(name, words)
+        with counted_seconds():
+            record = rank_counts.one(measured_ranks.load() or 1, [name, *words]).record
+    else:
+        record = summary.read(Path(name)).record
+    forecast.check(record, name)
+    numbers = sorted({1, *options.hosts, len(record["hosts"])})
+    schemes = forecast.SCHEMES if record["backend"] == "ccl" else ["none"]
+    pairs = [(hosts, scheme) for hosts in numbers for scheme in (schemes if hosts > 1 else ["none"])]
+    found = [forecast.forecast(record, *pair, bandwidth) for pair in pairs]
+    if options.json:
+        print(json.dumps({"bandwidth": bandwidth, "forecasts": [one._asdict() for one in found]}, indent=2))
+    else:
+        print(*aligned([_HEAD, *map(_row, found)]), "", forecast.advice(found), sep="\n")
+
+
+def _row(one: forecast.Forecast) -> tuple[str, ...]:
+    step, measured = (f"{1000 * seconds:.0f} ms" if seconds else "" for seconds in (one.step, one.measured))
+    speed = f"{one.samples_per_second:.4g}" if one.samples_per_second else ""
+    return f"{one.hosts}", one.compress, step, measured, speed, f"{one.efficiency:.2f}", size(one.memory)
+
+
+def network_rate(text: str) -> float:
+    """Return the bytes a second of a network of such a rate."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(mbit|gbit)", text)
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"give a rate such as 100mbit or 10gbit, not {text!r}")
+    return _USABLE * float(found[1]) * _BITS[found[2]] / 8
+
+
+def _counts(text: str) -> list[int]:
+    return [count(number) for number in text.split(",")]
