@@ -102,9 +102,11 @@ def _run(bed: Any, file: Path, hosts: int, scheme: str) -> dict[str, Any]:
     if not file.exists():
         names = ",".join(list(bed.addresses)[:hosts])
         job = [str(BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1", str(BIN / "cpudist-train")]
-        ended = bed.run("h0", [*job, "--record", str(file), "--compress", scheme, __file__, "train"], timeout=400)
+        part = file.with_suffix(".part")
+        ended = bed.run("h0", [*job, "--record", str(part), "--compress", scheme, __file__, "train"], timeout=400)
         if ended.returncode:
             sys.exit(ended.output)
+        part.rename(file)
     record: dict[str, Any] = json.loads(file.read_text())
     return record
 
