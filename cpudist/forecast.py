@@ -46,6 +46,8 @@ def check(record: Record, name: str) -> None:
     """
     if not ((record.get("step_seconds") or {}).get("median") and record.get("gradient_times")):
         raise UserError(f"{name} has no times of steps and gradients; make a run of 12 steps or more with this version")
+    if record["gradient_times"]["waiting"] is None and len(record["hosts"]) > 1:
+        raise UserError(f"{name} does not say how long it waited, being of {record['backend']}; make a run with ccl")
     if _compress(record) not in SCHEMES:
         raise UserError(f"{name} is of --compress {_compress(record)}; make a run with none, bf16 or int8")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpudist.changes import Changes
@@ -18,21 +18,22 @@ class GradientTimes:
     """Times the gradients of some early steps of this process's optimizers.
 
     Attributes:
-        found: the seconds of `waiting` for DDP, the number of `values`, and for each of the `groups` of gradients, in
-            order, the seconds until the last gradient, and its bytes; None before they are known.
+        found: the seconds of `waiting` in communication, the number of `values`, and for each of the `groups` of
+            gradients, in order, the seconds until the last gradient, and its bytes; None before they are known.
         tied: weights of output layers whose gradients, across hosts, do not wait for those of the embeddings.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, Any] | None = None
         self.tied: set[Any] = set()
-        self._steps, self._waited, self._in_backward = 0, 0.0, False
+        self._steps, self._before = 0, 0.0  # the seconds of communication until the last step
         self._hooks: dict[Any, Any] = {}  # by parameter, as the next one
         self._ends: dict[Any, float] = {}  # of this step
         self._samples: list[tuple[float, dict[Any, float]]] = []
 
-    def begin(self, changes: Changes) -> None:
-        """Time the steps that follow."""
+    def begin(self, communicated: Callable[[], float | None], changes: Changes) -> None:
+        """Time the steps that follow; `communicated` returns the seconds of communication so far."""
+        self._communicated = communicated
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         changes.then(self._forget)
 
@@ -43,28 +44,19 @@ class GradientTimes:
                 if parameter.requires_grad and parameter not in self._hooks:
                     self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._complete)
         elif self._ends and self.found is None:
-            last = max(self._ends.values())
-            self._samples.append((self._waited, {each: last - end for each, end in self._ends.items()}))
+            last, communicated = max(self._ends.values()), self._communicated()
+            waited = 0.0 if communicated is None else communicated - self._before
+            self._samples.append((waited, {each: last - end for each, end in self._ends.items()}))
             if len(self._samples) == _STEPS:
                 self._samples.sort(key=lambda sample: sample[0] + max(sample[1].values()))
                 self.found = self._groups(*self._samples[_STEPS // 2])
                 self._forget()
         self._ends.clear()
+        if self.found is None:
+            self._before = self._communicated() or 0.0
 
     def _complete(self, parameter: Any) -> None:
         self._ends[parameter] = time.perf_counter()  # of several batches of a step the last one
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._end_backward)
-
-    def _end_backward(self) -> None:
-        """Time what is queued already: DDP's wait for its sums."""
-        began, self._in_backward = time.perf_counter(), False
-
-        def note() -> None:
-            self._waited = time.perf_counter() - began
-
-        Variable._execution_engine.queue_callback(note)
 
     def _groups(self, waited: float, seconds: dict[Any, float]) -> dict[str, Any]:
         seconds |= dict.fromkeys(self.tied & seconds.keys(), max(seconds.values()))
@@ -75,7 +67,8 @@ class GradientTimes:
                 groups.append([0.0, 0])
             groups[-1] = [round(seconds[parameter], 6), groups[-1][1] + parameter.nbytes]
         values = sum(parameter.numel() for parameter in seconds)
-        return {"waiting": round(waited, 6), "values": values, "groups": groups}
+        waiting = None if self._communicated() is None else round(waited, 6)
+        return {"waiting": waiting, "values": values, "groups": groups}
 
     def _forget(self) -> None:
         for hook in self._hooks.values():

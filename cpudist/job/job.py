@@ -76,7 +76,7 @@ class Job:
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.record = RunRecord(self.world, backend, peers.members, self.restarts)
         self.communication = Communication(backend, self.world, self.record, options.compress)
-        self.record.gradient_times.begin(self.changes)
+        self.record.gradient_times.begin(backend.communication_seconds, self.changes)
         host = peers.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")

@@ -1,4 +1,4 @@
-"""The topology from hwloc's XML (``lstopo --of xml``), of its versions 1, 2 and 3.
+"""The topology from hwloc's XML (``lstopo --of xml``), of its versions 2 and 3.
 
 Each object names its CPUs and its memory nodes by bit masks. Only these are used, not the tree that the objects form,
 because the tree differs between the versions.
@@ -39,11 +39,11 @@ def parse_machine(text: str) -> tuple[Topology, frozenset[int]]:
 def _parse(root: _Element) -> tuple[Topology, frozenset[int]]:
     objects = list(root.iter("object"))
     units = [unit for unit in objects if unit.get("type") == "PU"]
-    if root.tag != "topology" or not units:
-        raise UserError("this XML is not hwloc's, or has no CPU: export it with `lstopo --of xml FILE`")
-    packages = _owners(objects, "Package", "Socket")
+    if root.tag != "topology" or not units or not root.get("version"):
+        raise UserError("this XML is not that of hwloc 2 or 3, or has no CPU: export it with `lstopo --of xml FILE`")
+    packages = _owners(objects, "Package")
     cores = _owners(objects, "Core")
-    caches = _owners(objects, "L3Cache", *(() if root.get("version") else ("Cache",)))
+    caches = _owners(objects, "L3Cache")
     nodes = [node for node in objects if node.get("type") == "NUMANode"]
     online = _mask(objects[0].get("cpuset"))
     cpus = []
@@ -65,14 +65,9 @@ def _parse(root: _Element) -> tuple[Topology, frozenset[int]]:
     return topology, topology.cpus if allowed is None else topology.cpus & allowed
 
 
-def _owners(objects: Iterable[_Element], *types: str) -> dict[int, _Element]:
-    """Return for each CPU the object of one of these types that it belongs to."""
-    owners = {}
-    for item in objects:
-        # Version 1 has one type for all caches.
-        if item.get("type") in types and (item.get("type") != "Cache" or item.get("depth") == "3"):
-            owners.update(dict.fromkeys(_mask(item.get("cpuset")) or (), item))
-    return owners
+def _owners(objects: Iterable[_Element], kind: str) -> dict[int, _Element]:
+    """Return for each CPU the object of this type that it belongs to."""
+    return {number: item for item in objects if item.get("type") == kind for number in _mask(item.get("cpuset")) or ()}
 
 
 def _node_of(unit: _Element, nodes: Iterable[_Element]) -> int:

@@ -44,7 +44,6 @@ LAYOUTS = {
     "snapdragon-8-gen-2.sysfs.tar.xz": Shape(3, 1, 3, 8, 8, 8),
     "threadripper-3960x-nps4.lscpu": Shape(1, 4, 8, 24, 48, 48),
     "xeon-2s-8c2t.sysfs.tar.xz": Shape(2, 2, 2, 16, 32, 32),
-    "xeon-2s-cluster-on-die.hwloc1.xml": Shape(2, 4, 4, 28, 28, 28),
     "xeon-4s-offline.hwloc2.xml": Shape(4, 1, 4, 6, 7, 7),
     "xeon-4s-offline.sysfs.tar.xz": Shape(4, 1, 4, 7, 12, 12),
     "xeon-6418h-4s.lscpu": Shape(4, 4, 4, 96, 96, 96),

@@ -4,7 +4,6 @@
 - `program.py`: the runtime during one job. `joining.py`: how ranks find each other.
 - `xla_group.py`, `transfers.py`: the process group, and tensors through the host.
 - `patches.py`: changes of torch_xla, torch and accelerate.
-- `graphs.py`: the graphs that the runtime compiles.
 - `mesh.py`, `partition.py`, `sharding.py`: one program over a mesh of devices (SPMD).
 
 It is registered through the entry point ``cpudist.backends`` like a backend of another package. Only this folder

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 from torch_xla import runtime
 from torch_xla.core import xla_model
 
-from cpudist.backends.xla import graphs, pjrt
+from cpudist.backends.xla import pjrt
 from cpudist.backends.xla.transfers import fetch, reduce_flat, track_ddp_models
 from cpudist.errors import UserError
 
@@ -73,8 +73,6 @@ def make_one_world(world: World, changes: Changes) -> None:
             if space == _FUNCTIONAL and name != "wait_tensor":
                 library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
     track_ddp_models(changes)
-    in_parts = graphs.compile_in_parts(torch_xla.compile, is_main_process=world.rank == 0)
-    replace(torch_xla, {"compile": in_parts}, changes)
 
 
 def keep_new_group(changes: Changes) -> None:

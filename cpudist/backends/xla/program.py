@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch_xla import runtime
+from torch_xla.debug import metrics
 
-from cpudist.backends.xla import graphs, joining, patches, pjrt
+from cpudist.backends.xla import joining, patches, pjrt
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
 
@@ -61,7 +62,7 @@ class Program:
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
         _keep_tied(changes)
-        self._compiled_before = graphs.compiled()
+        self._compiled_before = _compiled()
 
     @property
     def through_host(self) -> bool:
@@ -104,8 +105,14 @@ class Program:
             details.update(self.host.details())
         if self.sharding is not None:
             details["mesh"] = self.sharding.mesh_text
-        (count, seconds), (earlier, in_seconds) = graphs.compiled(), self._compiled_before
+        (count, seconds), (earlier, in_seconds) = _compiled(), self._compiled_before
         return {**details, "graphs_compiled": count - earlier, "compile_seconds": round(seconds - in_seconds, 3)}
+
+
+def _compiled() -> tuple[int, float]:
+    """Return how many graphs this process has compiled so far, and in how many seconds."""
+    data = metrics.metric_data("CompileTime")
+    return (int(data[0]), float(data[1]) / 1e9) if data else (0, 0.0)
 
 
 def _keep_tied(changes: Changes) -> None:

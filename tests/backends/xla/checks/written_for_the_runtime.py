@@ -39,7 +39,7 @@ def train(index, steps, way):
                 xm.optimizer_step(optimizer)
 
     if way == "compiled":
-        step = torch_xla.compile(step, full_graph=True)
+        step = torch_xla.compile(step)
     for batch, target in pl.MpDeviceLoader(batches, device):
         step(batch, target)
     weight = next(model.parameters()).detach()
