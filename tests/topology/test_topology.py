@@ -109,8 +109,8 @@ def test_a_copy_may_be_rooted_anywhere(tmp_path: Path) -> None:
         ("# CPU,Core\n0,x\n", "lscpu -p"),
         ("<topology><object/></topology>", "lstopo --of xml"),
         ("<topology>", "broken"),
-        ("<html></html>", "not hwloc's"),
-        ('<topology><object type="PU" os_index="x"/></topology>', "does not write"),
+        ("<html></html>", "not that of hwloc 2 or 3"),
+        ('<topology version="2.0"><object type="PU" os_index="x"/></topology>', "does not write"),
         ("0,0,0,0\n99999999999,1,0,0\n", "which no machine has"),
     ],
 )
