@@ -191,8 +191,6 @@ class Watch:
     def _unfinished(self, seconds: float) -> str:
         return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
 
-    # The thread
-
     def _beat(self, store: Connection | None) -> None:
         """Publish the status, whatever error that has; end this process where the store is lost before the end."""
         if store is None:
