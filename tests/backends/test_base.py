@@ -97,7 +97,7 @@ def test_the_device_is_waited_for_after_the_first_and_the_last_step_alone(lazy: 
     for state.global_step in range(1, 5):
         timer.on_step_end(arguments, state, control)
     assert lazy.devices.told == ["synchronize", "end step", "end step", "synchronize"]
-    assert (record.training.steps, len(record.training.step_seconds)) == (4, 3)
+    assert (record.training.steps, len(record.training.times)) == (4, 3)
 
 
 def test_batches_and_scaler_change_nothing_where_there_is_nothing_to_do(lazy: Lazy) -> None:
