@@ -73,7 +73,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         if logs and "loss" in logs:
             training = self._record.training
             training.losses.append(float(logs["loss"]))
-            speed = training.samples_per_second(state.logging_steps)
+            speed = training.samples_per_second(int(state.logging_steps))  # of the command line, a float
             if args.report_to and speed:  # otherwise Trainer prints longer lines, and that is all
                 figures = {"samples_per_second": speed, **self._record.compared}
                 logs.update({f"cpudist_{name}": value for name, value in figures.items()})
