@@ -184,7 +184,8 @@ class RunRecord:
         """Write the file; readers see the old or the new one, never a part of one."""
         fields = self.as_dict(exit)
         with suppress(OSError, ValueError, KeyError):  # there is none of an earlier attempt
-            earlier = json.loads(path.read_text(encoding="utf-8")) if self._restarts else {"attempts": []}
+            known = self._restarts and path.is_file()  # reading a pipe would wait
+            earlier = json.loads(path.read_text(encoding="utf-8")) if known else {"attempts": []}
             fields["attempts"][:0] = earlier["attempts"][: self._restarts]
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.is_file() or not path.exists()  # /dev/null is not replaced
