@@ -111,6 +111,7 @@ class RunRecord:
             for rank, member in enumerate(members)
         ]
         self._restarts = restarts
+        self._attempts: list[list[int]] | None = None  # the earlier ones in the file; None: not read yet
         self._tells = False  # whether rank 0 has said what has started, and will say how it ends
 
     def begin(self) -> None:
@@ -183,10 +184,12 @@ class RunRecord:
     def _write_file(self, path: Path, exit: Exit) -> None:
         """Write the file; readers see the old or the new one, never a part of one."""
         fields = self.as_dict(exit)
-        with suppress(OSError, ValueError, KeyError):  # there is none of an earlier attempt
-            known = self._restarts and path.is_file()  # reading a pipe would wait
-            earlier = json.loads(path.read_text(encoding="utf-8")) if known else {"attempts": []}
-            fields["attempts"][:0] = earlier["attempts"][: self._restarts]
+        if self._attempts is None:  # not at the end: the file has this attempt by then
+            self._attempts = []
+            with suppress(OSError, ValueError, KeyError):
+                if self._restarts and path.is_file():  # reading a pipe would wait
+                    self._attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"][: self._restarts]
+        fields["attempts"][:0] = self._attempts
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.is_file() or not path.exists()  # /dev/null is not replaced
         written = path.with_name(f".{path.name}.{os.getpid()}") if whole else path
