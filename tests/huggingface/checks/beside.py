@@ -2,7 +2,6 @@
 
 import runpy
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from transformers import TrainerCallback
@@ -13,11 +12,11 @@ from cpudist.huggingface.trainer_checkpoints import DeferredFiles
 writing, stepped, write = threading.Event(), threading.Event(), DeferredFiles.write
 
 
-def write_slowly(self: DeferredFiles, pause: Callable[[], None]) -> None:
+def write_slowly(self: DeferredFiles) -> None:
     if self._content:
         writing.set()
         assert stepped.wait(60), "no step is made while a checkpoint is written"
-    write(self, pause)
+    write(self)
 
 
 class Steps(TrainerCallback):
