@@ -17,7 +17,7 @@ from cpudist.cli.stacks import Jobs, ask
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
 from cpudist.job.rank_answers import RankStacks
-from cpudist.job.rank_table import loss_lines, losses_of, rows_of, table
+from cpudist.job.rank_table import LOOKS, loss_lines, losses_of, rows_of, table
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
 
@@ -38,7 +38,6 @@ examples:
 """
 
 _SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # between two looks: over ssh each look starts a Python on every host
-_LOOKS = 8  # rates are taken over so many looks, since a step may take longer than one
 _CLEAR = "\033[H\033[J"
 
 
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if options.json and not options.once:
         raise UserError("--json is for one table; give --once too")
     hosts = read(options.hostfile) if options.hostfile else None
-    looks = deque([_look(hosts, "asking the hosts")], _LOOKS)
+    looks = deque([_look(hosts, "asking the hosts")], LOOKS)
     if not looks[0]:
         where = "these hosts" if hosts else "this host"
         raise UserError(f"no rank of yours runs on {where}; run cpudist top where the job runs, as the same user")

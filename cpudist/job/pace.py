@@ -1,7 +1,8 @@
 """The pace of each rank, and the rank that makes the others wait, with the cause where one shows.
 
 Every rank publishes its pace with its status, and rank 0 compares the ranks. Since ranks step together, a slow rank is
-the one that waits least. It is named when two comparisons in a row have found it, each over 25 steps and 10 seconds.
+the one that waits least. It is named when two comparisons in a row, each over 25 steps and 10 seconds, find the same
+rank, and the others wait for it a tenth of the time on average.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 from cpudist.console import aligned, curve, size
 from cpudist.job.rank_answers import RankStacks
 
+LOOKS = 8  # rates are taken over so many looks, since a step may take longer than one
 # The columns: for each figure its head, and how it is written.
 COLUMNS = {
     "rank": ("rank", ""),
