@@ -31,7 +31,7 @@ tried() {
 }
 
 check_machine
-make_environment ccl,plot,test .venv-canary
+make_environment plot,test .venv-canary
 say "environment: the newest of ${FOLLOWED[*]} $*"
 timeout --foreground 1200 python -m pip install --quiet --disable-pip-version-check --upgrade "${FOLLOWED[@]}" "$@"
 build_backend

@@ -5,6 +5,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 check_machine
-make_environment ccl,plot,dev "${NEWEST[@]}"
+make_environment plot,dev "${NEWEST[@]}"
 build_backend
 exec python tests/soak/all_faults.py "$@"

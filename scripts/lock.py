@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # PyPI's torch brings gigabytes of CUDA libraries; PyTorch's own index of CPU builds has +cpu. Hugging Face's example
 # scripts import evaluate; setuptools builds cpudist itself.
-WANTED = ["torch==2.13.0+cpu", f"{ROOT}[ccl,plot,examples]", "evaluate==0.4.6", "setuptools>=77"]
+WANTED = ["torch==2.13.0+cpu", f"{ROOT}[impi,plot,examples]", "evaluate==0.4.6", "setuptools>=77"]
 BUILD = f"{ROOT}[build]"
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a wheel on two ranks of an old system without a compiler: a root folder of Debian 11, which has glibc 2.31.
 #   scripts/old_roots.sh WHEEL [PACKAGE]...      as root; torch==2.13.0 by default; 15 minutes the first time
-#   EXTRA=mpich scripts/old_roots.sh WHEEL …     with MPICH instead of Intel MPI
+#   EXTRA=impi scripts/old_roots.sh WHEEL …      with Intel MPI instead of MPICH
 # It is the oldest Debian that the mirrors have. Its Python is too old, so the wheel's is compiled there, in another root
 # folder, from a newer Debian's source. All stays in build/roots but the environment.
 set -euo pipefail

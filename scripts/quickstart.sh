@@ -40,7 +40,7 @@ train() {
 }
 
 check_machine
-make_environment ccl,build,hf,plot "${NEWEST[@]}"
+make_environment build,hf,plot "${NEWEST[@]}"
 build_backend
 train
 say "done: $RUN/cpudist.json"

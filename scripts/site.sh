@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
 check_machine
-make_environment ccl,plot,dev "${NEWEST[@]}"
+make_environment plot,dev "${NEWEST[@]}"
 export NO_MKDOCS_2_WARNING=1
 if [ "${1:-}" = serve ]; then exec mkdocs serve; fi
 if [ "${1:-}" = release ]; then

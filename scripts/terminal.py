@@ -1,6 +1,6 @@
 """Kill a rank of a real job, and draw the terminal: `python scripts/terminal.py` writes docs/assets/terminal.svg.
 
-The job is examples/train_digits.py on two ranks of this machine. It needs the packages of `.[ccl,build,examples]`.
+The job is examples/train_digits.py on two ranks of this machine. It needs the packages of `.[build,examples]`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ unset PYTHONDONTWRITEBYTECODE
 
 prepare() {
     case $1 in
-        newest) make_environment ccl,plot,dev "${NEWEST[@]}" ;;
-        torch2.8) make_environment ccl,plot,test "${TORCH_2_8[@]}" ;;
-        torch2.9) make_environment ccl,plot,test "${TORCH_2_9[@]}" ;;
-        torch2.15) make_environment ccl,plot,test "${TORCH_2_15[@]}" ;;
+        newest) make_environment plot,dev "${NEWEST[@]}" ;;
+        torch2.8) make_environment plot,test "${TORCH_2_8[@]}" ;;
+        torch2.9) make_environment plot,test "${TORCH_2_9[@]}" ;;
+        torch2.15) make_environment plot,test "${TORCH_2_15[@]}" ;;
     esac
     build_backend
 }

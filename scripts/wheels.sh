@@ -32,7 +32,7 @@ compile_modules() {
     if [ "$torch" = "$OLDEST" ]; then of=("${pythons[0]}"); fi
     say "torch $torch"
     "${pythons[0]}" -m venv "$scratch/torch"
-    timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/installed[ccl,build]"
+    timeout 1800 "$scratch/torch/bin/pip" install --quiet "torch==$torch" "$scratch/installed[build]"
     for build in one two; do
         PATH=$scratch/torch/bin:$PATH CXX=$scratch/toolchain/g++ PYTHONPATH=$scratch/$build/${tags[0]} timeout 7200 \
             python scripts/manylinux/compile_modules.py "$scratch/$build" "${of[@]}" &

@@ -94,9 +94,7 @@ def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:
             "warning",
             "mpirun",
             "there is no mpirun on PATH; torchrun starts jobs on one host",
-            f"put {own.parent} first on PATH"
-            if own.exists()
-            else "pip install 'cpudist[ccl]', which brings Intel MPI's",
+            f"put {own.parent} first on PATH" if own.exists() else "pip install 'cpudist[ccl]', which brings MPICH's",
         )
     elif own.exists() and Path(found).resolve() != own.resolve():
         yield Finding(

@@ -41,7 +41,7 @@ def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpiru
     wanted = "an MPI" if option == "auto" else f"--mpi {option}"
     raise UserError(
         f"no mpirun of {wanted} was found ({'; '.join(seen) or 'there is none at all'}); pip install 'cpudist[ccl]' "
-        "brings Intel MPI's, Debian's packages are mpich and openmpi-bin; or put its folder on PATH"
+        "brings MPICH's, 'cpudist[impi]' Intel's, Debian's are mpich and openmpi-bin; or put its folder on PATH"
     )
 
 

@@ -54,8 +54,8 @@ class Slurm(Launcher):
         )
 
     def rendezvous(self) -> OverMpi | AtAddress:
-        # srun --mpi=pmi2 and --mpi=pmix make an MPI world and set these variables; --mpi=none does neither.
-        if "PMI_RANK" in self._variables or "PMIX_RANK" in self._variables:
+        # srun --mpi=pmi2 makes an MPI world and sets this variable. PyPI's MPICH cannot join that of pmix.
+        if "PMI_RANK" in self._variables:
             return OverMpi()
         # Steps that share a node need different ports, below those that the system assigns (32768 and up).
         port = 15000 + (self.integer("SLURM_JOB_ID") * 31 + self.integer("SLURM_STEP_ID")) % 15000

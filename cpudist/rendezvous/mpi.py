@@ -57,7 +57,7 @@ def _initialised(timeout: float) -> Any:
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"an MPI launcher started this process, but mpi4py finds no MPI library: {first_line(error)}; "
-            "install Intel MPI: pip install 'cpudist[ccl]', or set MPI4PY_LIBMPI to the launcher's libmpi.so"
+            "install MPICH: pip install 'cpudist[ccl]', or set MPI4PY_LIBMPI to the launcher's libmpi.so"
         ) from None
     if not MPI.Is_initialized():
         provided = ctypes.c_int()

@@ -126,7 +126,7 @@ def test_no_oneccl_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
     toolchain.find_oneccl.cache_clear()
     monkeypatch.setattr(toolchain, "distribution", missing)
-    with pytest.raises(UserError, match=r"pip install 'cpudist\[ccl,build\]'"):
+    with pytest.raises(UserError, match=r"pip install 'cpudist\[build\]'"):
         toolchain.find_oneccl()
 
 

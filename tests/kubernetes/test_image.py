@@ -72,7 +72,7 @@ def test_the_locked_packages_are_what_pyproject_wants() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
-    wanted += [*extras["ccl"], *extras["build"], *extras["plot"], *extras["hf"], *extras["examples"], "evaluate"]
+    wanted += [*extras["impi"], *extras["build"], *extras["plot"], *extras["hf"], *extras["examples"], "evaluate"]
     for requirement in map(Requirement, set(wanted) - {"cpudist[hf]"}):
         assert locked[requirement.name] in requirement.specifier, requirement
     assert locked["torch"].endswith("+cpu")

@@ -37,13 +37,13 @@ def find_oneccl() -> OneCcl:
     Raises:
         UserError: it is not installed, or lacks its headers or its static library.
     """
-    prefix = _find("oneccl-cpu-devel", "ccl,build", _HEADER, _STATIC_LIBRARY, _HWLOC)
+    prefix = _find("oneccl-cpu-devel", "build", _HEADER, _STATIC_LIBRARY, _HWLOC)
     return OneCcl(prefix, version("oneccl-cpu-devel"))
 
 
 @cache
 def find_libraries() -> Path:
-    """Find the folder of the libraries that a job loads, libhwloc and Intel MPI's, which pip installed.
+    """Find the folder of the libraries that a job loads, libhwloc and an MPI's, which pip installed.
 
     Raises:
         UserError: they are not installed.
