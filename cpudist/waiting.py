@@ -59,7 +59,8 @@ def bounded(what: str, timeout: float) -> Iterator[None]:
     """
 
     def end() -> None:
-        end_now(1, f"{what} did not finish within {timeout:g} s: a rank is gone or cannot be reached; ending")
+        why = "a rank is gone or cannot be reached; cpudist doctor --hostfile FILE looks for closed ports"
+        end_now(1, f"{what} did not finish within {timeout:g} s: {why}")
 
     timer = threading.Timer(timeout, end)
     timer.daemon = True

@@ -6,22 +6,26 @@ import hashlib
 import json
 import os
 import platform
+import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import psutil
 
-from cpudist.backends.ccl.compilation import find_built
-from cpudist.compiler import find_compiler
+from cpudist.doctor.usable_backends import why_not_ccl
 from cpudist.doctor.versions import installed
 from cpudist.errors import UserError
+from cpudist.store.serve import listen
 from cpudist.topology import measured_ranks
-from cpudist.topology.identity import node_identity, resolved
+from cpudist.topology.identity import addresses, node_identity, resolved
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import Part, PlanOptions, make_plan
 from cpudist.version import __version__
+
+_CONNECT_SECONDS = 5.0  # the kernel repeats a lost packet after one second and after three
 
 
 def main() -> None:
@@ -29,29 +33,48 @@ def main() -> None:
     print(json.dumps(facts(*sys.argv[1:])))
 
 
-def facts(folder: str, script: str = "", starter: str = "", probe: str = "") -> dict[str, Any]:
+def facts(
+    port: str, folder: str, script: str = "", probe: str = "", interface: str = "", *starter: str
+) -> dict[str, Any]:
     """Return the fields of `cpudist.hosts.check.Facts`.
 
     Args:
+        port: at which the host that starts the job connects back.
         folder: the folder in which the job is to run.
         script: the script's path, which may be relative to the folder; empty where the job has none.
-        starter: the name of the host that starts the job.
         probe: a file in the folder, as that host sees it; empty: do not look.
+        interface: the network interface from which to connect to it; empty: any.
+        starter: its name or addresses; none: do not connect.
     """
     return {
         "identity": node_identity(),
         "python": platform.python_version(),
         "cpudist": __version__,
         "torch": installed("torch"),
-        "ccl": _ccl(),
+        "ccl": why_not_ccl(),
         "seconds": time.time(),
         "memory": psutil.virtual_memory().available,
         "folder": os.path.isdir(folder),
         "ranks": _ranks(),
         "script": _checksum(os.path.join(folder, script)) if script else None,
         "shared": not probe or os.path.exists(probe),
-        "knows_us": not starter or bool(resolved(starter)),
+        **_connect(starter, int(port), interface),
     }
+
+
+def _connect(starter: Sequence[str], port: int, interface: str) -> dict[str, Any]:
+    """Connect to the host that starts the job, and let it connect to a port here; return what has failed."""
+    failures = []
+    for name in starter:
+        try:
+            source = (addresses(interface)[0], 0) if interface else None
+            with listen([], 0)[0] as own, socket.create_connection((name, port), _CONNECT_SECONDS, source) as other:
+                other.settimeout(6 * _CONNECT_SECONDS)  # it may be busy
+                other.sendall(b"%d\n" % own.getsockname()[1])
+                return {"lets_in": bool(other.recv(1))}
+        except (OSError, UserError) as error:
+            failures.append(f"{', '.join(sorted(resolved(name))) or name} port {port}: {error}")
+    return {"unreachable": ", ".join(failures)}
 
 
 def _checksum(path: str) -> str | None:
@@ -60,16 +83,6 @@ def _checksum(path: str) -> str | None:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
         return None
-
-
-def _ccl() -> str:
-    """Return why the ccl backend cannot be used; empty if it is compiled or can be."""
-    try:
-        if find_built() is None and find_compiler() is None:
-            return "the ccl backend is not compiled, and there is no C++ compiler"
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def _ranks() -> dict[str, int]:

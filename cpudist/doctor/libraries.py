@@ -81,11 +81,10 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """Check the mapped libraries after torch is imported, with this environment's LD_PRELOAD."""
     loaded = load(env)
     if loaded.torch_error:
-        yield Finding(
-            "error", "torch", f"import torch fails: {loaded.torch_error}", "reinstall torch in this environment"
-        )
-        return
-    yield from libraries(loaded.maps, env)
+        message = f"import torch fails: {loaded.torch_error}"
+        yield Finding("error", "torch", message, "reinstall torch in this environment")
+    else:
+        yield from libraries(loaded.maps, env)
 
 
 def libraries(maps: str, env: Mapping[str, str]) -> Iterator[Finding]:
@@ -104,12 +103,9 @@ def _openmp(runtimes: list[Path], preloaded: str) -> Iterator[Finding]:
         # Intel's and LLVM's have the functions of GNU's as well; the reverse is not true.
         other = next(path for path in runtimes if not path.name.startswith(_GNU))
         preload = ":".join(str(path) for path in (wanted_allocator({}), other) if path)
-        yield Finding(
-            "warning",
-            "OpenMP",
-            f"{len(runtimes)} OpenMP runtimes in one process, each with threads of its own on the same cores: {listed}",
-            f"export LD_PRELOAD={preload}, and {_vendor(other)} serves all libraries",
-        )
+        message = f"{len(runtimes)} OpenMP runtimes in one process, each with threads on the same cores: {listed}"
+        remedy = f"export LD_PRELOAD={preload}, and {_vendor(other)} serves all libraries"
+        yield Finding("warning", "OpenMP", message, remedy)
     elif len(runtimes) > 1:  # another package that brings GNU's, such as scikit-learn
         yield Finding("ok", "OpenMP", f"{listed}: copies of one runtime, whose threads sleep while the other computes")
     elif runtimes:
@@ -132,9 +128,6 @@ def _allocator(names: set[str], env: Mapping[str, str]) -> Finding:
         return Finding("ok", "allocator", f"glibc's; cpudist-train does not change it, because {decided} is set")
     if library := wanted_allocator({}):
         return Finding("ok", "allocator", f"cpudist-train preloads tcmalloc: {library}")
-    return Finding(
-        "warning",
-        "allocator",
-        "glibc's: without cpudist.optimize a training step takes about a quarter more time than with tcmalloc",
-        "install tcmalloc (Debian: apt-get install libtcmalloc-minimal4); cpudist-train then preloads it",
-    )
+    message = "glibc's: without cpudist.optimize a training step takes about a quarter more time than with tcmalloc"
+    remedy = "install tcmalloc (Debian: apt-get install libtcmalloc-minimal4); cpudist-train then preloads it"
+    return Finding("warning", "allocator", message, remedy)

@@ -23,12 +23,9 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     yield from _locked(files)
     policy = memory_policy()
     if policy not in (None, "default", "local"):
-        yield Finding(
-            "warning",
-            "memory policy",
-            f"this shell's memory policy is {policy}, which ranks inherit: memory may be far from their cores",
-            "start the job without numactl --interleave, --membind or --preferred",
-        )
+        message = f"this shell's memory policy is {policy}, which ranks inherit: memory may be far from their cores"
+        remedy = "start the job without numactl --interleave, --membind or --preferred"
+        yield Finding("warning", "memory policy", message, remedy)
 
 
 def shared_memory(free: int | None) -> Finding:
@@ -56,14 +53,9 @@ def _locked(files: Files) -> Iterator[Finding]:
     """Check locked memory: network cards with direct memory access need it, TCP does not."""
     cards = files.names("sys/class/infiniband")
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        yield Finding("ok", "memlock", "any amount of memory may be locked")
-    elif not cards:
-        yield Finding("ok", "memlock", f"{size(soft)} may be locked; without InfiniBand none has to be")
-    else:
-        yield Finding(
-            "warning",
-            "memlock",
-            f"only {size(soft)} of memory may be locked, too little for {cards[0]}: messages go over TCP",
-            "ulimit -l unlimited (limits.conf: memlock; slurmd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)",
+    if cards and soft != resource.RLIM_INFINITY:
+        message = f"only {size(soft)} of memory may be locked, too little for {cards[0]}: messages go over TCP"
+        remedy = (
+            "ulimit -l unlimited (limits.conf: memlock; slurmd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)"
         )
+        yield Finding("warning", "memlock", message, remedy)

@@ -25,15 +25,9 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
 def _share(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """Check the CPUs, the CPU quota and the memory limit of this process."""
     limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
-    throttling = limits.throttling
-    if throttling and throttling.throttled:
-        yield _stopped(throttling)
-    if limits.quota is not None:
-        yield _quota(limits.quota)
-        if throttling and not throttling.throttled:
-            yield Finding("ok", "throttling", f"in none of {throttling.periods} periods (nr_throttled)")
-    else:
-        yield Finding("ok", "CPU quota", "none")
+    if limits.quota is not None and limits.throttling is not None:
+        yield _stopped(limits.throttling)
+    yield Finding("ok", "CPU quota", "none") if limits.quota is None else _quota(limits.quota)
     online, own = sysfs.online_cpus(files), limits.cpus or frozenset()
     some = "all" if own == online else f"{format_list(own)} of"
     counted = f", of which Slurm has given {limits.counted} to this job" if limits.counted else ""
@@ -55,31 +49,19 @@ def _stopped(throttling: Throttling) -> Finding:
     said = f"the CPU quota has stopped this container in {share:.1%} of {throttling.periods} periods (nr_throttled)"
     if share < _RARELY:
         return Finding("ok", "throttling", said)
-    return Finding(
-        "warning",
-        "throttling",
-        said,
-        "start fewer threads (cpudist plan counts them by the quota), or raise the quota (limits.cpu, docker --cpus)",
-    )
+    remedy = "start fewer threads (cpudist plan counts them by the quota), or raise it (limits.cpu, docker --cpus)"
+    return Finding("warning", "throttling", said, remedy)
 
 
 def _number_formats(files: Files) -> Iterator[Finding]:
     found = features(files)
     if found is None:
-        yield Finding(
-            "warning", "CPU", "/proc/cpuinfo does not list the features of this CPU", "compare --bf16 with float32"
-        )
-        return
-    bfloat16, float16 = units(found, BFLOAT16), units(found, FLOAT16)
-    if bfloat16:
+        message = "/proc/cpuinfo does not list the features of this CPU"
+        yield Finding("warning", "CPU", message, "compare --bf16 with float32")
+    elif bfloat16 := units(found, BFLOAT16):
+        float16 = units(found, FLOAT16)
         also = f"; float16 by {' and '.join(float16)}" if float16 else "; no float16"
         yield Finding("ok", "CPU", f"bfloat16 by {' and '.join(bfloat16)}: --bf16 is faster than float32{also}")
     else:
-        yield Finding(
-            "warning",
-            "CPU",
-            "this CPU has no bfloat16 arithmetic (AVX512_BF16, AMX): --bf16 would be slower than float32",
-            "train in float32",
-        )
-    if "hypervisor" in found:
-        yield Finding("ok", "virtual machine", "cores may be shared with other machines: timings vary")
+        message = "this CPU has no bfloat16 arithmetic (AVX512_BF16, AMX): --bf16 would be slower than float32"
+        yield Finding("warning", "CPU", message, "train in float32")

@@ -33,75 +33,48 @@ def resolve(name: str) -> Finding:
     """Resolve the name of this host; MPI and gloo look its address up when they start."""
     found = sorted(resolved(name))
     if not found:
-        return Finding(
-            "error",
-            "host name",
-            f"this host's name {name!r} has no address, so gloo and MPI cannot start",
-            f"add a line with its address to /etc/hosts: ADDRESS {name}",
-        )
+        message = f"this host's name {name!r} has no address, so gloo and MPI cannot start"
+        return Finding("error", "host name", message, f"add a line with its address to /etc/hosts: ADDRESS {name}")
     if all(ipaddress.ip_address(address).is_loopback for address in found):
-        return Finding(
-            "warning",
-            "host name",
-            f"this host's name {name!r} has only loopback addresses ({', '.join(found)}): enough for a job on one host",
-            f"for jobs on several hosts, give {name} the address that the others use in /etc/hosts",
-        )
+        message = f"this host's name {name!r} has only loopback addresses ({', '.join(found)}): enough for one host"
+        remedy = f"for jobs on several hosts, give {name} the address that the others use in /etc/hosts"
+        return Finding("warning", "host name", message, remedy)
     return Finding("ok", "host name", f"{name} resolves to {', '.join(found)}")
 
 
-def _ccl(env: Mapping[str, str]) -> Finding:
+def why_not_ccl() -> str:
+    """Return why the ccl backend cannot be used, and the remedy; empty if it is compiled or can be."""
     try:
-        built = find_built()
+        if find_built() is None and find_compiler() is None:
+            return "it is not compiled, and there is no C++ compiler; install g++ and run cpudist build"
     except UserError as error:
-        reason, _, remedy = str(error).partition("; ")
-        return Finding("warning", "backend", f"auto is gloo, several times slower than ccl: {reason}", remedy)
-    what = f"auto is ccl: {_transport(env)}"
-    if built and (reason := load(env).ccl_error):
-        return Finding(
-            "warning",
-            "backend",
-            f"auto is gloo, several times slower than ccl, whose compiled module does not load: {reason}",
-            f"rm -r {built.parent} and run cpudist build",
-        )
-    if built:
-        return Finding("ok", "backend", f"{what}; compiled: {built}")
-    if find_compiler() is None:
-        return Finding(
-            "warning",
-            "backend",
-            "auto is gloo, several times slower than ccl, which is not compiled, and there is no C++ compiler",
-            "install g++, or run `cpudist build` where there is one and set CPUDIST_CACHE",
-        )
-    return Finding("ok", "backend", f"{what}; cpudist build, or the first job, compiles it in a minute or two")
+        return str(error)
+    return ""
 
 
-def _transport(env: Mapping[str, str]) -> str:
-    """Return the transport of messages, and why."""
-    inside = "through shared memory inside a machine"
-    if env.get("CPUDIST_TRANSPORT") == "oneccl":
-        inside = "by oneCCL inside a machine, because CPUDIST_TRANSPORT=oneccl is set"
-    between = "over MPI where the launcher makes an MPI world (Intel MPI, MPICH, srun --mpi=pmi2), otherwise libfabric"
-    if chosen := env.get("CCL_ATL_TRANSPORT"):
-        between = f"over {chosen}, because CCL_ATL_TRANSPORT is set"
-    return f"messages go {inside}; between machines {between}"
+def _ccl(env: Mapping[str, str]) -> Finding:
+    slow = "auto is gloo, several times slower than ccl"
+    if reason := why_not_ccl():
+        what, _, remedy = reason.partition("; ")
+        return Finding("warning", "backend", f"{slow}: {what}", remedy)
+    built = find_built()
+    if built is None:
+        return Finding("ok", "backend", "auto is ccl; cpudist build, or the first job, compiles it in a minute or two")
+    if reason := load(env).ccl_error:
+        remedy = f"rm -r {built.parent} and run cpudist build"
+        return Finding("warning", "backend", f"{slow}, whose compiled module does not load: {reason}", remedy)
+    return Finding("ok", "backend", f"auto is ccl; compiled: {built}")
 
 
 def _mpirun(env: Mapping[str, str]) -> Iterator[Finding]:
     own = Path(sys.prefix) / "bin" / "mpirun"
     found = shutil.which("mpirun", path=env.get("PATH", os.defpath))
+    activate = f"activate the environment, or put {own.parent} first on PATH"
     if found is None:
-        yield Finding(
-            "warning",
-            "mpirun",
-            "there is no mpirun on PATH; torchrun starts jobs on one host",
-            f"put {own.parent} first on PATH" if own.exists() else "pip install 'cpudist[ccl]', which brings MPICH's",
-        )
+        remedy = activate if own.exists() else "pip install 'cpudist[ccl]', which brings MPICH's"
+        yield Finding("warning", "mpirun", "there is no mpirun on PATH; torchrun starts jobs on one host", remedy)
     elif own.exists() and Path(found).resolve() != own.resolve():
-        yield Finding(
-            "warning",
-            "mpirun",
-            f"the mpirun on PATH is {found}, not this environment's own, {own}: they may be different MPIs",
-            f"activate the environment, or put {own.parent} first on PATH",
-        )
+        message = f"the mpirun on PATH is {found}, not this environment's own, {own}: they may be different MPIs"
+        yield Finding("warning", "mpirun", message, activate)
     else:
         yield Finding("ok", "mpirun", found)

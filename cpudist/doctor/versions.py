@@ -62,12 +62,9 @@ def _companions() -> Iterator[Finding]:
     for name in _companion_packages():
         found = installed(name)
         if found and _release(found) != torch:
-            yield Finding(
-                "warning",
-                name,
-                f"{name} {found} was made for torch {_release(found)}, not {torch}, and is not used",
-                f"pip uninstall {name}, or install the torch that it was made for",
-            )
+            message = f"{name} {found} was made for torch {_release(found)}, not {torch}, and is not used"
+            remedy = f"pip uninstall {name}, or install the torch that it was made for"
+            yield Finding("warning", name, message, remedy)
 
 
 def _companion_packages() -> list[str]:

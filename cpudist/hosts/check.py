@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,14 @@ from cpudist.errors import Finding, Level, UserError
 from cpudist.hosts.remote import ask_all, is_here, names, run_on
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
+from cpudist.store.serve import listen
+from cpudist.topology.identity import addresses
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
 _SKEW_SECONDS = 60.0
 _UP_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
 _PROGRAM = "cpudist.doctor.facts"
 _RANK_BYTES = 400 << 20  # a rank after it has imported torch and made its process group
 
@@ -36,14 +39,15 @@ class Facts:
     Attributes:
         identity: the same text for all names of one machine.
         python, cpudist, torch: versions; torch is None where it is not installed.
-        ccl: why the ccl backend cannot be used; empty where it can be.
+        ccl: why the ccl backend cannot be used, and the remedy; empty where it can be.
         skew: seconds by which its clock is ahead of ours, beyond the time of the answer itself.
         memory: free memory in bytes.
         folder: whether our working folder exists there.
         ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache, and by "default".
         script: a checksum of the job's script; None where it has none, or there is none on the host.
         shared: whether our working folder is the same there, as far as that was asked for.
-        knows_us: whether it can resolve our host name.
+        unreachable: why it cannot connect to us; empty if it can.
+        lets_in: whether we can connect to it.
     """
 
     identity: str
@@ -57,7 +61,8 @@ class Facts:
     ranks: dict[str, int]
     script: str | None = None
     shared: bool = True
-    knows_us: bool = True
+    unreachable: str = ""
+    lets_in: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,28 +82,37 @@ def sentence(finding: Finding) -> str:
     return f"{finding.about} {finding.message}; {finding.remedy}"
 
 
-def check(hosts: Sequence[Host], script: str = "", by_name: bool = True, shared: bool = False) -> Checked:
+def check(
+    hosts: Sequence[Host], script: str = "", by_name: bool = True, shared: bool = False, interface: str | None = None
+) -> Checked:
     """Check hosts at the same time, for a minute at most.
 
     Args:
         hosts: the hosts; `slots`, where known, is the number of ranks on one.
         script: the job's script; empty where it has none.
-        by_name: whether what mpirun starts there connects to this host by its name, as with `MpiLauncher.by_name`.
+        by_name: whether they connect to this host by its name, as with `MpiLauncher.by_name`, or by its addresses.
         shared: also check that they share this process's working folder.
+        interface: the network interface for all traffic; None: any.
+
+    Raises:
+        UserError: this host does not have that interface.
     """
     here = Host("localhost", where="this host")
+    starter = [socket.gethostname()] if by_name else addresses(interface)[: 1 if interface else None]
     with folders.probe(os.getcwd()) if shared else nullcontext("") as probe:
+        asked = (os.getcwd(), script, probe, interface or "", *starter)
         task = f"checking {number_of(len(hosts), 'host')}"
-        reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, script, probe), task)
+        reference, *answers = ask_all([here, *hosts], lambda host: _ask(host, *asked), task)
     if isinstance(reference, Finding):
         return Checked({}, {here: [reference]})
+    among = any(isinstance(answer, Facts) and answer.identity == reference.identity for answer in answers)
     facts: dict[Host, Facts] = {}
     findings: dict[Host, list[Finding]] = {}
     for host, answer in zip(hosts, answers, strict=True):
         if isinstance(answer, Finding):
             findings[host] = [answer]
             continue
-        findings[host] = [*_judge(host, answer, reference, script, by_name), *_same_machine(host, answer, facts)]
+        findings[host] = [*_judge(host, answer, reference, script, among), *_same_machine(host, answer, facts)]
         facts[host] = answer
     return Checked(facts, findings)
 
@@ -138,12 +152,13 @@ async def _why_not_up(host: Host) -> str:
     return ""
 
 
-async def _ask(host: Host, script: str = "", probe: str = "") -> Facts | Finding:
+async def _ask(host: Host, *asked: str) -> Facts | Finding:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
-    asked = (os.getcwd(), script, socket.gethostname(), probe)
-    before = time.time()
-    answer = await run_on(host, [*python_main(_PROGRAM, path=path), *asked], _ANSWER_SECONDS)
-    after = time.time()
+    async with await asyncio.start_server(_connect_back, sock=listen([], 0)[0]) as server:
+        port = str(server.sockets[0].getsockname()[1])
+        before = time.time()
+        answer = await run_on(host, [*python_main(_PROGRAM, path=path), port, *asked], _ANSWER_SECONDS)
+        after = time.time()
     if answer.failure:
         return Finding("error", _name(host), answer.failure, answer.remedy)
     last = "".join(answer.output.strip().splitlines()[-1:])  # a login shell may greet first
@@ -154,13 +169,24 @@ async def _ask(host: Host, script: str = "", probe: str = "") -> Facts | Finding
         return Finding("error", _name(host), message, "install the same cpudist on all hosts")
 
 
+async def _connect_back(asking: asyncio.StreamReader, answering: asyncio.StreamWriter) -> None:
+    """Connect to the port that a host has sent; answer if that works."""
+    address, _ = socket.getnameinfo(answering.get_extra_info("peername"), socket.NI_NUMERICHOST)
+    with suppress(OSError, ValueError):
+        there = asyncio.open_connection(address, int(await asking.readline()))
+        _, trial = await asyncio.wait_for(there, _CONNECT_SECONDS)
+        trial.close()
+        answering.write(b"!")
+    answering.close()
+
+
 def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
     """Return the facts that a host has written between two moments of our clock."""
     theirs = fields.pop("seconds")
     return Facts(skew=min(theirs - before, 0.0) or max(theirs - after, 0.0), **fields)
 
 
-def _judge(host: Host, found: Facts, reference: Facts, script: str = "", by_name: bool = True) -> list[Finding]:
+def _judge(host: Host, found: Facts, reference: Facts, script: str = "", among: bool = True) -> list[Finding]:
     findings = []
 
     def wrong(level: Level, message: str, remedy: str) -> None:
@@ -178,10 +204,11 @@ def _judge(host: Host, found: Facts, reference: Facts, script: str = "", by_name
     elif not found.shared:
         message = f"has a folder {os.getcwd()} of its own: checkpoints need one that all hosts share"
         wrong("warning", message, "share one by NFS, or save in a folder that is shared")
-    if by_name and not found.knows_us:
-        own = socket.gethostname()
-        remedy = "add it to DNS or to /etc/hosts there, or name this host's network interface with --interface"
-        wrong("error", f"cannot resolve this host's name {own}, by which mpirun's processes connect to it", remedy)
+    remedy = "open ports 1024 to 65535 between the hosts, or correct the address: /etc/hosts, --interface"
+    if found.unreachable:
+        wrong("error", f"cannot connect to this host at {found.unreachable}", remedy)
+    if not found.lets_in:
+        wrong("error" if among else "warning", "does not let this host connect to its free ports", remedy)
     if found.ccl:
         wrong("warning", "cannot use the backend ccl", found.ccl)
     if abs(found.skew) > _SKEW_SECONDS:

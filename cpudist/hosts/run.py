@@ -94,7 +94,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         restarts.leave_out(job.suspect, hosts, least)
         kept = [host for host in hosts if host not in restarts.left_out]
         # Hosts that are away may come back, as after a power cut.
-        while len(answering := _answering(kept, checked := check(kept, options.script, options.by_name))) < least:
+        while len(answering := _answering(kept, checked := _check(options, kept))) < least:
             say(f"{len(answering)} of {len(hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
                 return job.status
@@ -120,6 +120,10 @@ def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = 
     return "\n".join(lines)
 
 
+def _check(options: LaunchOptions, hosts: Sequence[Host]) -> Checked:
+    return check(hosts, options.script, options.by_name, interface=options.interface)
+
+
 def _require_all(checked: Checked) -> None:
     """Print the warnings of a check.
 
@@ -136,7 +140,7 @@ def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
     """Return the hosts that get ranks, once they have been checked."""
     placed = _spread(options, hosts)
     if options.hosts is not None and (isinstance(options.per_host, int) or all(host.slots for host in hosts)):
-        _require_all(check(placed, options.script, options.by_name))  # otherwise `_spread` has checked all hosts
+        _require_all(_check(options, placed))  # otherwise `_spread` has checked all hosts
     return placed
 
 
@@ -148,7 +152,7 @@ def _spread(options: LaunchOptions, hosts: Sequence[Host], checked: Checked | No
     if options.per_host is None and all(host.slots for host in hosts):
         return spread(hosts, options.ranks)
     if checked is None:
-        checked = check(hosts, options.script, options.by_name)
+        checked = _check(options, hosts)
         _require_all(checked)
     return spread([_with_slots(host, checked, options.per_host) for host in hosts], options.ranks)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from cpudist.hosts import remote
 from cpudist.hosts.check import Facts, check, sentence
 from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.topology.identity import free_port
 
 RANKS = {"socket": 1, "numa": 2, "l3": 4, "default": 2}
 FACTS = Facts("a", "3.11.7", "0.1.0", "2.13.0", "", 0.0, 8 << 30, True, RANKS, "a")
@@ -44,17 +47,34 @@ def test_this_host_is_all_right() -> None:
     assert set(facts.ranks) == {"socket", "numa", "l3", "default"}
 
 
-def test_whoever_is_called_by_an_interface_needs_no_name() -> None:
-    assert module._judge(Host("h1"), replace(FACTS, knows_us=False), FACTS, by_name=False) == []
+def test_a_host_that_only_starts_the_job_need_not_be_let_in() -> None:
+    (found,) = module._judge(Host("h1"), replace(FACTS, lets_in=False), FACTS, among=False)
+    assert found.level == "warning"
 
 
 @pytest.mark.job
-def test_what_a_host_sees_of_the_folder_and_of_names(tmp_path: Path) -> None:
+def test_what_a_host_sees_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "probe").touch()
-    seen = facts(str(tmp_path), "", "localhost", str(tmp_path / "probe"))
-    assert (seen["shared"], seen["knows_us"]) == (True, True)
-    seen = facts(str(tmp_path), "", "nosuchhost.invalid", str(tmp_path / "elsewhere"))
-    assert (seen["shared"], seen["knows_us"]) == (False, False)
+    assert facts("0", str(tmp_path), "", str(tmp_path / "probe"))["shared"]
+    assert not facts("0", str(tmp_path), "", str(tmp_path / "elsewhere"))["shared"]
+
+
+@pytest.mark.job
+def test_a_host_that_cannot_connect_says_to_which_address_and_why() -> None:
+    port, folder = str(free_port()), ("", "", "")
+    assert (
+        facts(port, *folder, "", "127.0.0.1")["unreachable"] == f"127.0.0.1 port {port}: [Errno 111] Connection refused"
+    )
+    assert "nosuchhost.invalid port" in facts(port, *folder, "", "nosuchhost.invalid")["unreachable"]
+    assert "no network interface nosuch0" in facts(port, *folder, "nosuch0", "127.0.0.1")["unreachable"]
+    with socket.create_server(("", 0)) as shut_out:
+
+        def hear() -> None:
+            with shut_out.accept()[0] as connection:
+                connection.recv(8)
+
+        threading.Thread(target=hear).start()
+        assert not facts(str(shut_out.getsockname()[1]), *folder, "", "127.0.0.1")["lets_in"]
 
 
 @pytest.mark.job
@@ -91,7 +111,8 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
         ({"script": "b"}, "error has another train.py than this host"),
         ({"shared": False}, "warning has a folder"),
         ({"folder": False, "shared": False}, "error has no folder"),
-        ({"knows_us": False}, "error cannot resolve this host's name"),
+        ({"unreachable": "10.0.0.9 port 4711: timed out"}, "error cannot connect to this host at 10.0.0.9 port 4711"),
+        ({"lets_in": False}, "error does not let this host connect to its free ports"),
         ({"memory": 100 << 20}, "error has 100 MB of free memory, and 4 ranks need 1.56 GB"),
         ({"skew": -120.0}, "warning has a clock that is -120 s off ours"),
         ({"ccl": "there is no C++ compiler"}, "warning cannot use the backend ccl"),

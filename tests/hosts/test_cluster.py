@@ -1,4 +1,4 @@
-"""`cpudist test --hostfile` on hosts of the bed, one of which has a slow link."""
+"""`cpudist test --hostfile` on hosts of the bed, one of which has a slow link, and over an interface without one."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def test_a_slow_link_is_named(tmp_path: Path, tmp_path_factory: pytest.TempPathF
         assert 0.6 * expected < mbit < 1.3 * expected, between
     assert found["figures"]["loss"][0] == pytest.approx(found["figures"]["loss"][1], rel=1e-3)
     assert "h2  " in shown.stdout
+
+
+def test_an_interface_that_leads_nowhere_is_named_before_any_rank_starts(bed: Bed) -> None:
+    command = [str(BIN / "cpudist"), "test", "--hostfile", bed.hostfile(), "--interface", "lo"]
+    result = bed.run("h0", command, timeout=60)
+    assert result.returncode == 2, result.output
+    (line,) = result.report.splitlines()
+    assert "line 2: h1 cannot connect to this host at 127.0.0.1 port " in line
+    assert "Connection refused; open ports 1024 to 65535" in line

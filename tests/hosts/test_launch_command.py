@@ -157,7 +157,7 @@ def test_hosts_that_fail_or_are_away_at_a_restart(
             raise outcome
         return outcome
 
-    def check(hosts: list[Host], script: str, by_name: bool) -> Checked:
+    def check(hosts: list[Host], script: str, by_name: bool, interface: str | None) -> Checked:
         return Checked({}, {host: [Finding("error", host.name, "does not answer", "see to it")] for host in next(away)})
 
     monkeypatch.setattr(module, "_run_once", attempt)

@@ -7,6 +7,8 @@ As root, with Debian's nftables; the hosts are namespaces of this machine and sh
 find nothing, however busy the machine is. What a run wrote goes to standard error where it was wrong.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -17,10 +19,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
@@ -62,16 +65,17 @@ class Hosts:
         self.bed.join(host, self._group)
         self._confined = host
 
-    def test(self, *, launched: bool, env: dict[str, str]) -> tuple[jobs.Result, list[str]]:
+    def test(self, injection: Injection) -> tuple[jobs.Result, list[str]]:
         """Run `cpudist test`; return how it ended, and what it said: its findings, or its errors where it has none."""
         file = self._top / "cluster.json"
         file.unlink(missing_ok=True)
-        command = [str(jobs.BIN / "cpudist"), "test", "--json", str(file)]
-        command += ["--hostfile", self.bed.hostfile()] if launched else []
-        command = command if launched else [*mpirun_on(self.bed, "intel", 1), *command]
+        command = [str(jobs.BIN / "cpudist"), "test", "--json", str(file), *injection.options]
+        if injection.launched:
+            command += ["--hostfile", self.bed.hostfile()]
+        else:
+            command = [*mpirun_on(self.bed, "intel", 1), *command]
         command = self._group.inside(command) if self._confined == "h0" else command
-        env = {"XDG_CACHE_HOME": str(self._top), **env}
-        result = self.bed.run("h0", command, _SECONDS, env, self.folder)
+        result = self.bed.run("h0", command, _SECONDS, {"XDG_CACHE_HOME": str(self._top)}, self.folder)
         if not file.exists():
             return result, re.findall(_OWN_LINES, result.stderr, re.MULTILINE)
         findings = json.loads(file.read_text())["findings"]
@@ -128,6 +132,12 @@ def second_network(hosts: Hosts, names: str, slow: str = "") -> None:
         hosts.sh(slow, f"tc qdisc replace dev eth1 root tbf rate 15mbit burst {_BURST} latency 20ms")
 
 
+def no_route(hosts: Hosts) -> None:
+    """The second network of h2 is another one than that of the others."""
+    second_network(hosts, "h0 h1 h2")
+    hosts.sh("h2", "ip address flush dev eth1", "ip address add 10.99.0.12/24 dev eth1")
+
+
 def docker(hosts: Hosts) -> None:
     """Docker's bridge, which has the same address on every host."""
     for name in hosts.bed.addresses:
@@ -177,6 +187,7 @@ class Injection:
         says: what must be said, a regular expression for each sentence.
         launched: whether `cpudist launch` starts the ranks, or the user's mpirun.
         before: whether the whole hosts are measured first.
+        options: of `cpudist test`.
     """
 
     hosts: int
@@ -185,7 +196,7 @@ class Injection:
     says: tuple[str, ...]
     launched: bool = True
     before: bool = False
-    env: dict[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     def judge(self, said: list[str]) -> str:
         """Return what is wrong with what was said; empty where nothing is."""
@@ -202,7 +213,8 @@ _TORCH = {
     "line": "Version: 0.0.1",
 }
 _VERSION = r"has {} 0\.0\.1, th"
-_CLOSED, _AWAY = "{} lets no connection in at a free port", "{} cannot connect to this host"
+_CLOSED, _AWAY = "{} does not let this host connect to its free ports", "{} cannot connect to this host at "
+_ETH1: dict[str, Any] = {"options": ("--interface", "eth1")}
 _SHARE = "{}: does not share the working folder of h0"
 
 INJECTIONS = {
@@ -233,12 +245,22 @@ INJECTIONS = {
         (_CLOSED.format("h2"),),
     ),
     "ports h3 of 4": Injection(4, partial(closed, name="h3", ports="10000-65535"), ("h3",), (_CLOSED.format("h3"),)),
-    "no eth1 on h2 of 3": Injection(
-        3, partial(second_network, names="h0 h1"), ("h2",), ("h2",), env={"FI_TCP_IFACE": "eth1"}
+    "ports h1 of 3, mpirun": Injection(
+        3, partial(closed, name="h1", ports="1024-65535"), ("h1",), ("cpudist doctor --hostfile",), launched=False
     ),
-    "docker0 of 3": Injection(3, docker, ("h0", "h1", "h2"), ("docker0",), env={"FI_TCP_IFACE": "docker0"}),
+    "no eth1 on h2 of 3": Injection(
+        3,
+        partial(second_network, names="h0 h1"),
+        ("h2",),
+        (_AWAY.format("h2") + ".*no network interface eth1",),
+        **_ETH1,
+    ),
+    "eth1 of h2 leads nowhere": Injection(3, no_route, ("h2",), (_AWAY.format("h2"),), **_ETH1),
+    "docker0 of 3": Injection(
+        3, docker, ("h1", "h2"), (_AWAY.format("h1"), _AWAY.format("h2")), options=("--interface", "docker0")
+    ),
     "slow eth1 on h2 of 3": Injection(
-        3, partial(second_network, names="h0 h1 h2", slow="h2"), ("h2",), ("h2: sends",), env={"FI_TCP_IFACE": "eth1"}
+        3, partial(second_network, names="h0 h1 h2", slow="h2"), ("h2",), ("h2: sends",), **_ETH1
     ),
     "h2 knows h0 wrongly": Injection(3, partial(wrong_address, name="h2", other="h0"), ("h2",), (_AWAY.format("h2"),)),
     "/dev/shm 10 MB h1 of 3": Injection(
@@ -285,10 +307,10 @@ def run(name: str) -> tuple[str, float, list[str], jobs.Result]:
     with ExitStack() as stack:
         hosts = Hosts(injection.hosts, stack)
         if injection.before:
-            hosts.test(launched=injection.launched, env=injection.env)
+            hosts.test(injection)
         injection.strike(hosts)
         begin = time.monotonic()
-        result, said = hosts.test(launched=injection.launched, env=injection.env)
+        result, said = hosts.test(injection)
         seconds = time.monotonic() - begin
     wrong = injection.judge(said)
     if (result.returncode == 0) == bool(injection.says):
