@@ -17,6 +17,7 @@ from typing import NoReturn
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_COLORS = {"error": 31, "warning": 33, "ok": 32}  # red, yellow, green
 _CURVE_CELLS = 24
 _HOSTS = 3  # named in one sentence
 _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
@@ -82,6 +83,12 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ([f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines)
     return ["  ".join(cells).rstrip() for cells in padded]
+
+
+def colored(text: str, level: str) -> str:
+    """Return a text in the colour of a finding's level; unchanged where standard output takes or wants no colours."""
+    plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\033[{_COLORS[level]}m{text}\033[0m"
 
 
 def curve(losses: Sequence[float]) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
-from cpudist.console import number_of, size
-from cpudist.errors import LEVELS, Finding, Level
+from cpudist.console import colored, number_of, size
+from cpudist.errors import LEVELS, Finding
 from cpudist.hosts.check import check
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
@@ -25,8 +24,6 @@ prevents them from working together. Nothing is changed. What matters most comes
 The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 """
 EPILOG = None
-
-_COLORS: dict[Level, int] = {"error": 31, "warning": 33, "ok": 32}  # red, yellow, green
 
 
 def add_options(parser: Parser) -> None:
@@ -57,11 +54,11 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 def show(findings: Sequence[Finding]) -> None:
     """Print findings, the worst last, and how many there are."""
-    width, in_color = shutil.get_terminal_size().columns, sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns
     worst_last = sorted(findings, key=lambda finding: LEVELS.index(finding.level), reverse=True)
     for finding in worst_last:
         first, *more = _lines(finding, width)
-        print(_colored(first, finding.level) if in_color else first, *more, sep="\n")
+        print(colored(finding.level, finding.level) + first.removeprefix(finding.level), *more, sep="\n")
     print(_verdict(findings))
 
 
@@ -83,17 +80,10 @@ def _verdict(findings: Sequence[Finding]) -> str:
     return f"{number_of(errors, 'error')}, {number_of(warnings, 'warning')}: {what}"
 
 
-def _colored(line: str, level: Level) -> str:
-    return f"\033[{_COLORS[level]}m{level}\033[0m{line.removeprefix(level)}"
-
-
 def _lines(finding: Finding, width: int) -> list[str]:
     texts = [f"{finding.level:<9}{finding.about}: {finding.message}"]
     if finding.remedy:
         texts.append(f"{' ' * 9}remedy: {finding.remedy}")
-    return [line for text in texts for line in _wrapped(text, max(width, 40))]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text, but not inside paths, so that they can be copied."""
-    return textwrap.wrap(text, width, subsequent_indent=" " * 9, break_on_hyphens=False, break_long_words=False)
+    wrapper = textwrap.TextWrapper(max(width, 40), subsequent_indent=" " * 9)
+    wrapper.break_on_hyphens = wrapper.break_long_words = False  # so that paths can be copied
+    return [line for text in texts for line in wrapper.wrap(text)]

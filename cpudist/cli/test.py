@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELP = "is this cluster all right: hosts, links, a small training"
 DESCRIPTION = """\
 Measure each host (computing, memory), each link between two hosts, collectives and a small training, in a minute for
-four hosts. Say what is out of line with the other hosts or with the last time; the exit status is then 1.
+four hosts. Say what is out of line with the other hosts; the exit status is then 1. Say what is slower than last time.
 """
 EPILOG = """\
 examples:
@@ -38,6 +38,7 @@ _TIMEOUT = 120.0  # seconds, for the start and for any one call
 def add_options(parser: Parser) -> None:
     """Add the options of `cpudist test`."""
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start a rank on each host of this file")
+    parser.add_argument("--interface", metavar="NAME", help="network interface for all traffic, such as eth0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and findings; - for the output")
     parser.set_defaults(every_rank=True)
 
@@ -45,24 +46,24 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
     """Measure, and print what was found; exit with status 1 if something is out of line."""
     if options.hostfile is not None and launcher.name == "single":
-        figures = _on_hosts(options.hostfile)
+        figures = _on_hosts(options.hostfile, options.interface)
     else:
         from cpudist import job  # late: it imports torch
 
         try:
-            figures = _as_rank(launcher)
+            figures = _as_rank(launcher, options.interface)
         except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
             job.fail(error, rank=launcher.rank)
     if launcher.is_main_process:
         _report(figures, options.json)
 
 
-def _as_rank(launcher: Launcher) -> ClusterFigures:
+def _as_rank(launcher: Launcher, interface: str | None) -> ClusterFigures:
     from cpudist import api, job
     from cpudist.cluster.on_ranks import measure
     from cpudist.job.job_options import JobOptions
 
-    running = job.current() or api.enter(launcher, JobOptions(timeout=_TIMEOUT, from_flags=True))
+    running = job.current() or api.enter(launcher, JobOptions(timeout=_TIMEOUT, interface=interface, from_flags=True))
 
     def progress(line: str) -> None:
         if running.world.rank == 0:
@@ -73,7 +74,7 @@ def _as_rank(launcher: Launcher) -> ClusterFigures:
     return figures
 
 
-def _on_hosts(hostfile: Path) -> ClusterFigures:
+def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
     """Have `cpudist launch` start the ranks, the first of which writes the figures to its output.
 
     Raises:
@@ -81,8 +82,8 @@ def _on_hosts(hostfile: Path) -> ClusterFigures:
     """
     from cpudist.cluster.cluster_figures import ClusterFigures
 
-    words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", "--", "--timeout", str(_TIMEOUT)]
-    words += ["-m", "cpudist", "test", "--json", "-"]
+    words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", *(["--interface", interface] if interface else [])]
+    words += ["--", "--timeout", str(_TIMEOUT), "-m", "cpudist", "test", "--json", "-"]
     job = subprocess.run(
         [sys.executable, "-P", "-m", "cpudist", *words], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -96,18 +97,21 @@ def _on_hosts(hostfile: Path) -> ClusterFigures:
 
 def _report(figures: ClusterFigures, file: Path | None) -> None:
     from cpudist.cluster.cluster_figures import keep, last_time
-    from cpudist.cluster.judgement import judge
+    from cpudist.cluster.judgement import judge, slower
     from cpudist.cluster.tables import tables
 
-    findings = judge(figures, last_time(figures))
-    fields = json.dumps({"figures": figures.to_json(), "findings": [asdict(finding) for finding in findings]})
+    before = last_time(figures)
+    remarks = list(slower(figures, before)) if before is not None else []
+    findings = judge(figures)
+    fields = json.dumps({"figures": figures.to_json(), "findings": list(map(asdict, findings + remarks))})
     if str(file) == "-":
         print(fields)
         return
     print(tables(figures), end="\n\n")
-    show(findings)
+    show(findings + remarks)
     if file is not None:
         file.write_text(fields + "\n", encoding="utf-8")
     if findings:
         raise SystemExit(FAILED)
-    keep(figures)
+    if not remarks:
+        keep(figures)

@@ -19,6 +19,7 @@ class HostFigures:
         cores: on which the rank computes.
         flops: floating-point operations a second in a product of matrices, by type.
         copied: bytes a second that a copy reads and writes.
+        load: processes that ran or waited on each CPU, over a minute before.
         clock: in Hz; None where the kernel does not say.
         memory: free bytes.
         shared_memory: free bytes of /dev/shm.
@@ -30,6 +31,7 @@ class HostFigures:
     cores: int
     flops: Mapping[str, float]
     copied: float
+    load: float
     clock: float | None
     memory: int
     shared_memory: int

@@ -27,6 +27,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
         name: its host name.
         probe: a file in rank 0's working folder; empty where none can be written.
     """
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)  # before this process adds to it
     flops = {}
     for dtype in (torch.float32, torch.bfloat16):
         one, other = (torch.randn(_SIZE, _SIZE).to(dtype) for _ in range(2))
@@ -39,6 +40,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
         cores=min(len(allowed_cpus()), torch.get_num_threads()),
         flops=flops,
         copied=2 * _COPIED_BYTES * _rate(lambda: target.copy_(source)),
+        load=load,
         clock=clock_of(min(allowed_cpus())),
         memory=psutil.virtual_memory().available,
         shared_memory=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,

@@ -1,4 +1,4 @@
-"""Sentences about hosts and links that are out of line: against the other hosts, and against the last time."""
+"""Sentences about hosts and links that are out of line with the others, or slower than the last time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ from cpudist.console import number_of, size
 from cpudist.errors import Finding
 
 # Times the usual speed, bandwidth or latency.
-_SLOW_HOST, _SLOW_LINK, _LATE_LINK = 0.75, 0.5, 5.0
+_SLOW_HOST, SLOW_LINK, _LATE_LINK, _SLOWER = 0.75, 0.5, 5.0, 0.5
+NEARLY_SLOW = 0.75  # a link that is shown in another colour
 _SLOW_CLOCK = 0.9
 _LATENCY = 1e-3  # seconds: below this a late link costs a training nothing
 _SHARED_MEMORY = 64 << 20  # bytes; data loaders of several processes need more
 _LOSS = 1e-3  # relative: ranks add up in another order than one process
 
 
-def judge(now: ClusterFigures, before: ClusterFigures | None = None) -> list[Finding]:
-    """Return what is out of line, the worst first.
+def judge(now: ClusterFigures) -> list[Finding]:
+    """Return what is out of line, the worst first."""
+    return [*_versions(now.hosts), *_loss(now), *slow_hosts(now.hosts), *_hosts(now.hosts), *_links(now)]
 
-    Args:
-        now: the figures.
-        before: those of an earlier time.
-    """
-    found = [*_versions(now.hosts), *_loss(now), *slow_hosts(now.hosts), *_hosts(now.hosts), *_links(now)]
-    return [*found, *(_since(now, before) if before is not None else ())]
+
+def slower(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
+    """Yield hosts and links that are slower than at an earlier time by more than other programs explain."""
+    least = _SLOWER / max(1.0, *(host.load for host in now.hosts))
+    for host, old in zip(now.hosts, before.hosts, strict=True):
+        for dtype, flops in host.flops.items():
+            if (share := flops / old.flops[dtype]) < least:
+                message = f"computes at {share:.2f} of what it did at {before.measured_at} in {dtype}"
+                yield Finding("warning", host.name, message, "look what runs there, and how hot it is")
+    olds = {(link.source, link.target): link.bandwidth for link in before.links}
+    slow = [link for link in now.links if link.bandwidth < least * olds[link.source, link.target]]
+    yield from _named(now, slow, f"at {before.measured_at} twice as much or more: look at cable and switch port")
 
 
 def _versions(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
@@ -87,7 +95,7 @@ def slow_and_late(links: Sequence[LinkFigures]) -> tuple[list[LinkFigures], list
     by_host = [[one for one in links if number in (one.source, one.target)] for number in {one.source for one in links}]
     bandwidth = statistics.median(max(link.bandwidth for link in own) for own in by_host)
     latency = statistics.median(min(link.latency for link in own) for own in by_host)
-    slow = [link for link in links if link.bandwidth < _SLOW_LINK * bandwidth]
+    slow = [link for link in links if link.bandwidth < SLOW_LINK * bandwidth]
     late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # in both directions
     return slow, [link for link in late if link.source < link.target], LinkFigures(0, 0, latency, bandwidth)
 
@@ -115,22 +123,6 @@ def _named(now: ClusterFigures, slow: Sequence[LinkFigures], others: str) -> Ite
                 yield Finding("warning", host.name, f"{way} at most {bits(best)} on all of its links", others)
     for link in left:
         yield Finding("warning", _between(now, link, "to"), bits(link.bandwidth), others)
-
-
-def _since(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
-    """Yield hosts and links that have become slower."""
-    since = f"of what it was at {before.measured_at}"
-    for host, old in zip(now.hosts, before.hosts, strict=True):
-        for dtype, flops in host.flops.items():
-            if (share := flops / old.flops.get(dtype, flops)) < _SLOW_HOST:
-                message = f"computes at {share:.2f} {since} in {dtype}"
-                yield Finding("warning", host.name, message, "look what runs there")
-    olds = {(link.source, link.target): link.bandwidth for link in before.links}
-    for link in now.links:
-        old_bandwidth = olds.get((link.source, link.target), link.bandwidth)
-        if (share := link.bandwidth / old_bandwidth) < _SLOW_LINK:
-            message = f"{bits(link.bandwidth)}, {share:.2f} {since}"
-            yield Finding("warning", _between(now, link, "to"), message, "look at cable and switch port")
 
 
 def _between(now: ClusterFigures, link: LinkFigures, word: str) -> str:

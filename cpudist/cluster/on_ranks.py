@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
 _CALLS, _SECONDS = 10, 2.0  # at most; a slow network takes long
-_AGAIN = 3  # times, what is out of line: noise of other programs passes
+_AGAIN = 6  # times, what is out of line: noise of other programs passes
 _STEPS, _SAMPLES = 5, 24
 
 

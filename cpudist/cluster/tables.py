@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cpudist.cluster.cluster_figures import ClusterFigures
-from cpudist.console import aligned, size
+from cpudist.cluster.judgement import NEARLY_SLOW, SLOW_LINK, bits, slow_and_late
+from cpudist.console import aligned, colored, size
+
+_WIDTH = 80
 
 
 def tables(figures: ClusterFigures) -> str:
@@ -16,18 +19,31 @@ def tables(figures: ClusterFigures) -> str:
         flops = [f"{host.flops[dtype] / 1e9:.0f} GFLOP/s" for dtype in ("float32", "bfloat16")]
         hosts.append((host.name, str(host.cores), *flops, f"{size(host.copied)}/s", clock, size(host.memory)))
     blocks = ["\n".join(aligned(hosts))]
-    matrix = aligned(_matrix(figures))
-    if len(matrix) > 2 and max(map(len, matrix)) <= 80:  # otherwise links that are out of line are named alone
-        blocks.append("\n".join(["links in Mbit/s, from the host of a line to that of a column", *matrix]))
+    if figures.links:
+        blocks += _matrix(figures)
     times = ", ".join(f"{size(bytes)} {1e3 * seconds:.3g} ms" for bytes, seconds in figures.allreduces.items())
     blocks.append(f"allreduce on {figures.backend}: {times}\nloss of a small training: {figures.loss[0]:.6g}")
     return "\n\n".join(blocks)
 
 
-def _matrix(figures: ClusterFigures) -> list[tuple[str, ...]]:
-    names = [host.name for host in figures.hosts]
-    found = {(link.source, link.target): f"{8e-6 * link.bandwidth:.0f}" for link in figures.links}
-    rows = [
-        (name, *(found.get((source, target), "") for target in range(len(names)))) for source, name in enumerate(names)
-    ]
-    return [("", *names), *rows]
+def _matrix(figures: ClusterFigures) -> Iterator[str]:
+    """Yield the bandwidths of all links, red where `judge` names the link, unless they are too many for a terminal."""
+    usual = slow_and_late(figures.links)[2].bandwidth
+    share = {(link.source, link.target): link.bandwidth / usual for link in figures.links}
+    numbers = range(len(figures.hosts))
+    names = aligned([(str(1 + number), host.name) for number, host in enumerate(figures.hosts)])
+    first = max(map(len, names))
+    lines = [f"links in % of {bits(usual)}, from the host of a line to that of a column"]
+    lines.append(" " * first + "".join(f"{1 + number:4}" for number in numbers))
+    for source, name in enumerate(names):
+        cells = (_cell(share.get((source, target))) for target in numbers)
+        lines.append(f"{name:{first}}" + "".join(cells))
+    if first + 4 * len(numbers) <= _WIDTH:
+        yield "\n".join(lines)
+
+
+def _cell(share: float | None) -> str:
+    if share is None:
+        return "    "
+    level = "error" if share < SLOW_LINK else "warning" if share < NEARLY_SLOW else "ok"
+    return colored(f"{100 * share:4.0f}", level)

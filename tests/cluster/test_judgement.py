@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_time
-from cpudist.cluster.judgement import judge
+from cpudist.cluster.judgement import judge, slower
 from cpudist.cluster.links import pairs_in_rounds
 from cpudist.cluster.tables import tables
 
@@ -38,6 +38,7 @@ def cluster(hosts: int = 4, noise: float = 0.0, seed: int = 0) -> ClusterFigures
                 8,
                 {"float32": noisy(8e11), "bfloat16": noisy(2e12)},
                 noisy(2e10),
+                0.3,
                 noisy(3e9),
                 64 << 30,
                 32 << 30,
@@ -71,6 +72,7 @@ def _links(slow: Callable[[LinkFigures], bool], **fields: Any) -> Change:
 
 
 SLOW = {"float32": 4.8e11, "bfloat16": 1.2e12}
+SLOWED = {"float32": 3.2e11, "bfloat16": 2e12}  # less than half
 FAULTS: dict[str, tuple[Change, list[tuple[str, str]]]] = {
     "clock": (
         _host(3, flops=SLOW, clock=1.8e9),
@@ -123,7 +125,8 @@ def test_a_fault_is_named_and_nothing_else(fault: str) -> None:
 
 @given(st.integers(1, 12), st.integers(0, 10_000))
 def test_a_fifth_of_noise_is_no_fault(hosts: int, seed: int) -> None:
-    assert judge(cluster(hosts, 0.2, seed), cluster(hosts, 0.2, seed + 1)) == []
+    now, before = cluster(hosts, 0.2, seed), cluster(hosts, 0.2, seed + 1)
+    assert [*judge(now), *slower(now, before)] == []
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 9])
@@ -139,11 +142,17 @@ def test_a_host_or_a_link_that_has_become_slower(tmp_path: Path, monkeypatch: py
     keep(cluster(2))
     before = last_time(cluster(2))
     assert before == cluster(2)
-    (slower,) = judge(_links(lambda link: link.source == 0, bandwidth=1.17e7)(cluster(2)), before)
-    assert (slower.about, slower.message) == (
-        "h0 to h1",
-        "93.6 Mbit/s, 0.10 of what it was at 2026-11-26T12:00:00+00:00",
-    )
+    assert before is not None
+    now = _links(lambda link: link.source == 0, bandwidth=1.17e7)(cluster(2))
+    now = _host(0, flops=SLOWED)(_host(1, flops=SLOWED)(now))
+    assert judge(now) == [], "the hosts are alike, and there is no other link"
+    assert [(finding.about, finding.message) for finding in slower(now, before)] == [
+        ("h0", "computes at 0.40 of what it did at 2026-11-26T12:00:00+00:00 in float32"),
+        ("h1", "computes at 0.40 of what it did at 2026-11-26T12:00:00+00:00 in float32"),
+        ("h0 to h1", "93.6 Mbit/s"),
+    ]
+    busy = _host(1, flops=SLOWED, load=3.0)(cluster(2))
+    assert list(slower(busy, before)) == [], "other programs explain it"
     assert last_time(cluster(3)) is None, "other hosts"
     assert last_time(_host(0, cores=4)(cluster(2))) is None, "other ranks"
     for file in (tmp_path / "cpudist").iterdir():
@@ -161,9 +170,19 @@ def test_every_pair_of_hosts_is_in_a_round(hosts: int) -> None:
         assert len(busy) == len(set(busy))
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4, 12])
-def test_tables_fit_a_terminal(hosts: int) -> None:
+@pytest.mark.parametrize(("hosts", "shown"), [(1, False), (2, True), (4, True), (12, True), (17, True), (40, False)])
+def test_tables_fit_a_terminal(hosts: int, shown: bool) -> None:
     text = tables(cluster(hosts))
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("  936") == hosts * (hosts - 1)
+    assert text.count(" 100") == (hosts * (hosts - 1) if shown else 0)
     assert json.dumps(cluster(hosts).to_json())
+
+
+def test_the_odd_link_has_another_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    odd = _links(lambda link: (link.source, link.target) == (1, 3), bandwidth=1.17e7)(cluster())
+    odd = _links(lambda link: (link.source, link.target) == (2, 0), bandwidth=0.7 * 1.17e8)(odd)
+    text = tables(odd)
+    assert (text.count("\033[31m  10\033[0m"), text.count("\033[33m  70\033[0m"), text.count("\033[32m")) == (1, 1, 10)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\033" not in tables(odd)
