@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from cpudist.cli.doctor import show
 from cpudist.cli.parser import Parser
-from cpudist.console import say
 from cpudist.errors import FAILED, UserError
 from cpudist.launchers import Launcher
 
@@ -64,12 +63,7 @@ def _as_rank(launcher: Launcher, interface: str | None) -> ClusterFigures:
     from cpudist.job.job_options import JobOptions
 
     running = job.current() or api.enter(launcher, JobOptions(timeout=_TIMEOUT, interface=interface, from_flags=True))
-
-    def progress(line: str) -> None:
-        if running.world.rank == 0:
-            say(line, program="cpudist test")
-
-    figures = measure(running, progress)
+    figures = measure(running)
     api.shutdown()
     return figures
 
@@ -84,9 +78,8 @@ def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
 
     words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", *(["--interface", interface] if interface else [])]
     words += ["--", "--timeout", str(_TIMEOUT), "-m", "cpudist", "test", "--json", "-"]
-    job = subprocess.run(
-        [sys.executable, "-P", "-m", "cpudist", *words], stdout=subprocess.PIPE, text=True, check=False
-    )
+    command = [sys.executable, "-P", "-m", "cpudist", *words]
+    job = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if job.returncode:
         raise SystemExit(job.returncode)
     try:

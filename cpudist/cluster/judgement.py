@@ -10,8 +10,7 @@ from cpudist.console import number_of, size
 from cpudist.errors import Finding
 
 # Times the usual speed, bandwidth or latency.
-_SLOW_HOST, SLOW_LINK, _LATE_LINK, _SLOWER = 0.75, 0.5, 5.0, 0.5
-NEARLY_SLOW = 0.75  # a link that is shown in another colour
+_SLOW_HOST, _LATE_LINK = 0.75, 5.0
 _SLOW_CLOCK = 0.9
 _LATENCY = 1e-3  # seconds: below this a late link costs a training nothing
 _SHARED_MEMORY = 64 << 20  # bytes; data loaders of several processes need more
@@ -25,7 +24,7 @@ def judge(now: ClusterFigures) -> list[Finding]:
 
 def slower(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
     """Yield hosts and links that are slower than at an earlier time by more than other programs explain."""
-    least = _SLOWER / max(1.0, *(host.load for host in now.hosts))
+    least = least_share(now.hosts)
     for host, old in zip(now.hosts, before.hosts, strict=True):
         for dtype, flops in host.flops.items():
             if (share := flops / old.flops[dtype]) < least:
@@ -33,7 +32,12 @@ def slower(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
                 yield Finding("warning", host.name, message, "look what runs there, and how hot it is")
     olds = {(link.source, link.target): link.bandwidth for link in before.links}
     slow = [link for link in now.links if link.bandwidth < least * olds[link.source, link.target]]
-    yield from _named(now, slow, f"at {before.measured_at} twice as much or more: look at cable and switch port")
+    yield from _named(now, slow, f"at {before.measured_at} more than twice as much: look at cable and switch port")
+
+
+def least_share(hosts: Sequence[HostFigures]) -> float:
+    """Return the share of a usual link's bandwidth below which another one is slow."""
+    return 0.5 if all(host.load <= 1 for host in hosts) else 0.33  # a program that waits for a CPU sends at half speed
 
 
 def _versions(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
@@ -89,13 +93,15 @@ def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> str:
     return ""
 
 
-def slow_and_late(links: Sequence[LinkFigures]) -> tuple[list[LinkFigures], list[LinkFigures], LinkFigures]:
-    """Return the links of less bandwidth than the others, those of a higher latency, and a usual link."""
+def slow_and_late(
+    links: Sequence[LinkFigures], least: float
+) -> tuple[list[LinkFigures], list[LinkFigures], LinkFigures]:
+    """Return the links below this share of a usual bandwidth, those of a higher latency, and a usual link."""
     # By the best link of each host: a host that is slow to all others leaves each of them a good one.
     by_host = [[one for one in links if number in (one.source, one.target)] for number in {one.source for one in links}]
     bandwidth = statistics.median(max(link.bandwidth for link in own) for own in by_host)
     latency = statistics.median(min(link.latency for link in own) for own in by_host)
-    slow = [link for link in links if link.bandwidth < SLOW_LINK * bandwidth]
+    slow = [link for link in links if link.bandwidth < least * bandwidth]
     late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # in both directions
     return slow, [link for link in late if link.source < link.target], LinkFigures(0, 0, latency, bandwidth)
 
@@ -103,7 +109,7 @@ def slow_and_late(links: Sequence[LinkFigures]) -> tuple[list[LinkFigures], list
 def _links(now: ClusterFigures) -> Iterator[Finding]:
     if len(now.hosts) < 3:  # the two directions of one link: there are no others to compare with
         return
-    slow, late, usual = slow_and_late(now.links)
+    slow, late, usual = slow_and_late(now.links, least_share(now.hosts))
     yield from _named(now, slow, f"others have {bits(usual.bandwidth)}: look at its cable and switch port")
     for link in late:
         about = _between(now, link, "and")
@@ -114,13 +120,16 @@ def _links(now: ClusterFigures) -> Iterator[Finding]:
 def _named(now: ClusterFigures, slow: Sequence[LinkFigures], others: str) -> Iterator[Finding]:
     """Name slow links; a host all of whose links are slow in one direction, once."""
     left = list(slow)
-    for number, host in enumerate(now.hosts):
-        for way, end in (("sends", "source"), ("receives", "target")):
-            own = [link for link in now.links if getattr(link, end) == number]
-            if len(own) > 1 and all(link in left for link in own):
-                left = [link for link in left if link not in own]
-                best = max(link.bandwidth for link in own)
-                yield Finding("warning", host.name, f"{way} at most {bits(best)} on all of its links", others)
+    ends = [
+        (max(link.bandwidth for link in own), host.name, way, own)
+        for number, host in enumerate(now.hosts)
+        for way, end in (("sends", "source"), ("receives", "target"))
+        if len(own := [link for link in now.links if getattr(link, end) == number]) > 1
+    ]
+    for best, name, way, own in sorted(ends, key=lambda one: one[0]):
+        if all(link in left for link in own):
+            left = [link for link in left if link not in own]
+            yield Finding("warning", name, f"{way} at most {bits(best)} on all of its links", others)
     for link in left:
         yield Finding("warning", _between(now, link, "to"), bits(link.bandwidth), others)
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,36 +17,37 @@ from cpudist import api
 from cpudist.checkpoints import folders
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures
 from cpudist.cluster.host_speed import measure_host
-from cpudist.cluster.judgement import slow_and_late, slow_hosts
+from cpudist.cluster.judgement import least_share, slow_and_late, slow_hosts
 from cpudist.cluster.links import measure_links, pairs_in_rounds
-from cpudist.console import number_of
+from cpudist.console import number_of, say
 
 if TYPE_CHECKING:
     from cpudist.job import Job
 
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
 _CALLS, _SECONDS = 10, 2.0  # at most; a slow network takes long
-_AGAIN = 6  # times, what is out of line: noise of other programs passes
+_AGAIN = 4  # times, what is out of line: noise of other programs passes
 _STEPS, _SAMPLES = 5, 24
 
 
-def measure(job: Job, say: Callable[[str], None]) -> ClusterFigures:
-    """Measure all hosts and links, and return the same figures on every rank.
-
-    Args:
-        say: tells the user what is going on.
-    """
+def measure(job: Job) -> ClusterFigures:
+    """Measure all hosts and links, and return the same figures on every rank; rank 0 says what is going on."""
     world = job.world
-    say(f"computing and memory of {number_of(len(world.hosts), 'host')}")
+
+    def tell(line: str) -> None:
+        if world.rank == 0:
+            say(line, program="cpudist test")
+
+    tell(f"computing and memory of {number_of(len(world.hosts), 'host')}")
     hosts: list[HostFigures] = _from_each_host(job, _measure_host(job))
     for _ in range(_AGAIN):
         if any(slow_hosts(hosts)):
             again = zip(hosts, _from_each_host(job, _measure_host(job)), strict=True)
             hosts = [max(both, key=lambda one: min(one.flops.values()) * one.copied) for both in again]
     if len(hosts) > 1:
-        say(f"links between {len(hosts)} hosts")
-    links = _measure_links(job)
-    say("collectives, and a small training")
+        tell(f"links between {len(hosts)} hosts")
+    links = _measure_links(job, least_share(hosts))
+    tell("collectives, and a small training")
     transport = job.backend.transport()
     return ClusterFigures(
         hosts,
@@ -59,7 +59,7 @@ def measure(job: Job, say: Callable[[str], None]) -> ClusterFigures:
     )
 
 
-def _measure_links(job: Job) -> list[LinkFigures]:
+def _measure_links(job: Job, least: float) -> list[LinkFigures]:
     ranks = _from_each_host(job, job.world.rank)
     pairs, links = pairs_in_rounds(len(ranks)), dict[tuple[int, int], LinkFigures]()
     for _ in range(1 + _AGAIN if len(ranks) > 1 else 0):
@@ -67,7 +67,7 @@ def _measure_links(job: Job) -> list[LinkFigures]:
         for link in itertools.chain(*_from_each_host(job, own)):
             ends = link.source, link.target
             links[ends] = max(links.get(ends, link), link, key=lambda one: one.bandwidth / one.latency)
-        slow, late, _ = slow_and_late([*links.values()])
+        slow, late, _ = slow_and_late([*links.values()], least)
         pairs = [pair for pair in pairs if any(set(pair) == {link.source, link.target} for link in slow + late)]
     return list(links.values())
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cpudist.cluster.cluster_figures import ClusterFigures
-from cpudist.cluster.judgement import NEARLY_SLOW, SLOW_LINK, bits, slow_and_late
+from cpudist.cluster.judgement import bits, least_share, slow_and_late
 from cpudist.console import aligned, colored, size
 
 _WIDTH = 80
+_GOOD = 0.75  # of a usual link
 
 
 def tables(figures: ClusterFigures) -> str:
@@ -28,7 +29,8 @@ def tables(figures: ClusterFigures) -> str:
 
 def _matrix(figures: ClusterFigures) -> Iterator[str]:
     """Yield the bandwidths of all links, red where `judge` names the link, unless they are too many for a terminal."""
-    usual = slow_and_late(figures.links)[2].bandwidth
+    least = least_share(figures.hosts)
+    usual = slow_and_late(figures.links, least)[2].bandwidth
     share = {(link.source, link.target): link.bandwidth / usual for link in figures.links}
     numbers = range(len(figures.hosts))
     names = aligned([(str(1 + number), host.name) for number, host in enumerate(figures.hosts)])
@@ -36,14 +38,14 @@ def _matrix(figures: ClusterFigures) -> Iterator[str]:
     lines = [f"links in % of {bits(usual)}, from the host of a line to that of a column"]
     lines.append(" " * first + "".join(f"{1 + number:4}" for number in numbers))
     for source, name in enumerate(names):
-        cells = (_cell(share.get((source, target))) for target in numbers)
+        cells = (_cell(share.get((source, target)), least) for target in numbers)
         lines.append(f"{name:{first}}" + "".join(cells))
     if first + 4 * len(numbers) <= _WIDTH:
         yield "\n".join(lines)
 
 
-def _cell(share: float | None) -> str:
+def _cell(share: float | None, least: float) -> str:
     if share is None:
         return "    "
-    level = "error" if share < SLOW_LINK else "warning" if share < NEARLY_SLOW else "ok"
+    level = "error" if share < least else "warning" if share < _GOOD else "ok"
     return colored(f"{100 * share:4.0f}", level)

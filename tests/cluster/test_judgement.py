@@ -136,6 +136,16 @@ def test_a_host_whose_links_are_all_slow_is_named_alone(hosts: int) -> None:
     assert found == [(f"h{hosts - 1}", f"{way} at most 94 Mbit/s on all of its links") for way in ("sends", "receives")]
 
 
+def test_noise_beside_a_host_that_sends_slowly() -> None:
+    """Figures of a busy machine: h2 was kept from its CPU for half of the time."""
+    percent = {(0, 1): 69, (0, 2): 100, (1, 0): 22, (1, 2): 19, (2, 0): 49, (2, 1): 51}
+    noisy = cluster(3)
+    for ends, share in percent.items():
+        noisy = _links(lambda link, ends=ends: (link.source, link.target) == ends, bandwidth=1e5 * share)(noisy)
+    named = [[finding.about for finding in judge(_host(0, load=load)(noisy))] for load in (0.5, 4.0)]
+    assert named == [["h1", "h2 to h0"], ["h1"]]
+
+
 def test_a_host_or_a_link_that_has_become_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert last_time(cluster(2)) is None
@@ -151,7 +161,7 @@ def test_a_host_or_a_link_that_has_become_slower(tmp_path: Path, monkeypatch: py
         ("h1", "computes at 0.40 of what it did at 2026-11-26T12:00:00+00:00 in float32"),
         ("h0 to h1", "93.6 Mbit/s"),
     ]
-    busy = _host(1, flops=SLOWED, load=3.0)(cluster(2))
+    busy = _host(1, flops=SLOWED, load=1.5)(cluster(2))
     assert list(slower(busy, before)) == [], "other programs explain it"
     assert last_time(cluster(3)) is None, "other hosts"
     assert last_time(_host(0, cores=4)(cluster(2))) is None, "other ranks"
