@@ -1,8 +1,8 @@
 """The pace of each rank, and the rank that makes the others wait, with the cause where one shows.
 
-Every rank publishes its pace with its status, and rank 0 compares the ranks. Since ranks step together, a slow rank is
-the one that waits least. It is named when two comparisons in a row, each over 25 steps and 10 seconds, find the same
-rank, and the others wait for it a tenth of the time on average.
+Every rank publishes its pace with its status, and rank 0 compares the ranks over the last 50 steps. Since ranks step
+together, a slow rank is the one that waits least. It is named when it makes the others wait a tenth of a step, and is
+the slowest in both halves of that time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import resource
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from cpudist.changes import Changes
     from cpudist.job.record import RunRecord
 
-_STEPS, _SECONDS = 25, 10.0  # of a comparison, at least both: other programs disturb a shorter one
-_SHARE = 0.1  # of the time: the waiting of the others, less that of the rank itself
+_STEPS, _SECONDS = 50, 10.0  # that are compared, at least both: other programs disturb a shorter time
+_SHARE = 0.1  # of a step without that rank: the waiting of the others, less that of the rank itself
 _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
+_STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # between two readings; reading a rank takes rank 0 about 20 µs
 
 _DATA_SHARE = 0.05  # of the time, beyond others'
 _SLOW_CLOCK = 0.93
@@ -134,42 +136,45 @@ class Stragglers:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._first: Mapping[int, Pace] = {}
-        self._suspect = (-1, 0.0)  # of the last comparison: the slowest rank and its delays
+        self._readings: deque[Mapping[int, Pace]] = deque()  # of all ranks, back to where the comparison begins
         self._named: set[int] = set()
         self.figures: dict[str, float] = {}  # of the newest comparison
 
     def are_due(self, steps: int) -> bool:
-        """Return whether rank 0 has made enough steps for a comparison, which asks for the paces of all ranks."""
-        if (first := self._first.get(0)) is None:
+        """Return whether rank 0 has made enough steps for a reading of the paces of all ranks."""
+        if not self._readings:
             return steps >= _FIRST_STEPS
-        return steps >= first.steps + _STEPS and time.monotonic() >= first.at + _SECONDS
+        newest, pause = self._readings[-1][0], len(self._names) * _SECONDS_PER_RANK
+        return steps >= newest.steps + _STEPS_BETWEEN and time.monotonic() >= newest.at + pause
 
     def compare(self, paces: Mapping[int, Pace]) -> None:
-        """Compare the ranks, if all of them have made enough steps since the last time."""
+        """Compare the ranks since a reading that is long enough ago, if there is one."""
         if len(paces) < len(self._names) or min(one.steps for one in paces.values()) < _FIRST_STEPS:
             return
-        if self._first:
-            rates = {rank: _Rates(self._first[rank], last) for rank, last in paces.items()}
-            if min(one.steps for one in rates.values()) < _STEPS or rates[0].seconds < _SECONDS:
-                return
-            if sentence := self._sentence(rates):
-                say(sentence)
-        self._first = dict(paces)
+        self._readings.append(dict(paces))
+        while len(self._readings) > 1 and _long_enough(_rates(self._readings[1], paces)):
+            self._readings.popleft()
+        if _long_enough(_rates(self._readings[0], paces)) and (sentence := self._sentence()):
+            say(sentence)
 
-    def _sentence(self, rates: Mapping[int, _Rates]) -> str:
-        number = min(rates, key=lambda rank: rates[rank].waited)
-        slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
-        waited = statistics.median(one.waited for one in others)
-        delays = max(waited - slow.waited, 0.0)
-        waits = statistics.fmean(one.waited for one in rates.values())
-        self.figures = {"waits": waits, "slowest_rank": number, "delays": delays}
-        (before, last), self._suspect = self._suspect, (number, delays)
-        # On a busy machine one comparison alone takes noise for 10 %, or 15 % for noise.
-        if number != before or number in self._named or min(last, delays) < _SHARE / 2 or last + delays < 2 * _SHARE:
+    def _sentence(self) -> str:
+        first, middle, last = self._readings[0], self._readings[len(self._readings) // 2], self._readings[-1]
+        rates = _rates(first, last)
+        number, delays = _slowest(rates)
+        self.figures = {
+            "waits": statistics.fmean(one.waited for one in rates.values()),
+            "slowest_rank": number,
+            "delays": delays,
+        }
+        halves = [_slowest(_rates(*half)) for half in ((first, middle), (middle, last))]
+        # On a busy machine all of the waiting may be that of some seconds, for one rank or another.
+        if number in self._named or any(rank != number or share < _SHARE / 2 for rank, share in halves):
+            return ""
+        if delays < _SHARE * (1 - delays):
             return ""
         self._named.add(number)
-        cause = _cause(slow, others)
+        slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
+        waited, cause = statistics.median(one.waited for one in others), _cause(slow, others)
         return (
             f"{self._names[number]} makes the others wait: in {slow.steps} steps they have waited for "
             f"{100 * waited:.0f} % of the time, and it for {100 * slow.waited:.0f} %" + (f"; {cause}" if cause else "")
@@ -188,6 +193,21 @@ class _Rates:
         self.faults = (last.faults - first.faults) / seconds
         self.clock = last.clock
         self.threads = last.threads
+
+
+def _rates(first: Mapping[int, Pace], last: Mapping[int, Pace]) -> dict[int, _Rates]:
+    return {rank: _Rates(first[rank], one) for rank, one in last.items()}
+
+
+def _long_enough(rates: Mapping[int, _Rates]) -> bool:
+    return min(one.steps for one in rates.values()) >= _STEPS and rates[0].seconds >= _SECONDS
+
+
+def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:
+    """Return the rank that has waited least, and the share of the time that the others have waited beyond it."""
+    number = min(rates, key=lambda rank: rates[rank].waited)
+    others = statistics.median(one.waited for rank, one in rates.items() if rank != number)
+    return number, max(others - rates[number].waited, 0.0)
 
 
 def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:

@@ -19,100 +19,98 @@ FIRST = Pace(10, 5.0, 0.0, 0.0, 0.0, 1 << 30, 0, 0, 3e9, 8)
 
 
 def _later(waited: float, **fields: Any) -> Pace:
-    """A rank 60 steps and 10 seconds later, of which it has waited for this share."""
-    return replace(FIRST, **{"steps": 70, "at": 15.0, "waited": 10 * waited, **fields})
+    """A rank 60 steps and 12 seconds later, of which it has waited for this share."""
+    return replace(FIRST, **{"steps": 70, "at": 17.0, "waited": 12 * waited, **fields})
 
 
-def _said(last: dict[int, Pace], monkeypatch: pytest.MonkeyPatch, times: int = 2) -> list[str]:
+def _said(*parts: dict[int, Pace], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is said while each rank does, part after part, what it did from FIRST to that pace."""
     lines: list[str] = []
     monkeypatch.setattr(pace, "say", lines.append)
-    stragglers = Stragglers([f"rank {rank} (h0)" for rank in last])
-    stragglers.compare(dict.fromkeys(last, FIRST))
-    for number in range(1, times + 1):
-        stragglers.compare({rank: _after(number, one) for rank, one in last.items()})
+    stragglers = Stragglers([f"rank {rank} (h0)" for rank in parts[0]])
+    paces = dict.fromkeys(parts[0], FIRST)
+    for part in parts:
+        begin = paces
+        for twelfth in range(13):
+            paces = {rank: _after(twelfth / 12, begin[rank], one) for rank, one in part.items()}
+            stragglers.compare(paces)
     return lines
 
 
-def _after(times: int, last: Pace) -> Pace:
-    """Return the pace of a rank that has done so many times what it did from FIRST to `last`."""
+def _after(share: float, begin: Pace, last: Pace) -> Pace:
+    """Return the pace of a rank that has done such a share of what it did from FIRST to `last`."""
     fields = {
-        name: getattr(FIRST, name) + times * (getattr(last, name) - getattr(FIRST, name))
-        for name in ("steps", "at", "waited", "loading", "switches", "faults")
+        name: getattr(begin, name) + share * (getattr(last, name) - getattr(FIRST, name))
+        for name in ("at", "waited", "loading", "switches", "faults")
     }
-    return replace(last, **fields)
+    return replace(last, steps=begin.steps + round(share * (last.steps - FIRST.steps)), **fields)
 
 
-WAITS = "rank 2 (h0) makes the others wait: in 60 steps they have waited for 15 % of the time, and it for 1 %"
+WAITS = "rank 2 (h0) makes the others wait: in 50 steps they have waited for 15 % of the time, and it for 1 %"
 
 
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
         ({}, ""),
-        ({"loading": 2.0}, "; its data loader takes 20 % of its time"),
+        ({"loading": 2.4}, "; its data loader takes 20 % of its time"),
         ({"threads": 4}, "; it computes with 4 threads, others with 8"),
         ({"clock": 1.8e9}, "; its clock is 1.8 GHz, that of others 3.0"),
         ({"clock": None}, ""),
-        ({"switches": 1000}, "; another program computes on its cores: it lost them 100 times a second"),
-        ({"faults": 100_000}, "; it has 10000 page faults a second"),
+        ({"switches": 1200}, "; another program computes on its cores: it lost them 100 times a second"),
+        ({"faults": 120_000}, "; it has 10000 page faults a second"),
     ],
 )
 def test_a_slow_rank_is_named_once(fields: dict[str, Any], cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     last = {rank: _later(0.15) for rank in range(4)} | {2: _later(0.01, **fields)}
-    assert _said(last, monkeypatch, times=1) == []
-    assert _said(last, monkeypatch, times=4) == [WAITS + cause]
+    assert _said(last, last, last, monkeypatch=monkeypatch) == [WAITS + cause]
 
 
 def test_a_neighbour_shows_beside_ranks_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits gives its core away thousands of times a second."""
-    last = {rank: _later(0.15, switches=20_000) for rank in range(4)} | {2: _later(0.01, switches=900)}
-    assert _said(last, monkeypatch) == [
+    last = {rank: _later(0.15, switches=20_000) for rank in range(4)} | {2: _later(0.01, switches=1080)}
+    assert _said(last, monkeypatch=monkeypatch) == [
         f"{WAITS}; another program computes on its cores: it lost them 90 times a second"
     ]
 
 
-@given(st.lists(st.floats(0.3, 0.399), min_size=2, max_size=16))
+@given(st.lists(st.floats(0.3, 0.385), min_size=2, max_size=16))
 def test_equal_ranks_are_not_named(shares: list[float]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert _said({rank: _later(share) for rank, share in enumerate(shares)}, monkeypatch) == []
+        last = {rank: _later(share) for rank, share in enumerate(shares)}
+        assert _said(last, last, monkeypatch=monkeypatch) == []
 
 
-@pytest.mark.parametrize(("shares", "named"), [((0.08, 0.13), True), ((0.03, 0.3), False), ((0.08, 0.11), False)])
-def test_two_comparisons_count_together(
-    shares: tuple[float, float], named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(pace, "say", lines.append)
-    stragglers, waited = Stragglers(["rank 0", "rank 1"]), 0.0
-    stragglers.compare({0: FIRST, 1: FIRST})
-    for number, share in enumerate(shares, start=1):
-        waited += 10 * share
-        last = replace(FIRST, steps=10 + 60 * number, at=5.0 + 10 * number)
-        stragglers.compare({0: replace(last, waited=waited), 1: last})
-    assert bool(lines) is named
+def test_a_rank_that_grows_slow_is_named_within_50_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 % slower: the others wait for 13 % of the time."""
+    equal, slow = {0: _later(0.02), 1: _later(0.02)}, {0: _later(0.15), 1: _later(0.02)}
+    fewer = {rank: replace(one, steps=60, at=15.0, waited=one.waited * 10 / 12) for rank, one in slow.items()}
+    assert len(_said(equal, equal, fewer, monkeypatch=monkeypatch)) == 1
+
+
+@pytest.mark.parametrize(("shares", "named"), [((0.07, 0.14), True), ((0.03, 0.3), False), ((0.07, 0.08), False)])
+def test_both_halves_count(shares: tuple[float, float], named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(share: float) -> dict[int, Pace]:
+        return {0: replace(FIRST, steps=35, at=10.0, waited=5 * share), 1: replace(FIRST, steps=35, at=10.0)}
+
+    assert bool(_said(*map(half, shares), monkeypatch=monkeypatch)) is named
 
 
 def test_ranks_that_are_slow_in_turn_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(pace, "say", lines.append)
-    stragglers = Stragglers(["rank 0", "rank 1"])
-    for number in range(6):
-        waited = [3.0 * ((number + 1) // 2), 3.0 * (number // 2)]
-        stragglers.compare(
-            {rank: replace(FIRST, steps=60 * number, at=10.0 * number, waited=waited[rank]) for rank in (0, 1)}
-        )
-    assert lines == []
+    part = {"steps": 35, "at": 10.0}
+    turns = [{rank: replace(FIRST, **part, waited=1.5 * (rank == turn)) for rank in (0, 1)} for turn in (0, 1)]
+    assert _said(*3 * turns, monkeypatch=monkeypatch) == []
 
 
 def test_not_before_all_ranks_have_made_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _said({0: _later(0.3), 1: _later(0.0, steps=34)}, monkeypatch, times=1) == []
-    assert _said({0: _later(0.3, at=14.9), 1: _later(0.0, at=14.9)}, monkeypatch) == []
+    assert _said({0: _later(0.3), 1: _later(0.0, steps=59)}, monkeypatch=monkeypatch) == []
+    assert _said({0: _later(0.3, at=14.9), 1: _later(0.0, at=14.9)}, monkeypatch=monkeypatch) == []
     stragglers = Stragglers(["rank 0", "rank 1"])
     stragglers.compare({0: FIRST})
     assert stragglers.are_due(10)
     stragglers.compare({0: FIRST, 1: FIRST})
-    assert not stragglers.are_due(34)
-    assert stragglers.are_due(35)
+    assert not stragglers.are_due(11)
+    assert stragglers.are_due(12)
 
 
 _SCRIPT = """
