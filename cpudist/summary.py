@@ -11,6 +11,7 @@ from typing import Any
 
 from cpudist.console import aligned, curve, names_of, number_of
 from cpudist.errors import UserError
+from cpudist.job.rank_table import table as table_of_ranks
 
 _RECORD, _LOG = "cpudist.json", "trainer_state.json"
 _RANKS = 8  # in a table
@@ -87,10 +88,7 @@ def table(runs: Sequence[Run], width: int) -> str:
 def waiting(run: Run) -> list[str]:
     """Return a table of how long the ranks have waited; of many, those that have made the others wait longest."""
     rows = run.record.get("waiting") or []
-    worst = sorted(sorted(rows, key=lambda row: -row["delays"])[:_RANKS], key=lambda row: row["rank"])
-    cells = [(f"{row['rank']}", row["host"], f"{row['waits']:.0%}", f"{row['delays']:.0%}") for row in worst]
-    more = [f"and {len(rows) - _RANKS} more ranks, which have delayed the others less"] if len(rows) > _RANKS else []
-    return [*aligned([("rank", "host", "waits", "delays"), *cells]), *more] if rows else []
+    return table_of_ranks(rows, _RANKS, ("rank", "host", "waits", "delays")) if rows else []
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

@@ -221,6 +221,10 @@ class Backend(ABC):
         """Return the seconds that this process has been blocked in communication; None: not measured."""
         return None
 
+    def communicated_bytes(self) -> int | None:
+        """Return the bytes that this process has communicated, the larger buffer of each call; None: not counted."""
+        return None
+
     def has_failed(self) -> bool:
         """Return whether communication has failed for good, so that this process cannot end well."""
         return False

@@ -145,6 +145,8 @@ class Publisher:
         if publishes and not target.is_dir():
             raise UserError(f"{written} has gone: does another job save in {self.folder}? give each its own folder")
         self.saved[:] = [*(path for path in self.saved if path != target), target]
+        if (job := current()) is not None:
+            job.record.checkpoint = target.name
 
     @contextmanager
     def refusing_full_disk(self, name: str) -> Iterator[None]:

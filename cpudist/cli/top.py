@@ -14,6 +14,7 @@ from typing import Any
 
 from cpudist.cli.parser import Parser
 from cpudist.cli.stacks import Jobs, ask
+from cpudist.console import size
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
 from cpudist.job.rank_answers import RankStacks
@@ -24,8 +25,8 @@ from cpudist.launchers.mpi_launcher import Host
 HELP = "watch the ranks of running jobs"
 DESCRIPTION = """\
 Show your jobs on this host, or on the hosts of a file, every few seconds: for each rank its steps, the share of time in
-which it waits for the others, makes them wait, and loads data; the cores that it keeps busy, its memory, and what it is
-doing. Below them the loss, as Trainer logs it. The ranks are not disturbed.
+which it waits for the others, makes them wait, and loads data; how many cores it keeps busy, and its threads; its
+memory, and what it is doing. Below them the loss, as Trainer logs it. The ranks are not disturbed.
 Type a rank's number and Enter for its stacks; q and Enter, or Ctrl-C, to leave. Without a terminal it prints one table.
 """
 EPILOG = """\
@@ -113,5 +114,12 @@ def _text(job: str, ranks: Mapping[int, RankStacks], rows: Sequence[Mapping[str,
     """Return a job as lines."""
     total = max(one.address.size for one in ranks.values())
     restarts = max((row["restarts"] or 0 for row in rows), default=0)
-    head = f"job of {job}: {len(rows)} of {total} ranks" + (f", restart {restarts}" if restarts else "")
-    return [head, *table(rows, room), *loss_lines(losses_of(ranks))]
+    sent = max((row["bytes_per_second"] or 0 for row in rows), default=0)
+    saved = next((row["checkpoint"] for row in rows if row["checkpoint"]), None)
+    notes = (
+        f"job of {job}: {len(rows)} of {total} ranks",
+        f"each communicates {size(sent)}/s" if sent else "",
+        f"restart {restarts}" if restarts else "",
+        f"{saved} saved" if saved else "",
+    )
+    return [", ".join(filter(None, notes)), *table(rows, room), *loss_lines(losses_of(ranks))]

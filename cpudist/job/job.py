@@ -84,7 +84,14 @@ class Job:
         self.statuses = peers.statuses
         pace = peers.watch_the_pace(self.record)
         known = {"host": self.world.hosts[self.world.node_rank], "restarts": self.restarts}
-        peers.serve_figures(lambda: {**known, **asdict(pace.read()), "losses": self.record.training.losses[-200:]})
+        peers.serve_figures(
+            lambda: {
+                **known,
+                **asdict(pace.read()),
+                "checkpoint": self.record.checkpoint,
+                "losses": self.record.training.losses[-200:],
+            }
+        )
         self._alone = TrainedAlone(backend, self.world, pace)
         if options.stall is not None:
             peers.end_when_stalled(options.stall)

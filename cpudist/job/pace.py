@@ -48,6 +48,7 @@ class Pace:
         steps: of its optimizers.
         at: its clock when this was read.
         waited: blocked in communication; None: not measured.
+        bytes: communicated; None: not counted.
         loading: waiting for its data loaders.
         processor: of its threads on CPUs.
         memory: in bytes.
@@ -61,6 +62,7 @@ class Pace:
     steps: int
     at: float
     waited: float | None
+    bytes: int | None
     loading: float
     processor: float
     memory: int
@@ -97,6 +99,7 @@ class PaceMeter:
             self.steps,
             time.monotonic(),
             self._backend.communication_seconds(),
+            self._backend.communicated_bytes(),
             self.loading,
             used.ru_utime + used.ru_stime,
             psutil.Process().memory_info().rss,

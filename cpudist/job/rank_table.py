@@ -19,7 +19,7 @@ COLUMNS = {
     "waits": ("waits", ".0%"),
     "delays": ("delays", ".0%"),
     "loads": ("loads", ".0%"),
-    "cores": ("cores", ".2f"),
+    "cores": ("cores", ""),
     "memory": ("memory", ""),
     "doing": ("doing", ""),
 }
@@ -53,7 +53,9 @@ def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
         "cores": rate("processor"),
         "threads": now.get("threads"),
         "memory": now.get("memory"),
+        "bytes_per_second": rate("bytes"),
         "restarts": now.get("restarts"),
+        "checkpoint": now.get("checkpoint"),
         "doing": one.text.partition("): ")[2].partition("\n")[0] or one.text.partition("\n")[0],
     }
 
@@ -79,5 +81,9 @@ def loss_lines(losses: Sequence[float]) -> list[str]:
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    shown = {**row, "memory": row["memory"] and size(row["memory"])}
+    shown = dict(row)
+    if row.get("cores") is not None:
+        shown["cores"] = f"{row['cores']:.2f}/{row['threads']}"
+    if row.get("memory") is not None:
+        shown["memory"] = size(row["memory"])
     return ["" if shown[name] is None else format(shown[name], COLUMNS[name][1]) for name in columns]

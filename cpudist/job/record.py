@@ -83,6 +83,7 @@ class RunRecord:
         gradient_times: when the gradients of a step are complete.
         network: the interface and address of rank 0's host over which the ranks found the store.
         waiting: how long each rank has waited; see `rank_status.waiting`.
+        checkpoint: the newest that was saved.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
 
     Args:
@@ -103,6 +104,7 @@ class RunRecord:
         self.gradient_times = GradientTimes()
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
+        self.checkpoint: str | None = None
         self.compared: dict[str, float] = {}
         self._world = world
         self._backend = backend
@@ -226,6 +228,7 @@ class RunRecord:
             },
             "waiting": self.waiting or None,
             "restarts": self._restarts,
+            "checkpoint": self.checkpoint,
             "attempts": [[training.first, training.steps]],
             "exit": exit,
         }

@@ -1,7 +1,6 @@
 """The topology as the kernel shows it in /sys/devices/system.
 
-https://docs.kernel.org/admin-guide/cputopology.html and .../ABI/stable/sysfs-devices-system-cpu. Kernels before 2.6.26
-have masks only, newer ones lists as well. Both are read.
+https://docs.kernel.org/admin-guide/cputopology.html and .../ABI/stable/sysfs-devices-system-cpu.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def online_cpus(files: Files) -> frozenset[int]:
 def _cpu(files: Files, number: int, node: int) -> Cpu:
     topology = f"{_CPUS}/cpu{number}/topology"
     # core_id is unique in its package only, and on some machines in a die only. The siblings are always right.
-    siblings = _cpus_in(files, f"{topology}/core_cpus") or _cpus_in(files, f"{topology}/thread_siblings")
+    siblings = _cpus_in(files, f"{topology}/thread_siblings")
     package = files.read(f"{topology}/physical_package_id")
     return Cpu(
         number,
@@ -65,7 +64,7 @@ def _l3(files: Files, cpu: int) -> frozenset[int] | None:
     caches = f"{_CPUS}/cpu{cpu}/cache"
     for name in files.names(caches):
         if name.startswith("index") and files.read(f"{caches}/{name}/level") == "3":
-            return _cpus_in(files, f"{caches}/{name}/shared_cpu") or None
+            return _cpus_in(files, f"{caches}/{name}/shared_cpu_map") or None
     return None
 
 
@@ -74,19 +73,12 @@ def _nodes(files: Files) -> Iterator[tuple[int, tuple[int | None, frozenset[int]
     for number in _numbered(files.names(_NODES), "node"):
         node = f"{_NODES}/node{number}"
         total = re.search(r"MemTotal:\s*(\d+) kB", files.read(f"{node}/meminfo") or "")
-        cpus = _cpus_in(files, f"{node}/cpu")
-        yield number, (int(total[1]) * 1024 if total else None, cpus)
+        yield number, (int(total[1]) * 1024 if total else None, _cpus_in(files, f"{node}/cpumap"))
 
 
-def _cpus_in(files: Files, stem: str) -> frozenset[int]:
-    """Read a set of CPUs from a list (`…_list`, `cpulist`), or from the older mask (`cpumap`, `…_map`)."""
-    for name in (f"{stem}_list", f"{stem}list"):
-        if text := files.read(name):
-            return parse_list(text)
-    for name in (stem, f"{stem}_map", f"{stem}map"):
-        if text := files.read(name):
-            return parse_mask(text)
-    return frozenset()
+def _cpus_in(files: Files, path: str) -> frozenset[int]:
+    """Read a set of CPUs from a mask: copies by hwloc have no lists of all."""
+    return parse_mask(files.read(path) or "")
 
 
 def _numbered(names: list[str], prefix: str) -> list[int]:

@@ -21,6 +21,7 @@ _OF_RANKS = {  # by the fields of `Pace`
     "steps": (CounterMetricFamily, "steps", "Optimizer steps."),
     "waited": (CounterMetricFamily, "waiting_seconds", "Time blocked in communication."),
     "loading": (CounterMetricFamily, "loading_seconds", "Time waiting for data loaders."),
+    "bytes": (CounterMetricFamily, "communicated_bytes", "Bytes communicated."),
     "processor": (CounterMetricFamily, "cpu_seconds", "CPU time of all threads."),
     "memory": (GaugeMetricFamily, "memory_bytes", "Resident memory."),
 }

@@ -17,21 +17,22 @@ def rank(number: int, seconds: float, waited: float, size: int = 2, **more: obje
     """A rank whose clock began at another time than others', after so many seconds."""
     figures = {"host": f"h{number}", "at": 100.0 * number + seconds, "steps": int(10 * seconds), "waited": waited}
     figures |= {"loading": 0.1 * seconds, "processor": 1.5 * seconds, "memory": 3 << 30, "restarts": 0, "losses": []}
+    figures |= {"bytes": int(seconds * (5 << 20)), "threads": 2}
     text = f"rank {number} on h{number} (process 7): in all_reduce #5 (4 MB) for 0.1 s\n  MainThread:\n"
     return RankStacks(StackAddress(JOB[0], number, size, 3), 0, text, figures | more)
 
 
 def test_the_rank_that_makes_others_wait_is_seen() -> None:
     before = {0: rank(0, 10, waited=4), 1: rank(1, 10, waited=1)}
-    now = {0: rank(0, 20, waited=9), 1: rank(1, 20, waited=2, restarts=1, losses=[4.0, 2.0])}
+    now = {0: rank(0, 20, waited=9), 1: rank(1, 20, waited=2, restarts=1, losses=[4.0, 2.0], checkpoint="step-100")}
     one, other = rows_of(now, before)
     assert (one["steps_per_second"], one["waits"], one["delays"]) == (10, 0.5, 0)
     assert (other["waits"], other["delays"], other["loads"], other["cores"]) == pytest.approx((0.1, 0.4, 0.1, 1.5))
     assert top._text(JOB[0], now, [one, other], room=9) == [
-        "job of h0:29500: 2 of 2 ranks, restart 1",
-        "rank  host  steps  steps/s  waits  delays  loads  cores  memory  doing",
-        "0     h0    200    10       50%    0%      10%    1.50   3 GB    in all_reduce #5 (4 MB) for 0.1 s",
-        "1     h1    200    10       10%    40%     10%    1.50   3 GB    in all_reduce #5 (4 MB) for 0.1 s",
+        "job of h0:29500: 2 of 2 ranks, each communicates 5 MB/s, restart 1, step-100 saved",
+        "rank  host  steps  steps/s  waits  delays  loads  cores   memory  doing",
+        "0     h0    200    10       50%    0%      10%    1.50/2  3 GB    in all_reduce #5 (4 MB) for 0.1 s",
+        "1     h1    200    10       10%    40%     10%    1.50/2  3 GB    in all_reduce #5 (4 MB) for 0.1 s",
         "loss 4 to 2  █▁",
     ]
 

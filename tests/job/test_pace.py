@@ -15,7 +15,7 @@ from jobs import mpirun, run, train
 from cpudist.job import pace
 from cpudist.job.pace import Pace, Stragglers
 
-FIRST = Pace(10, 5.0, 0.0, 0.0, 0.0, 1 << 30, 0, 0, 3e9, 8)
+FIRST = Pace(10, 5.0, 0.0, 0, 0.0, 0.0, 1 << 30, 0, 0, 3e9, 8)
 
 
 def _later(waited: float, **fields: Any) -> Pace:

@@ -174,7 +174,7 @@ def test_a_restart_knows_what_the_attempts_before_it_have_done(record: RunRecord
 
 def test_who_has_waited_and_for_whom() -> None:
     shares = [0.4, 0.1, 0.3, None]
-    paces = [Pace(9, 9.0, 1.0, 0.0, 1.0, 1 << 20, 0, 0, None, 8, waits=share) for share in shares]
+    paces = [Pace(9, 9.0, 1.0, 0, 0.0, 1.0, 1 << 20, 0, 0, None, 8, waits=share) for share in shares]
     statuses = {rank: RankStatus(rank, f"h{rank}", pace=pace) for rank, pace in enumerate(paces)}
     rows = waiting({**statuses, 4: RankStatus(4, "h4")})
     assert rows[1] == {"rank": 1, "host": "h1", "waits": 0.1, "delays": 0.25}

@@ -100,6 +100,9 @@ class CclBackend(ProcessGroupBackend):
     def communication_seconds(self) -> float | None:
         return float(extension.load().blocked_seconds()) + self._ddp_waits.seconds()
 
+    def communicated_bytes(self) -> int | None:
+        return sum(int(size) for _, size in extension.load().traffic().values())
+
     def has_failed(self) -> bool:
         return not extension.load().usable()
 
