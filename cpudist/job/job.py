@@ -84,14 +84,7 @@ class Job:
         self.statuses = peers.statuses
         pace = peers.watch_the_pace(self.record)
         known = {"host": self.world.hosts[self.world.node_rank], "restarts": self.restarts}
-        peers.serve_figures(
-            lambda: {
-                **known,
-                **asdict(pace.read()),
-                "checkpoint": self.record.checkpoint,
-                "losses": self.record.training.losses[-200:],
-            }
-        )
+        peers.serve_figures(lambda: {**known, **asdict(pace.read()), **self.record.newest()})
         self._alone = TrainedAlone(backend, self.world, pace)
         if options.stall is not None:
             peers.end_when_stalled(options.stall)
@@ -224,7 +217,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # a store may outlive a job
-        _peers = peers = Peers(launcher, attempt, options.start_timeout or options.timeout, options.interface, changes)
+        _peers = peers = Peers(launcher, attempt, options.timeout, options.interface, changes)
         chosen = backends.choose(options.backend, options.backend_options, peers.all_gather, peers.world.rank == 0)
         if options.compress is not None:
             check_backend(chosen, options.compress, options.written("compress"))

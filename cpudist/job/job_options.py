@@ -26,7 +26,6 @@ class JobOptions:
         backend: a backend's name, or "auto".
         backend_options: the backend's own, by their names; see `Backend.configure`.
         timeout: bound on the start and on every collective, in seconds.
-        start_timeout: bound on the arrival of all ranks; None: `timeout`.
         interface: the network interface of the rendezvous and of all messages; None: any.
         compress: in which scheme gradients cross the network; None: the user has not said.
         resume: "auto" lets a training go on from this run's newest checkpoint after a restart, "never" does not.
@@ -46,7 +45,6 @@ class JobOptions:
     backend: str = "auto"
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     timeout: float = 300.0
-    start_timeout: float | None = None
     interface: str | None = None
     compress: str | None = None
     resume: Literal["auto", "never"] = "auto"
@@ -61,7 +59,7 @@ class JobOptions:
     from_flags: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "start_timeout", "stall"):
+        for name in ("timeout", "stall"):
             if (seconds := getattr(self, name)) is not None:
                 object.__setattr__(self, name, check_timeout(seconds, self._name(name)))
         if self.compress is not None:

@@ -164,16 +164,12 @@ class Stragglers:
         first, middle, last = self._readings[0], self._readings[len(self._readings) // 2], self._readings[-1]
         rates = _rates(first, last)
         number, delays = _slowest(rates)
-        self.figures = {
-            "waits": statistics.fmean(one.waited for one in rates.values()),
-            "slowest_rank": number,
-            "delays": delays,
-        }
+        waits = statistics.fmean(one.waited for one in rates.values())
+        self.figures = {"waits": waits, "slowest_rank": number, "delays": delays}
         halves = [_slowest(_rates(*half)) for half in ((first, middle), (middle, last))]
         # On a busy machine all of the waiting may be that of some seconds, for one rank or another.
-        if number in self._named or any(rank != number or share < _SHARE / 2 for rank, share in halves):
-            return ""
-        if delays < _SHARE * (1 - delays):
+        steady = all(rank == number and share >= _SHARE / 2 for rank, share in halves)
+        if number in self._named or not steady or delays < _SHARE * (1 - delays):
             return ""
         self._named.add(number)
         slow, others = rates[number], [one for rank, one in rates.items() if rank != number]

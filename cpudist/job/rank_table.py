@@ -81,9 +81,7 @@ def loss_lines(losses: Sequence[float]) -> list[str]:
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    shown = dict(row)
+    shown = {**row, "memory": row.get("memory") and size(row["memory"])}
     if row.get("cores") is not None:
         shown["cores"] = f"{row['cores']:.2f}/{row['threads']}"
-    if row.get("memory") is not None:
-        shown["memory"] = size(row["memory"])
     return ["" if shown[name] is None else format(shown[name], COLUMNS[name][1]) for name in columns]

@@ -155,6 +155,10 @@ class RunRecord:
         if _gradients(model):
             handle = model.register_forward_pre_hook(note)
 
+    def newest(self) -> dict[str, Any]:
+        """Return the checkpoint and the losses so far, for `cpudist top`."""
+        return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:]}
+
     def write(self, exit: Exit) -> None:
         """Write the file on rank 0, and say how the job has ended; the report of a failure stays the last line."""
         if self._world.rank:

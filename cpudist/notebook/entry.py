@@ -64,13 +64,9 @@ def notebook_launcher(
         master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
         node_rank: number of this node, from 0 on.
         num_nodes: number of nodes.
-        rdzv_backend: "static" or "c10d"; both mean the same here.
-        rdzv_endpoint: ``"host:port"`` instead of `master_addr` and `use_port`.
-        rdzv_conf: ``{"join_timeout": seconds}``, or ``"timeout"``: how long cells wait for each other (default:
-            `timeout`).
+        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: accelerate's, for torchelastic; leave them out.
         rdzv_id: the job's name; notebooks with another one do not join.
         max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT has the number so far.
-        monitor_interval: seconds between two looks at the ranks, at most 10.
         log_line_prefix_template: shows all ranks' output, with this at the start of each line, as torchelastic does:
             ``"[${role_name}${rank}]: "``, or with ``${local_rank}``.
         backend: as for `cpudist.init`.

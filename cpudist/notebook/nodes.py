@@ -108,7 +108,7 @@ class Nodes:
         A cell with this number that has left the job was this notebook's last launch; then wait for node 0's next
         launch.
         """
-        deadline = time.monotonic() + self._settings.join_timeout
+        deadline = time.monotonic() + self._settings.options.timeout
         node = self._settings.node_rank
         while True:
             store = Connection(address, max(deadline - time.monotonic(), 0.0))
@@ -134,7 +134,7 @@ class Nodes:
         if settings.node_rank == 0:
             self._store.set({_SETTINGS: json.dumps(own).encode()})
             return
-        if not self._store.wait_all([_SETTINGS], settings.join_timeout):
+        if not self._store.wait_all([_SETTINGS], settings.options.timeout):
             raise StartupTimeout("it does not answer")
         (said,) = self._store.get([_SETTINGS]) or [b"{}"]
         theirs = json.loads(said)
@@ -159,7 +159,7 @@ class Nodes:
                 f"master_addr={self._settings.master_addr!r} does not lead to this node, {socket.gethostname()}: {why}"
             )
         return (
-            f"no cell with node_rank=0 was found at {self._where()} within {self._settings.join_timeout:g} s; run it"
+            f"no cell with node_rank=0 was found at {self._where()} within {self._settings.options.timeout:g} s; run it"
             f" there, and look for a firewall: {why}"
         )
 

@@ -28,6 +28,7 @@ from cpudist.processes import python_main
 from cpudist.relay import Relay
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+_LOOK_SECONDS = 0.1  # between two looks at the ranks
 _OTHERS_SECONDS = 10.0  # for the other ranks to end by themselves when one has failed
 _STOP_SECONDS = 2.0  # for ranks to clean up after an interrupt
 _REST_SECONDS = 1.0  # for the rest of their output
@@ -124,7 +125,6 @@ class LocalRanks:
     def __init__(self, settings: Settings, nodes: Nodes, payload: int, attempt: int, run_id: str) -> None:
         self._nodes = nodes
         self._attempt = attempt
-        self._interval = settings.monitor_interval
         self._ranks: list[_Rank] = []
         mark = uuid.uuid4().hex
         # Kills every marked process, also the children of ranks, and also when this process is killed.
@@ -208,7 +208,7 @@ class LocalRanks:
     def _pause(self) -> None:
         self._agents.tick()
         self._view.tick([rank.process.pid for rank in self._ranks])
-        time.sleep(self._interval)
+        time.sleep(_LOOK_SECONDS)
 
 
 def _variables(settings: Settings, ids: dict[str, str], attempt: int) -> dict[str, str]:

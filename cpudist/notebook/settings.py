@@ -15,10 +15,10 @@ from cpudist.errors import UserError
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
 from cpudist.notebook.carry import digest
-from cpudist.waiting import check_timeout
 
 PORT = 29500  # torch's default; the cells of several nodes must have the same one
-_LONGEST_INTERVAL = 10  # seconds; the node agents want to hear of us more often than every 25
+# Accelerate's parameters that have no effect here, and their defaults.
+_UNUSED = {"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_conf": None, "monitor_interval": 0.1}
 _ROLE = "default"  # torchelastic's name for the role of ranks without one
 
 
@@ -45,16 +45,10 @@ class Settings:
     options: JobOptions
     mixed_precision: str
     max_restarts: int
-    monitor_interval: float
     template: string.Template | None
     job: str
     token: str
     data_workers: int
-
-    @property
-    def join_timeout(self) -> float:
-        """Bound on the rendezvous of the nodes' cells, in seconds."""
-        return self.options.start_timeout or self.options.timeout
 
     def placement(self, local_rank: int) -> Placement:
         """Return the numbers of a rank of this node, and of its job."""
@@ -85,12 +79,13 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     node_rank = _count(given, "node_rank", 0)
     if node_rank >= nodes:
         raise UserError(f"node_rank={node_rank} is not below num_nodes={nodes}; count nodes from 0")
+    if unused := next((name for name, default in _UNUSED.items() if given[name] != default), None):
+        raise UserError(f"{unused} is for torchelastic; here nodes meet at master_addr, within timeout: leave it out")
     address, port = _rendezvous_address(given, nodes)
     backend = given["backend"]
     job_options = JobOptions.of(
         given,
         backend_options=backends.applicable(backend, given["options"], node_rank == 0),
-        start_timeout=_join_timeout(given["rdzv_conf"] or {}),
         record=None if given["record"] is None else Path(given["record"]),
     )
     if backend != "auto" or job_options.backend_options:
@@ -106,7 +101,6 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         options=job_options,
         mixed_precision=given["mixed_precision"],
         max_restarts=_count(given, "max_restarts", 0),
-        monitor_interval=_interval(given["monitor_interval"]),
         template=_template(given["log_line_prefix_template"]),
         job=str(given["rdzv_id"]),
         token=os.environ.get("CPUDIST_TOKEN", ""),
@@ -144,38 +138,13 @@ def _count(given: Mapping[str, Any], name: str, least: int) -> int:
     return value
 
 
-def _interval(seconds: Any) -> float:
-    if isinstance(seconds, (int, float)) and 0 < seconds <= _LONGEST_INTERVAL:
-        return float(seconds)
-    raise UserError(f"monitor_interval must be seconds above 0, at most {_LONGEST_INTERVAL}, not {_shown(seconds)}")
-
-
-def _join_timeout(conf: Any) -> float | None:
-    """Return torchelastic's bound on the rendezvous; None where `rdzv_conf` has none."""
-    names = ("join_timeout", "timeout")
-    if not isinstance(conf, Mapping) or not conf.keys() <= set(names):
-        raise UserError(f"rdzv_conf={_shown(conf)} is not known here: give join_timeout or timeout, in seconds")
-    given = next((conf[name] for name in names if name in conf), None)
-    return None if given is None else check_timeout(given)
-
-
 def _rendezvous_address(given: Mapping[str, Any], nodes: int) -> tuple[str, int]:
-    """Return address and port of the rendezvous: master_addr and use_port, or torchrun's rdzv_endpoint."""
-    address, port, endpoint = given["master_addr"], given["use_port"], given["rdzv_endpoint"]
-    named = "use_port"
+    """Return address and port of the rendezvous."""
+    address, port, named = given["master_addr"], given["use_port"], "use_port"
     if given["master_port"] is not None:
         if port is not None:
             raise UserError("use_port and master_port are two names of one port; give one of them")
         named, port = "master_port", given["master_port"]
-    if given["rdzv_backend"] not in ("static", "c10d"):
-        raise UserError(
-            f"rdzv_backend={_shown(given['rdzv_backend'])} is not known here: nodes use master_addr; leave it out"
-        )
-    if endpoint:
-        host, _, number = str(endpoint).rpartition(":") if ":" in str(endpoint) else (str(endpoint), "", "")
-        if address not in (None, host) or (number and port not in (None, number, _as_port(number, "rdzv_endpoint"))):
-            raise UserError(f"rdzv_endpoint={endpoint!r} contradicts master_addr or {named}; give one of the two")
-        address, port = host.strip("[]"), number or port
     if nodes > 1 and not address:
         raise UserError(
             f"num_nodes={nodes} needs master_addr, the name or address of the node whose cell has node_rank=0;"

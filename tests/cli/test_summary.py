@@ -99,7 +99,7 @@ def test_ranks_that_delay_the_others_are_shown_of_one_run(tmp_path: Path, capsys
     first = lines.index(["rank", "host", "waits", "delays"])
     assert lines[first + 1] == ["4", "h4", "16%", "4%"]
     assert lines[first + 8 : first + 10] == [["11", "h11", "9%", "11%"], *[line for line in lines if "more" in line]]
-    assert "and 4 more ranks, which have delayed the others less" in shown
+    assert "and 4 more ranks, which delay the others less" in shown
     other = _run(tmp_path / "b", [2.0, 1.0])
     assert main(["summary", str(run), str(other)]) == 0
     assert "more ranks" not in capsys.readouterr().out

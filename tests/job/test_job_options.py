@@ -19,7 +19,6 @@ from cpudist.job.job_options import JobOptions
     [
         ({"timeout": "soon"}, "timeout must be a number of seconds", "--timeout must be a number of seconds"),
         ({"stall": 0}, "stall must be a number of seconds", "--stall must be a number of seconds"),
-        ({"start_timeout": -1}, "start_timeout must be", "--start-timeout must be"),
         ({"compress": "zip"}, "compress='zip' is not known; give auto", "--compress zip is not known; give auto"),
         ({"steps": (3, 5)}, "--steps says which steps --timeline", "--steps says which steps --timeline"),
         ({"resume": "later"}, "resume='later' is not known; give auto or", "--resume later is not known; give auto or"),

@@ -59,7 +59,7 @@ def launch(case: str, node: int) -> object:
         return cpudist.notebook_launcher(fails, **{**options, "num_nodes": 2 + node})
     assert case == "number"
     time.sleep(node)  # so that it is node 1's cell that comes second
-    return cpudist.notebook_launcher(fails_once, **{**options, "node_rank": 0, "rdzv_conf": {"join_timeout": 15}})
+    return cpudist.notebook_launcher(fails_once, **{**options, "node_rank": 0, "timeout": 15})
 
 
 def main(node: int, cases: list[str]) -> None:
