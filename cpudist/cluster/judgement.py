@@ -9,8 +9,7 @@ from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFig
 from cpudist.console import number_of, size
 from cpudist.errors import Finding
 
-# Times the usual speed, bandwidth or latency.
-_SLOW_HOST, _LATE_LINK = 0.75, 5.0
+_LATE_LINK = 5.0  # times the usual latency
 _SLOW_CLOCK = 0.9
 _LATENCY = 1e-3  # seconds: below this a late link costs a training nothing
 _SHARED_MEMORY = 64 << 20  # bytes; data loaders of several processes need more
@@ -35,9 +34,9 @@ def slower(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
     yield from _named(now, slow, f"at {before.measured_at} more than twice as much: look at cable and switch port")
 
 
-def least_share(hosts: Sequence[HostFigures]) -> float:
-    """Return the share of a usual link's bandwidth below which another one is slow."""
-    return 0.5 if all(host.load <= 1 for host in hosts) else 0.33  # a program that waits for a CPU sends at half speed
+def least_share(hosts: Sequence[HostFigures], quiet: float = 0.5, busy: float = 0.33) -> float:
+    """Return the share of a usual figure below which another one is slow: lower where most hosts are busy."""
+    return quiet if statistics.median_low(host.load for host in hosts) <= 1 else busy
 
 
 def _versions(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
@@ -58,15 +57,16 @@ def _loss(now: ClusterFigures) -> Iterator[Finding]:
 
 def slow_hosts(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
     """Yield hosts that compute or copy slower than the others."""
+    least = least_share(hosts, 0.75, 0.5)
     for dtype in hosts[0].flops:
         usual = statistics.median_high(host.flops[dtype] for host in hosts)
         for host in hosts:
-            if (share := host.flops[dtype] / usual) < _SLOW_HOST:
+            if (share := host.flops[dtype] / usual) < least:
                 message = f"computes at {share:.2f} of the others in {dtype}{_cause(host, hosts)}"
                 yield Finding("warning", host.name, message, "every step waits for it: mend it, or leave it out")
     usual = statistics.median_high(host.copied for host in hosts)
     for host in hosts:
-        if (share := host.copied / usual) < _SLOW_HOST:
+        if (share := host.copied / usual) < least:
             message = f"copies memory at {share:.2f} of the others ({size(host.copied)}/s)"
             yield Finding("warning", host.name, message, "look for another program, or an empty memory slot")
 
@@ -90,6 +90,8 @@ def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> str:
     clocks = [other.clock for other in hosts if other.clock is not None]
     if host.clock is not None and host.clock < _SLOW_CLOCK * statistics.median(clocks):
         return f": its clock is {host.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
+    if host.load > max(1.0, 2 * statistics.median_low(other.load for other in hosts)):
+        return f": {host.load:.1f} programs want each of its CPUs"
     return ""
 
 
