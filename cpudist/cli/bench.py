@@ -117,9 +117,16 @@ def _check_outputs(options: argparse.Namespace) -> None:
     """Raise a UserError before minutes of measurement where the results cannot be written."""
     if options.plot and find_spec("matplotlib") is None:
         raise UserError('--plot needs matplotlib; install it with: pip install "cpudist[plot]"')
-    for path in filter(None, (options.json, options.plot)):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("a").close()
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
+    for path in (options.json, options.plot):
+        check_output(path)
+
+
+def check_output(path: Path | None) -> None:
+    """Raise a UserError before minutes of measurement where a file cannot be written."""
+    if path is None or str(path) == "-":
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpudist.cli.bench import check_output
 from cpudist.cli.doctor import show
 from cpudist.cli.parser import Parser
 from cpudist.errors import FAILED, UserError
@@ -45,24 +46,27 @@ def add_options(parser: Parser) -> None:
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
     """Measure, and print what was found; exit with status 1 if something is out of line."""
     if options.hostfile is not None and launcher.name == "single":
+        check_output(options.json)
         figures = _on_hosts(options.hostfile, options.interface)
     else:
         from cpudist import job  # late: it imports torch
 
         try:
-            figures = _as_rank(launcher, options.interface)
+            figures = _as_rank(launcher, options.interface, options.json)
         except BaseException as error:  # noqa: BLE001 - also SystemExit and KeyboardInterrupt end the job
             job.fail(error, rank=launcher.rank)
     if launcher.is_main_process:
         _report(figures, options.json)
 
 
-def _as_rank(launcher: Launcher, interface: str | None) -> ClusterFigures:
+def _as_rank(launcher: Launcher, interface: str | None, file: Path | None) -> ClusterFigures:
     from cpudist import api, job
     from cpudist.cluster.on_ranks import measure
     from cpudist.job.job_options import JobOptions
 
     running = job.current() or api.enter(launcher, JobOptions(timeout=_TIMEOUT, interface=interface, from_flags=True))
+    if running.world.rank == 0:
+        check_output(file)
     figures = measure(running)
     api.shutdown()
     return figures
@@ -96,7 +100,7 @@ def _report(figures: ClusterFigures, file: Path | None) -> None:
     before = last_time(figures)
     remarks = list(slower(figures, before)) if before is not None else []
     findings = judge(figures)
-    fields = json.dumps({"figures": figures.to_json(), "findings": list(map(asdict, findings + remarks))})
+    fields = json.dumps({"figures": asdict(figures), "findings": list(map(asdict, findings + remarks))})
     if str(file) == "-":
         print(fields)
         return

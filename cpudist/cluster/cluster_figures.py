@@ -74,13 +74,9 @@ class ClusterFigures:
     backend: str
     measured_at: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures for a JSON file."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ClusterFigures:
-        """Return the figures that `to_json` has written.
+        """Return the figures from the fields of a JSON file.
 
         Raises:
             ValueError: they are none.
@@ -124,7 +120,7 @@ def keep(now: ClusterFigures) -> None:
     Raises:
         UserError: they cannot be written.
     """
-    user_cache.write(_file(now), now.to_json())
+    user_cache.write(_file(now), asdict(now))
 
 
 def _file(figures: ClusterFigures) -> str:

@@ -31,21 +31,18 @@ def _matrix(figures: ClusterFigures) -> Iterator[str]:
     """Yield the bandwidths of all links, red where `judge` names the link, unless they are too many for a terminal."""
     least = least_share(figures.hosts)
     usual = slow_and_late(figures.links, least)[2].bandwidth
-    share = {(link.source, link.target): link.bandwidth / usual for link in figures.links}
+    cells = {(link.source, link.target): _cell(link.bandwidth / usual, least) for link in figures.links}
     numbers = range(len(figures.hosts))
     names = aligned([(str(1 + number), host.name) for number, host in enumerate(figures.hosts)])
     first = max(map(len, names))
     lines = [f"links in % of {bits(usual)}, from the host of a line to that of a column"]
     lines.append(" " * first + "".join(f"{1 + number:4}" for number in numbers))
     for source, name in enumerate(names):
-        cells = (_cell(share.get((source, target)), least) for target in numbers)
-        lines.append(f"{name:{first}}" + "".join(cells))
+        lines.append(f"{name:{first}}" + "".join(cells.get((source, target), "    ") for target in numbers))
     if first + 4 * len(numbers) <= _WIDTH:
         yield "\n".join(lines)
 
 
-def _cell(share: float | None, least: float) -> str:
-    if share is None:
-        return "    "
+def _cell(share: float, least: float) -> str:
     level = "error" if share < least else "warning" if share < _GOOD else "ok"
     return colored(f"{100 * share:4.0f}", level)

@@ -17,13 +17,7 @@ _RARELY = 0.01  # of all periods of a CPU quota
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check this process's share of the machine, and the number formats of the CPU."""
-    yield from _share(files, env)
-    yield from _number_formats(files)
-
-
-def _share(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the CPUs, the CPU quota and the memory limit of this process."""
+    """Check the CPUs, the CPU quota and the memory limit of this process, and the number formats of the CPU."""
     limits = read_limits(files, frozenset(os.sched_getaffinity(0)), env)
     if limits.quota is not None and limits.throttling is not None:
         yield _stopped(limits.throttling)
@@ -34,6 +28,7 @@ def _share(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("ok", "CPUs", f"this process may use {some} {len(online)} CPUs{counted}")
     if limits.memory is not None:
         yield Finding("ok", "memory limit", f"{size(limits.memory)} for all ranks of this node together")
+    yield from _number_formats(files)
 
 
 def _quota(quota: float) -> Finding:
