@@ -58,6 +58,7 @@ rm -rf "$root"
 trap 'rm -rf "$root"' EXIT
 cp -a "$ROOTS/$SUITE" "$root"
 cp -a "$ROOTS/builder/opt/python$python" "$root/opt"
+echo '127.0.0.1 localhost' >"$root/etc/hosts" # debootstrap writes none, and torchrun's ranks meet at this name
 PYTHON=python$python scripts/wheelhouse.sh "$root/wheels" "$@" "${wheel}[${EXTRA:-ccl}]"
 cat >"$root/root/script.py" <<'SCRIPT'
 import torch
