@@ -241,8 +241,8 @@ FAULTS: dict[str, Fault] = {
     "Ctrl-C": Fault(signal_launcher(signal.SIGINT)),
     "SIGTERM": Fault(signal_launcher(signal.SIGTERM)),
     "strangers flood the store": Fault(flood, ends_well=True),
-    "rank 3 holds the GIL": Fault(lambda job: job.order("gil-3"), says="--stall 10", variables=_STALL),
-    "all ranks stuck in a loader": Fault(all_stuck, says="--stall 10", variables=_STALL),
+    "rank 3 holds the GIL": Fault(lambda job: job.order("gil-3"), says="the limit is 10 s", variables=_STALL),
+    "all ranks stuck in a loader": Fault(all_stuck, says="the limit is 10 s", variables=_STALL),
     "store lost after rank 0's end": Fault(lose_store_late, variables=_STALL),
     "rank 3 killed, job restarted": Fault(
         kill_with_checkpoints, True, _GOES_ON, launch_only=True, options=("--max-restarts", "1"), variables=_SAVES
