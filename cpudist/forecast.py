@@ -3,14 +3,17 @@
 Each rank keeps its batch, so a step computes as long on every host as on one. Its gradients leave in the order and at
 the times that the record has; a step waits for what the rest of the backward pass does not hide. To sum B bytes over n
 hosts, each sends and receives 2 (n - 1)/n B, in 2 (n - 1) messages: the ring of Thakur, Rabenseifner and Gropp,
-"Optimization of Collective Communication Operations in MPICH" (2005). Compression makes the bytes fewer, and converts
-each value there and back. The computing of a run on several hosts is its step less its waiting.
+"Optimization of Collective Communication Operations in MPICH" (2005). Compression makes the bytes fewer. Cores carry,
+convert and add them, and compute so much less meanwhile. Each step also waits for its slowest host, by as much as one
+host's steps differ. The computing of a run on several hosts is its step less its waiting and this work.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from cpudist.errors import UserError
@@ -19,23 +22,23 @@ Record = Mapping[str, Any]
 
 # Bytes of a value by scheme, as docs/slow-networks.md has them; PowerSGD's depend on the shapes of the weights.
 SCHEMES = {"none": 4.0, "bf16": 2.0, "int8": 4 / 3.9}
-_CONVERTING = 1e-9  # seconds for a value, of which that page has half for one way
+BYTE, VALUE = 0.75e-9, 1.8e-9  # seconds of a core: to send and receive a byte; to convert and add a value
 _LATENCY = 5e-5  # seconds of a message
-_PAYS = 0.05  # of a step: what compression must save
+_PAYS = 0.05  # of a step: what compression, which changes numbers, must save
 _ADDS = 0.5  # of a host: what another one must add
 
 
 class Forecast(NamedTuple):
-    """A step on so many hosts, in seconds, and its efficiency against one host; `measured` where the run was such."""
+    """A step on so many hosts, in seconds, and its efficiency against one host; `measured` of such a run."""
 
     hosts: int
     compress: str
     step: float
     waiting: float
-    measured: float | None
     samples_per_second: float | None
     efficiency: float
     memory: int
+    measured: float | None = None
 
 
 def check(record: Record, name: str) -> None:
@@ -46,10 +49,11 @@ def check(record: Record, name: str) -> None:
     """
     if not ((record.get("step_seconds") or {}).get("median") and record.get("gradient_times")):
         raise UserError(f"{name} has no times of steps and gradients; make a run of 12 steps or more with this version")
-    if record["gradient_times"]["waiting"] is None and len(record["hosts"]) > 1:
+    hosts, compress = kind(record)
+    if record["gradient_times"]["waiting"] is None and hosts > 1:
         raise UserError(f"{name} does not say how long it waited, being of {record['backend']}; make a run with ccl")
-    if _compress(record) not in SCHEMES:
-        raise UserError(f"{name} is of --compress {_compress(record)}; make a run with none, bf16 or int8")
+    if compress not in SCHEMES:
+        raise UserError(f"{name} is of --compress {compress}; make a run with none, bf16 or int8")
 
 
 def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> Forecast:
@@ -59,48 +63,47 @@ def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> For
         compress: one of `SCHEMES`.
         bandwidth: of each host, bytes a second in each direction.
     """
-    own, measured, times = len(record["hosts"]), record["step_seconds"]["median"], record["gradient_times"]
-    computing = measured - (times["waiting"] if own > 1 else 0.0)
-    waiting = _waiting(record, hosts, compress, bandwidth) if hosts > 1 else 0.0
-    step, rate = computing + waiting, record["samples_per_second"]
-    errors = (compress == "int8") - (_compress(record) == "int8")  # of rounding, in float32, which int8 keeps
+    (own, scheme), measured, times = kind(record), record["step_seconds"]["median"], record["gradient_times"]
+    computing = measured - (times["waiting"] + _sums(record, own, scheme, bandwidth)[0] if own > 1 else 0.0)
+    taken, waiting = _sums(record, hosts, compress, bandwidth) if hosts > 1 else (0.0, 0.0)
+    spread = (record["step_seconds"].get("p95", measured) - measured) / NormalDist().inv_cdf(0.95) if own == 1 else 0.0
+    waiting += spread * NormalDist().inv_cdf((hosts - 0.375) / (hosts + 0.25))  # for the last of so many: Blom (1958)
+    step, rate = computing + taken + waiting, record["samples_per_second"]
+    errors = (compress == "int8") - (scheme == "int8")  # of rounding, in float32, which int8 keeps
     return Forecast(
         hosts,
         compress,
         step,
         waiting,
-        measured if (hosts, compress) == (own, _compress(record)) else None,
         rate and rate * measured / own * hosts / step,
         computing / step,
         record["memory"] + 4 * errors * times["values"],
     )
 
 
-def _waiting(record: Record, hosts: int, compress: str, bandwidth: float) -> float:
-    """Return how long after the last gradient the last sum is complete."""
-    sums_in_hosts = record["backend"] == "ccl"
-    parties = hosts if sums_in_hosts else hosts * record["world_size"] // len(record["hosts"])
-    values, groups = record["gradient_times"]["values"], record["gradient_times"]["groups"]
-    width = sum(size for _, size in groups) / values
-    sent = min(SCHEMES[compress], width)
-    value = 2 * (parties - 1) / parties * sent / bandwidth + (_CONVERTING if sent < width else 0.0)
-    end: float = -groups[0][0]
-    for early, size in groups:
-        end = max(end, -early) + 2 * (parties - 1) * _LATENCY + value * size / width
-    return max(end, 0.0)
+def _sums(record: Record, hosts: int, compress: str, bandwidth: float) -> tuple[float, float]:
+    """Return how long the sums keep a rank's threads from computing, and how long it waits for the rest of them."""
+    ranks, times = record["world_size"] // len(record["hosts"]), record["gradient_times"]
+    parties, share = (hosts, 1 / ranks) if record["backend"] == "ccl" else (hosts * ranks, 1.0)  # ccl sums in hosts
+    messages, size = 2 * (parties - 1), sum(size for _, size in times["groups"])
+    sent = messages / parties * min(SCHEMES[compress] * times["values"], size)
+    work = share * (BYTE * sent + VALUE * times["values"])
+    end, taken = -math.inf, 0.0
+    for early, part in times["groups"]:
+        end = max(end, taken - early) + messages * _LATENCY + max(sent / bandwidth, work) * part / size
+        taken += work / record["pinning"][0]["omp_threads"] * part / size
+    return taken, max(end - taken, 0.0)
 
 
-def _compress(record: Record) -> str:
-    return str((record.get("gradients") or {}).get("compress") or "none").partition(":")[0]
+def kind(record: Record) -> tuple[int, str]:
+    """Return the number of a run's hosts, and its compression."""
+    return len(record["hosts"]), str((record.get("gradients") or {}).get("compress") or "none").partition(":")[0]
 
 
 def advice(found: Sequence[Forecast]) -> str:
     """Return in a sentence what limits the most hosts, which compression pays there, and where hosts stop paying."""
-
-    def cost(one: Forecast) -> float:
-        return one.step * (1 + _PAYS * [*SCHEMES].index(one.compress))  # compression changes numbers
-
-    best = {one.hosts: one for one in sorted(found, key=cost, reverse=True)}
+    order = sorted(found, key=lambda one: one.step * (1 + _PAYS * [*SCHEMES].index(one.compress)), reverse=True)
+    best = {one.hosts: one for one in order}
     last, plain = best[max(best)], [one for one in found if one.compress == "none"][-1]
     limit = "the network" if 2 * plain.waiting > plain.step else "computing"
     pays = "no --compress" if last == plain else f"--compress {last.compress}"

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from cpudist import forecast, summary
+from cpudist.bench import rank_counts
 from cpudist.cli.parser import Parser, count
 from cpudist.cluster import cluster_figures
 from cpudist.console import aligned, counted_seconds, size
@@ -20,12 +21,14 @@ HELP = "how a training would do on more hosts"
 DESCRIPTION = """\
 Forecast a training on several hosts with each --compress: a step's time, efficiency against one host, memory of a rank.
 RUN is an output folder of Trainer or a run record, of one host or more; the script makes its steps here first. Each
-rank keeps its batch. The row of the run itself also has what was measured.
+rank keeps its batch. The rows of this run, and of later ones that follow it, also have what was measured.
 """
 EPILOG = """\
 examples:
   the run in the folder out, on 2, 4 and 8 hosts of a network of 1 Gbit/s:
     cpudist forecast out --hosts 2,4,8 --network 1gbit
+  how far off it was, once the run on 4 hosts in out4 has been made:
+    cpudist forecast out out4 --network 1gbit
   a script, on the network that the last `cpudist test` has measured:
     cpudist forecast --hosts 2,4,8 -- train.py --batch_size 8
 """
@@ -54,20 +57,20 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     bandwidth = options.network or cluster_figures.last_bandwidth()
     if bandwidth is None:
         raise UserError("the network is not known; give --network 1gbit, or run cpudist test --hostfile hosts first")
-    if words or name.endswith(".py"):
-        from cpudist.bench import rank_counts
-
+    if name.endswith(".py") or (name == "-m" and words):
         if name != "-m":
             resolve(name, words)
         with counted_seconds():
-            record = rank_counts.one(measured_ranks.load() or 1, [name, *words]).record
+            records = [rank_counts.one(measured_ranks.load() or 1, [name, *words]).record]
     else:
-        record = summary.read(Path(name)).record
-    forecast.check(record, name)
-    numbers = sorted({1, *options.hosts, len(record["hosts"])})
-    schemes = forecast.SCHEMES if record["backend"] == "ccl" else ["none"]
+        records = [summary.read(Path(word)).record for word in options.words]
+    for record, word in zip(records, options.words, strict=False):
+        forecast.check(record, word)
+    measured = {forecast.kind(record): record["step_seconds"]["median"] for record in records}
+    numbers = sorted({1, *options.hosts, *(hosts for hosts, _ in measured)})
+    schemes = forecast.SCHEMES if records[0]["backend"] == "ccl" else ["none"]
     pairs = [(hosts, scheme) for hosts in numbers for scheme in (schemes if hosts > 1 else ["none"])]
-    found = [forecast.forecast(record, *pair, bandwidth) for pair in pairs]
+    found = [forecast.forecast(records[0], *pair, bandwidth)._replace(measured=measured.get(pair)) for pair in pairs]
     if options.json:
         print(json.dumps({"bandwidth": bandwidth, "forecasts": [one._asdict() for one in found]}, indent=2))
     else:

@@ -9,11 +9,13 @@ from cpudist.backends import embedding_rows
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
+from cpudist.job.gradient_times import GradientTimes
 
 if TYPE_CHECKING:
     import torch
 
     from cpudist.backends import Backend
+    from cpudist.changes import Changes
     from cpudist.job.pace import PaceMeter
     from cpudist.job.record import RunRecord
     from cpudist.world import World
@@ -27,14 +29,15 @@ class Communication:
         compression: the scheme in which gradients cross the network (`--compress`); None: the user has not said.
 
     Args:
-        compression: the scheme of the job's options.
+        scheme: that of the job's options.
     """
 
-    def __init__(self, backend: Backend, world: World, record: RunRecord, compression: str | None) -> None:
+    def __init__(self, backend: Backend, world: World, changes: Changes, record: RunRecord, scheme: str | None) -> None:
         self._backend = backend
         self.world = world
         self._record = record
-        self.compression = compression
+        self._times = GradientTimes(backend, changes, record)
+        self.compression = scheme
 
     def set_compression(self, scheme: str, asked: str) -> None:
         """Let gradients of models without a scheme of their own cross the network in `scheme` from now on.
@@ -80,6 +83,7 @@ class Communication:
         Raises:
             UserError: the model's gradients cannot be compressed, or ranks differ.
         """
+        self._times.tied |= embedding_rows.tied(model).keys()
         scheme = scheme or self.compression or NONE
         self._record.compression = scheme
         if self.world.node_count > 1:

@@ -3,62 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cpudist.changes import Changes
+if TYPE_CHECKING:
+    from cpudist.backends import Backend
+    from cpudist.changes import Changes
+    from cpudist.job.record import RunRecord
 
 _FIRST, _STEPS = 6, 5  # steps to warm up, in which --compress auto chooses; steps to measure
 _GROUPS, _GROUP_BYTES = 32, 5 << 20  # most groups, and their least bytes: those of DDP's buckets across hosts
 
 
 class GradientTimes:
-    """Times the gradients of some early steps of this process's optimizers.
+    """Times the gradients of some early steps of this process's optimizers, for the run record (docs/reference.md).
 
     Attributes:
-        found: the seconds of `waiting` in communication, the number of `values`, and for each of the `groups` of
-            gradients, in order, the seconds until the last gradient, and its bytes; None before they are known.
         tied: weights of output layers whose gradients, across hosts, do not wait for those of the embeddings.
     """
 
-    def __init__(self) -> None:
-        self.found: dict[str, Any] | None = None
+    def __init__(self, backend: Backend, changes: Changes, record: RunRecord) -> None:
         self.tied: set[Any] = set()
+        self._backend, self._record = backend, record
         self._steps, self._before = 0, 0.0  # the seconds of communication until the last step
         self._hooks: dict[Any, Any] = {}  # by parameter, as the next one
         self._ends: dict[Any, float] = {}  # of this step
-        self._samples: list[tuple[float, dict[Any, float]]] = []
-
-    def begin(self, communicated: Callable[[], float | None], changes: Changes) -> None:
-        """Time the steps that follow; `communicated` returns the seconds of communication so far."""
-        self._communicated = communicated
+        self._samples: list[tuple[float | None, dict[Any, float]]] = []
         changes.then(register_optimizer_step_post_hook(self._step).remove)
         changes.then(self._forget)
 
     def _step(self, optimizer: Any, *_: Any) -> None:
+        if self._record.gradient_times:  # torch does not let a hook remove itself
+            return
         self._steps += 1
+        communicated = self._backend.communication_seconds()
         if self._steps <= _FIRST:  # of several optimizers
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.requires_grad and parameter not in self._hooks:
                     self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._complete)
-        elif self._ends and self.found is None:
-            last, communicated = max(self._ends.values()), self._communicated()
-            waited = 0.0 if communicated is None else communicated - self._before
+        elif self._ends:
+            last = max(self._ends.values())
+            waited = None if communicated is None else communicated - self._before
             self._samples.append((waited, {each: last - end for each, end in self._ends.items()}))
             if len(self._samples) == _STEPS:
-                self._samples.sort(key=lambda sample: sample[0] + max(sample[1].values()))
-                self.found = self._groups(*self._samples[_STEPS // 2])
+                self._samples.sort(key=lambda sample: (sample[0] or 0.0) + max(sample[1].values()))
+                self._record.gradient_times = self._groups(*self._samples[_STEPS // 2])
                 self._forget()
         self._ends.clear()
-        if self.found is None:
-            self._before = self._communicated() or 0.0
+        self._before = communicated or 0.0
 
     def _complete(self, parameter: Any) -> None:
         self._ends[parameter] = time.perf_counter()  # of several batches of a step the last one
 
-    def _groups(self, waited: float, seconds: dict[Any, float]) -> dict[str, Any]:
+    def _groups(self, waited: float | None, seconds: dict[Any, float]) -> dict[str, Any]:
         seconds |= dict.fromkeys(self.tied & seconds.keys(), max(seconds.values()))
         least = max(sum(parameter.nbytes for parameter in seconds) / _GROUPS, _GROUP_BYTES)
         groups = [[0.0, 0]]
@@ -67,8 +65,7 @@ class GradientTimes:
                 groups.append([0.0, 0])
             groups[-1] = [round(seconds[parameter], 6), groups[-1][1] + parameter.nbytes]
         values = sum(parameter.numel() for parameter in seconds)
-        waiting = None if self._communicated() is None else round(waited, 6)
-        return {"waiting": waiting, "values": values, "groups": groups}
+        return {"waiting": waited and round(waited, 6), "values": values, "groups": groups}
 
     def _forget(self) -> None:
         for hook in self._hooks.values():

@@ -75,8 +75,7 @@ class Job:
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
         self.record = RunRecord(self.world, backend, peers.members, self.restarts)
-        self.communication = Communication(backend, self.world, self.record, options.compress)
-        self.record.gradient_times.begin(backend.communication_seconds, self.changes)
+        self.communication = Communication(backend, self.world, self.changes, self.record, options.compress)
         host = peers.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
         peers.on_failure = lambda: self.record.write("failed")

@@ -26,9 +26,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cpudist.backends import embedding_rows
 from cpudist.console import duration, names_of, number_of, say
-from cpudist.job.gradient_times import GradientTimes
 from cpudist.processes import own_age
 from cpudist.version import __version__
 
@@ -101,7 +99,7 @@ class RunRecord:
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
         self.embedding_rows: list[str] = []
-        self.gradient_times = GradientTimes()
+        self.gradient_times: dict[str, Any] | None = None
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
         self.checkpoint: str | None = None
@@ -151,7 +149,6 @@ class RunRecord:
             self.gradients = _gradients(model)
             handle.remove()
 
-        self.gradient_times.tied |= embedding_rows.tied(model).keys()
         if _gradients(model):
             handle = model.register_forward_pre_hook(note)
 
@@ -205,7 +202,7 @@ class RunRecord:
     def as_dict(self, exit: Exit) -> dict[str, Any]:
         """Return the record's fields, in the order of the file."""
         training, world, backend = self.training, self._world, self._backend
-        seconds = training.step_seconds()
+        seconds, losses = training.step_seconds(), training.losses or [math.nan]
         fields = {
             "cpudist": __version__,
             "torch": torch.__version__,
@@ -219,25 +216,21 @@ class RunRecord:
             "dtype": self.dtype,
             "optimizations": self.optimizations,
             "gradients": self._described_gradients() or None,
-            "gradient_times": self.gradient_times.found,
+            "gradient_times": self.gradient_times,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "pinning": self._pinning,
             "steps": training.steps or None,
             "samples_per_second": _rounded(training.samples_per_second()),
             "step_seconds": {"median": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
             "communication_share": _rounded(training.communication_share()),
-            "loss": {
-                "first": _rounded(training.losses[0] if training.losses else None),
-                "last": _rounded(training.losses[-1] if training.losses else None),
-            },
+            "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},
             "waiting": self.waiting or None,
             "restarts": self._restarts,
             "checkpoint": self.checkpoint,
             "attempts": [[training.first, training.steps]],
             "exit": exit,
         }
-        details = backend.details()
-        if details:
+        if details := backend.details():
             fields["details"] = details
         return fields
 

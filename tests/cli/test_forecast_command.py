@@ -47,6 +47,7 @@ def test_a_script_makes_its_steps_here(tmp_path: Path) -> None:
 def _record(folder: Path, **fields: Any) -> Path:
     record = {"world_size": 2, "hosts": ["n0", "n1"], "backend": "ccl", "gradients": {"compress": "bf16"}}
     record |= {"step_seconds": {"median": 1.2}, "samples_per_second": 10.0, "memory": 2 << 30}
+    record |= {"pinning": [{"omp_threads": 1000}]}
     record |= {"gradient_times": {"waiting": 0.3, "values": 20_000_000, "groups": [[0.5, 40_000_000], [0, 40_000_000]]}}
     folder.mkdir()
     (folder / "cpudist.json").write_text(json.dumps(record | fields))
@@ -64,9 +65,18 @@ def test_a_record_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ["2", "int8"],
         ["4", "none"],
     ]
-    assert lines[2].split()[2:6] == ["1088", "ms", "1200", "ms"]  # the run itself
+    assert lines[2].split()[2:6] == ["1078", "ms", "1200", "ms"]  # the run itself
     assert lines[-1].startswith("On 4 hosts computing is the limit, and ")
     assert max(map(len, [head, *lines[:-1]])) <= 80
+
+
+def test_further_runs_say_how_far_off_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = _record(tmp_path / "one", hosts=["n0"], world_size=1, gradients=None)
+    later = _record(tmp_path / "four", hosts=["n0", "n1", "n2", "n3"], world_size=4, step_seconds={"median": 1.4})
+    assert main(["forecast", str(alone), str(later), "--hosts", "2", "--network", "1gbit", "--json"]) == 0
+    forecasts = json.loads(capsys.readouterr().out)["forecasts"]
+    measured = {(one["hosts"], one["compress"]): one["measured"] for one in forecasts if one["measured"]}
+    assert measured == {(1, "none"): 1.2, (4, "bf16"): 1.4}
 
 
 def test_the_network_of_the_last_test(
@@ -94,7 +104,9 @@ def test_the_network_of_the_last_test(
         (["other.json", "--network", "1gbit"], "other.json is not the record of a run"),
         (["old.json", "--network", "1gbit"], "old.json has no times of steps and gradients"),
         (["none.py", "--network", "1gbit"], "there is no script none.py"),
-        (["out", "more", "--network", "1gbit"], "out is a folder; give a script in it"),
+        (["out", "more", "--network", "1gbit"], "cannot read more (No such file"),
+        (["out", "old.json", "--network", "1gbit"], "old.json has no times of steps and gradients"),
+        (["--network", "1gbit", "--", "-m"], "cannot read -m (No such file"),
         ([], "the following arguments are required"),
     ],
 )

@@ -2,57 +2,114 @@
 
     python tests/soak/forecasts.py [--rates 100mbit,1gbit,10gbit] [--hosts 2,4] [--records FOLDER]
 
-As root: the hosts are namespaces of this machine. They share its cores, so a step computes by sleeping for 1.2 s, and
-its gradients of 18.9 million parameters are real. About 25 minutes; prints a line for each run, as it is done.
+As root: the hosts are namespaces of this machine, each with a quarter of a core, which other programs do not get. They
+share its caches: so as many hosts train alone, at the same time, for the run on one host. About 30 minutes; prints a
+line for each run, as it is done.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 import sys
 import tempfile
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-_LAYERS, _WIDTH, _SECONDS = 8, 1536, 0.05  # the forward pass of a layer takes so long, the backward pass twice that
-_STEPS = 16
+_STEPS, _BATCH, _TOKENS = 16, 2, 64
+_SECONDS = 500.0  # of a run, at most
+_QUOTA, _PERIOD = 0.25, 8000  # of a core; in microseconds: short, so that a message does not wait long for the next
 
 
 def train(folder: str) -> None:
-    """Train a model that only pretends to compute; a rank of the job."""
-    import torch
+    """Train a BERT with 24.5 million parameters; a rank of the job."""
     from transformers import Trainer, TrainingArguments
 
-    class Sleep(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            time.sleep(_SECONDS)
-            context.save_for_backward(weight)
-            return values.view_as(values)
+    from cpudist.bench.between_hosts import bert, random_tokens
 
-        @staticmethod
-        def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            time.sleep(2 * _SECONDS)
-            return gradient.view_as(gradient), context.saved_tensors[0]
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.ParameterList(torch.ones(_WIDTH, _WIDTH) for _ in range(_LAYERS))
-
-        def forward(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
-            values = values.clone().requires_grad_()
-            for layer in self.layers:
-                values = Sleep.apply(values, layer)
-            return {"loss": values.sum()}
-
-    torch.set_num_threads(1)
+    samples = [{"input_ids": row, "labels": row} for row in random_tokens(0, (4 * _BATCH * _STEPS, _TOKENS))]
     arguments = TrainingArguments(
-        folder, max_steps=_STEPS, optim="sgd", max_grad_norm=0, save_strategy="no", report_to=[], disable_tqdm=True
+        folder,
+        max_steps=_STEPS,
+        per_device_train_batch_size=_BATCH,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
     )
-    Trainer(Model(), arguments, train_dataset=[{"values": torch.ones(1)}] * 1024).train()
+    Trainer(bert(), arguments, train_dataset=samples).train()
+
+
+class Hosts:
+    """Hosts of a bed, each with a part of a core of its own; h0 and h2 share one.
+
+    Args:
+        records: the folder of the records of their runs, which are not repeated.
+    """
+
+    def __init__(self, count: int, records: Path | None, stack: ExitStack) -> None:
+        from bed import Bed
+        from control_group import control_group
+
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self._records = records or folder
+        self._groups = [stack.enter_context(control_group()) for _ in range(count)]
+        self.bed = stack.enter_context(Bed(folder, count))
+        for index, group in enumerate(self._groups):
+            used = str(round(_QUOTA * _PERIOD))
+            group.limit("cpu", cpu__cfs_period_us=str(_PERIOD), cpu__cfs_quota_us=used, cpu__max=f"{used} {_PERIOD}")
+            group.limit("cpu", cpu__shares="65536", cpu__weight="10000")
+            group.limit("cpuset", cpuset__cpus=str(index % (os.cpu_count() or 1)))
+            self.bed.join(f"h{index}", group)
+
+    def run(self, name: str, hosts: int, scheme: str) -> dict[str, Any]:
+        """Train on the first hosts together, and return the record."""
+        from jobs import BIN
+
+        file = self._records / f"{name}.json"
+        if not file.exists():
+            names, part = ",".join(list(self.bed.addresses)[:hosts]), file.with_suffix(".part")
+            job = [str(BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1"]
+            job = self._groups[0].inside([*job, *_command(part, scheme)])
+            ended = self.bed.run("h0", job, _SECONDS)
+            if ended.returncode:
+                sys.exit(ended.output)
+            part.rename(file)
+        return _read(file)
+
+    def run_alone(self, hosts: int) -> dict[str, Any]:
+        """Train on each of the first hosts by itself, all at the same time; return a record with their mean step."""
+        files = [self._records / f"alone-{hosts}-{index}.json" for index in range(hosts)]
+        if not files[-1].exists():
+            parts = [file.with_suffix(".part") for file in files]
+            jobs = [
+                self.bed.start(f"h{index}", group.inside(_command(part, "none")), part.with_suffix(".log"))
+                for index, (group, part) in enumerate(zip(self._groups, parts, strict=False))
+            ]
+            if any(job.wait(_SECONDS) for job in jobs):
+                sys.exit("".join(part.with_suffix(".log").read_text() for part in parts))
+            for part, file in zip(parts, files, strict=True):
+                part.rename(file)
+        records = list(map(_read, files))
+        means = {name: statistics.fmean(one["step_seconds"][name] for one in records) for name in ("median", "p95")}
+        return records[0] | {"step_seconds": means}
+
+
+def _command(record: Path, scheme: str) -> list[str]:
+    from jobs import BIN
+
+    return [str(BIN / "cpudist-train"), "--record", str(record), "--compress", scheme, __file__, "train"]
+
+
+def _step(record: dict[str, Any]) -> float:
+    return float(record["step_seconds"]["median"])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(file.read_text())
+    return record
 
 
 def main() -> None:
@@ -63,21 +120,26 @@ def main() -> None:
     parser.add_argument("--records", type=Path, help="a folder to keep the records in, whose runs are not repeated")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
-    from bed import Bed, missing
+    from bed import missing
 
     if reason := missing():
         sys.exit(reason)
+    from cpudist import forecast
+
+    forecast.BYTE /= _QUOTA  # they are for a whole core
+    forecast.VALUE /= _QUOTA
     numbers, errors = list(map(int, options.hosts.split(","))), []
-    with tempfile.TemporaryDirectory() as folder, Bed(Path(folder), hosts=max(numbers)) as bed:
-        records = options.records or Path(folder)
-        one = _run(bed, records / "one.json", 1, "none")
-        print(f"1 host: {one['step_seconds']['median']:.3f} s", flush=True)
+    with ExitStack() as stack:
+        bed = Hosts(max(numbers), options.records, stack)
+        alone = {hosts: bed.run_alone(hosts) for hosts in numbers}
+        for hosts, record in alone.items():
+            print(f"1 of {hosts} hosts alone: {_step(record):.3f} s", flush=True)
         for rate in options.rates.split(","):
-            bed.limit(rate)
+            bed.bed.limit(rate)
             for hosts in numbers:
                 for scheme in ("none", "bf16", "int8"):
-                    run = _run(bed, records / f"{rate}-{hosts}-{scheme}.json", hosts, scheme)
-                    errors.append(_compare(one, run, rate, hosts, scheme))
+                    run = bed.run(f"{rate}-{hosts}-{scheme}", hosts, scheme)
+                    errors.append(_compare(alone[hosts], run, rate, hosts, scheme))
     good = sum(abs(error) <= 0.1 for error in errors)
     print(f"{good} of {len(errors)} forecasts are within 10 %")
     sys.exit(good < 0.9 * len(errors))
@@ -87,28 +149,12 @@ def _compare(one: dict[str, Any], run: dict[str, Any], rate: str, hosts: int, sc
     from cpudist.cli.forecast import network_rate
     from cpudist.forecast import forecast
 
-    expected, measured = forecast(one, hosts, scheme, network_rate(rate)), run["step_seconds"]["median"]
+    expected, measured = forecast(one, hosts, scheme, network_rate(rate)), _step(run)
     error = expected.step / measured - 1
     memory = f"memory {expected.memory >> 20} and {run['memory'] >> 20} MB"
     times = f"forecast {expected.step:.3f} s, measured {measured:.3f} s, {100 * error:+.1f} %"
     print(f"{rate}, {hosts} hosts, {scheme}: {times}; {memory}", flush=True)
     return error
-
-
-def _run(bed: Any, file: Path, hosts: int, scheme: str) -> dict[str, Any]:
-    """Train on the first hosts, and return the record."""
-    from jobs import BIN
-
-    if not file.exists():
-        names = ",".join(list(bed.addresses)[:hosts])
-        job = [str(BIN / "mpirun"), "-hosts", names, "-n", str(hosts), "-ppn", "1", str(BIN / "cpudist-train")]
-        part = file.with_suffix(".part")
-        ended = bed.run("h0", [*job, "--record", str(part), "--compress", scheme, __file__, "train"], timeout=400)
-        if ended.returncode:
-            sys.exit(ended.output)
-        part.rename(file)
-    record: dict[str, Any] = json.loads(file.read_text())
-    return record
 
 
 if __name__ == "__main__":
