@@ -212,7 +212,7 @@ def test_the_ranks_of_all_hosts_are_one_job(bed: Bed, tmp_path: Path) -> None:
     ask = [str(BIN / "cpudist"), "stacks", "--hostfile"]
     job = launch("--hostfile", hosts, "--", "--backend", "gloo", str(script))
     shown = bed.run("h0", [*job, *ask, str(more)], timeout=120)
-    lines = shown.stdout.splitlines()
+    lines = [line for line in shown.stdout.splitlines() if ": waiting for " not in line]  # told on a busy machine
     assert re.fullmatch(r"job of h0:\d+: 2 of 2 ranks are on these hosts", lines[0]), shown.output
     assert re.fullmatch(r"rank 0 on h0 \(process \d+\): in asks\.py:8.*", lines[1]), shown.output
     assert re.fullmatch(r"rank 1 on h1 \(process \d+\): in barrier #2 \(asks\.py:12\) for [\d.]+ s", lines[2]), (
