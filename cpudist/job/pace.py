@@ -1,6 +1,6 @@
 """The pace of each rank, and the rank that makes the others wait, with the cause where one shows.
 
-Every rank publishes its pace with its status, and rank 0 compares the ranks over the last 50 steps. Since ranks step
+Every rank publishes its pace with its status, and rank 0 compares the ranks over the last 40 steps. Since ranks step
 together, a slow rank is the one that waits least. It is named when it makes the others wait a tenth of a step, and is
 the slowest in both halves of that time.
 """
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from cpudist.changes import Changes
     from cpudist.job.record import RunRecord
 
-_STEPS, _SECONDS = 50, 10.0  # that are compared, at least both: other programs disturb a shorter time
+_STEPS, _SECONDS = 40, 10.0  # that are compared, at least both: other programs disturb a shorter time
 _SHARE = 0.1  # of a step without that rank: the waiting of the others, less that of the rank itself
 _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
 _STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # between two readings; reading a rank takes rank 0 about 20 µs
 
 _DATA_SHARE = 0.05  # of the time, beyond others'
 _SLOW_CLOCK = 0.93
-_SWITCHES, _FAULTS = 50.0, 2000.0  # a second; faults beyond 3 times others'
+_SWITCHES, _FAULTS = 50.0, 10_000.0  # a second; faults beyond 3 times others': they take about 2 % of the time
 
 
 @dataclass(frozen=True)

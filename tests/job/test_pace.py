@@ -58,7 +58,7 @@ WAITS = "rank 2 (h0) makes the others wait: in 50 steps they have waited for 15 
         ({"clock": 1.8e9}, "; its clock is 1.8 GHz, that of others 3.0"),
         ({"clock": None}, ""),
         ({"switches": 1200}, "; another program computes on its cores: it lost them 100 times a second"),
-        ({"faults": 120_000}, "; it has 10000 page faults a second"),
+        ({"faults": 240_000}, "; it has 20000 page faults a second"),
     ],
 )
 def test_a_slow_rank_is_named_once(fields: dict[str, Any], cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_ranks_that_are_slow_in_turn_are_not_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_not_before_all_ranks_have_made_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _said({0: _later(0.3), 1: _later(0.0, steps=59)}, monkeypatch=monkeypatch) == []
+    assert _said({0: _later(0.3), 1: _later(0.0, steps=49)}, monkeypatch=monkeypatch) == []
     assert _said({0: _later(0.3, at=14.9), 1: _later(0.0, at=14.9)}, monkeypatch=monkeypatch) == []
     stragglers = Stragglers(["rank 0", "rank 1"])
     stragglers.compare({0: FIRST})
