@@ -130,10 +130,12 @@ class Publisher:
             UserError: the disk is full, or another job has removed the folder.
         """
 
+        job = current()
+
         def sync(parts: list[T]) -> None:
             if publishes:
                 seal(parts)
-            job = current()  # only the host that has written files can sync them
+            # Only the host that has written files can sync them.
             if (job is None or job.world.local_rank == 0) and written.is_dir():
                 folders.sync(written)
 
@@ -145,7 +147,7 @@ class Publisher:
         if publishes and not target.is_dir():
             raise UserError(f"{written} has gone: does another job save in {self.folder}? give each its own folder")
         self.saved[:] = [*(path for path in self.saved if path != target), target]
-        if (job := current()) is not None:
+        if job is not None:
             job.record.checkpoint = target.name
 
     @contextmanager

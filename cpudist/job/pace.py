@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cpudist.job.record import RunRecord
 
 _STEPS, _SECONDS = 40, 10.0  # that are compared, at least both: other programs disturb a shorter time
-_SHARE = 0.1  # of a step without that rank: the waiting of the others, less that of the rank itself
+_SHARE = 0.1  # of a step as it would be without the slow rank: how much longer the others wait than it does
 _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
 _STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # between two readings; reading a rank takes rank 0 about 20 µs
 
@@ -155,9 +155,9 @@ class Stragglers:
         if len(paces) < len(self._names) or min(one.steps for one in paces.values()) < _FIRST_STEPS:
             return
         self._readings.append(dict(paces))
-        while len(self._readings) > 1 and _long_enough(_rates(self._readings[1], paces)):
+        while len(self._readings) > 1 and _long_enough(self._readings[1], paces):
             self._readings.popleft()
-        if _long_enough(_rates(self._readings[0], paces)) and (sentence := self._sentence()):
+        if _long_enough(self._readings[0], paces) and (sentence := self._sentence()):
             say(sentence)
 
     def _sentence(self) -> str:
@@ -167,7 +167,7 @@ class Stragglers:
         waits = statistics.fmean(one.waited for one in rates.values())
         self.figures = {"waits": waits, "slowest_rank": number, "delays": delays}
         halves = [_slowest(_rates(*half)) for half in ((first, middle), (middle, last))]
-        # On a busy machine all of the waiting may be that of some seconds, for one rank or another.
+        # On a busy machine a few seconds alone may make up all of the waiting, for a rank that is not slow.
         steady = all(rank == number and share >= _SHARE / 2 for rank, share in halves)
         if number in self._named or not steady or delays < _SHARE * (1 - delays):
             return ""
@@ -198,8 +198,9 @@ def _rates(first: Mapping[int, Pace], last: Mapping[int, Pace]) -> dict[int, _Ra
     return {rank: _Rates(first[rank], one) for rank, one in last.items()}
 
 
-def _long_enough(rates: Mapping[int, _Rates]) -> bool:
-    return min(one.steps for one in rates.values()) >= _STEPS and rates[0].seconds >= _SECONDS
+def _long_enough(first: Mapping[int, Pace], last: Mapping[int, Pace]) -> bool:
+    steps = min(one.steps - first[rank].steps for rank, one in last.items())
+    return steps >= _STEPS and last[0].at - first[0].at >= _SECONDS
 
 
 def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:

@@ -48,7 +48,7 @@ def online_cpus(files: Files) -> frozenset[int]:
 def _cpu(files: Files, number: int, node: int) -> Cpu:
     topology = f"{_CPUS}/cpu{number}/topology"
     # core_id is unique in its package only, and on some machines in a die only. The siblings are always right.
-    siblings = _cpus_in(files, f"{topology}/thread_siblings")
+    siblings = _cpus_in(files, f"{topology}/core_cpus") or _cpus_in(files, f"{topology}/thread_siblings")
     package = files.read(f"{topology}/physical_package_id")
     return Cpu(
         number,
@@ -77,7 +77,7 @@ def _nodes(files: Files) -> Iterator[tuple[int, tuple[int | None, frozenset[int]
 
 
 def _cpus_in(files: Files, path: str) -> frozenset[int]:
-    """Read a set of CPUs from a mask: copies by hwloc have no lists of all."""
+    """Read a set of CPUs from a mask; copies that hwloc makes lack some of the lists."""
     return parse_mask(files.read(path) or "")
 
 
