@@ -58,6 +58,30 @@ def test_every_collective_across_hosts(bed: Bed, mpi: str) -> None:
     assert said in result.stdout, result.output
 
 
+_SUMS = """
+import cpudist, torch
+from cpudist.backends.ccl import extension
+
+world = cpudist.init()
+ones = torch.ones(1 << 20)
+torch.distributed.all_reduce(ones)
+assert ones.eq(3).all()
+print(extension.load().sums, flush=True)
+cpudist.shutdown()
+"""
+
+
+@pytest.mark.parametrize(("given", "sums"), [("", "direct:0-262143;ring:262144-max"), ("2d", "2d")])
+def test_three_hosts_add_up_in_rings(tmp_path: Path, possible: None, given: str, sums: str) -> None:
+    """One that the user has chosen, even on one rank alone, is every rank's: otherwise they would wait for ever."""
+    with Bed(tmp_path, hosts=3) as bed:
+        ranks = [["-n", "1", "-host", host, sys.executable, "-c", _SUMS] for host in bed.addresses]
+        ranks[1][2:2] = ["-env", "CCL_ALLREDUCE", given] if given else []
+        command = mpirun("intel") + [word for rank in ranks for word in [":", *rank]][1:]
+        result = bed.run("h0", command, timeout=120)
+    assert result.stdout.split() == [sums] * 3, result.output
+
+
 @pytest.mark.parametrize("transport", ["mpi", "ofi"])
 @pytest.mark.parametrize("hosts", ["h0 h0 h1 h1", "h0 h0 h0 h1", "h0 h1 h0 h1"])
 def test_unequal_shares(bed: Bed, hosts: str, transport: str) -> None:

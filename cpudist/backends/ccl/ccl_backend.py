@@ -84,7 +84,7 @@ class CclBackend(ProcessGroupBackend):
         intel.show_installed()
 
     def transport(self) -> str | None:
-        return extension.transport()
+        return str(extension.load().transport)
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
@@ -95,7 +95,7 @@ class CclBackend(ProcessGroupBackend):
         }
         if shares := module.bytes_of_threads():
             carried["computing_threads_carried"] = f"{min(shares)} to {max(shares)} bytes each, {len(shares)} threads"
-        return {"ccl_implementation": "cpudist", "oneccl": module.library_version(), **carried}
+        return {"ccl_implementation": "cpudist", "oneccl": module.library_version(), "sums": module.sums, **carried}
 
     def communication_seconds(self) -> float | None:
         return float(extension.load().blocked_seconds()) + self._ddp_waits.seconds()

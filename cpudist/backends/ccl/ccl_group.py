@@ -10,7 +10,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 from torch.distributed import PrefixStore
 
-from cpudist.backends.ccl.extension import load
+from cpudist.backends.ccl import extension
 from cpudist.errors import UserError
 from cpudist.pinning import data_cores
 from cpudist.rendezvous import all_gather
@@ -48,7 +48,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         raise UserError(
             f"the ccl backend takes no pg_options of type {type(backend_options).__name__}; leave pg_options out"
         )
-    module = load()
+    module = extension.load()
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
     # A group of this name may have been made before in the same store, and its keys are still there.
@@ -60,6 +60,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         "node": node_identity(),
         "cpus": allowed_cpus(),
         "transport": os.environ.get("CPUDIST_TRANSPORT", ""),
+        "sums": module.sums or os.environ.get("CCL_ALLREDUCE"),
     }
     members = [
         json.loads(text)
@@ -86,6 +87,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         module.lend_computing_threads(cores=spare + torch.get_num_threads())
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
+    extension.start({member["sums"] for member in members} - {None}, len(numbers) if whole_job else 1)
     # Making a communicator of oneCCL cannot be interrupted. Ranks that are missing are named before this limit.
     with bounded(f"creating the ccl group {options.group_id!r}", timeout + _NAMING_SECONDS):
         return module.create_group(
