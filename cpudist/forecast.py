@@ -22,7 +22,8 @@ Record = Mapping[str, Any]
 
 # Bytes of a value by scheme, as docs/slow-networks.md has them; PowerSGD's depend on the shapes of the weights.
 SCHEMES = {"none": 4.0, "bf16": 2.0, "int8": 4 / 3.9}
-BYTE, VALUE = 0.75e-9, 1.8e-9  # seconds of a core: to send and receive a byte; to convert and add a value
+# Seconds of a core: to send and receive a byte; to convert and add a value (docs/slow-networks.md).
+BYTE, VALUE = 1e-9, {"none": 0.5e-9, "bf16": 2e-9, "int8": 2.9e-9}
 _LATENCY = 5e-5  # seconds of a message
 _PAYS = 0.05  # of a step: what compression, which changes numbers, must save
 _ADDS = 0.5  # of a host: what another one must add
@@ -87,7 +88,7 @@ def _sums(record: Record, hosts: int, compress: str, bandwidth: float) -> tuple[
     parties, share = (hosts, 1 / ranks) if record["backend"] == "ccl" else (hosts * ranks, 1.0)  # ccl sums in hosts
     messages, size = 2 * (parties - 1), sum(size for _, size in times["groups"])
     sent = messages / parties * min(SCHEMES[compress] * times["values"], size)
-    work = share * (BYTE * sent + VALUE * times["values"])
+    work = share * (BYTE * sent + VALUE[compress] * times["values"])
     end, taken = -math.inf, 0.0
     for early, part in times["groups"]:
         end = max(end, taken - early) + messages * _LATENCY + max(sent / bandwidth, work) * part / size

@@ -58,7 +58,7 @@ def test_bytes_scale_with_the_scheme_and_the_hosts() -> None:
     assert waiting(2, "int8", record()) == pytest.approx(plain / 3.9, rel=0.01)
     assert waiting(4, "none", record()) == pytest.approx(plain * 1.5, rel=0.01)
     half = {"waiting": 0.0, "values": 40_000_000, "groups": GROUPS}  # of bfloat16
-    assert waiting(2, "bf16", record(gradient_times=half)) == waiting(2, "none", record(gradient_times=half))
+    assert waiting(2, "bf16", record(gradient_times=half)) == pytest.approx(plain, rel=0.01)
 
 
 def test_gloo_sends_the_gradients_of_each_rank() -> None:
@@ -69,10 +69,9 @@ def test_gloo_sends_the_gradients_of_each_rank() -> None:
 
 def test_sums_take_the_time_of_the_threads_that_compute() -> None:
     alone = record(pinning=[{"omp_threads": 1}])
-    steps = [forecast(alone, hosts, "none", 1000 * GBIT) for hosts in (2, 4)]
-    assert [one.step - 1.2 for one in steps] == [
-        pytest.approx(20e6 * (VALUE + BYTE * each), rel=0.1) for each in (4, 6)
-    ]
+    for hosts, scheme, each in ((2, "none", 4), (4, "none", 6), (2, "bf16", 2)):
+        found = forecast(alone, hosts, scheme, 1000 * GBIT)
+        assert found.step - 1.2 == pytest.approx(20e6 * (VALUE[scheme] + BYTE * each), rel=0.1)
     slow = [forecast(of, 2, "none", GBIT / 100).step for of in (alone, record())]
     assert slow[0] == pytest.approx(slow[1], rel=0.01)  # they are done while it waits
 
