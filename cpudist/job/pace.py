@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -35,9 +36,9 @@ _SHARE = 0.1  # of a step as it would be without the slow rank: how much longer 
 _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
 _STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # between two readings; reading a rank takes rank 0 about 20 µs
 
-_DATA_SHARE = 0.05  # of the time, beyond others'
+_LOST = 0.05  # of the time, beyond others': for data, or without a core
 _SLOW_CLOCK = 0.93
-_SWITCHES, _FAULTS = 50.0, 10_000.0  # a second; faults beyond 3 times others': they take about 2 % of the time
+_FAULTS = 10_000.0  # a second, beyond 3 times others': they take about 2 % of the time
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Pace:
         loading: waiting for its data loaders.
         processor: of its threads on CPUs.
         memory: in bytes.
-        switches: how often the kernel has given its core to another program.
+        coreless: its main thread ready to run, without a core; None: the kernel does not tell.
         faults: its page faults.
         clock: of one of its CPUs, in Hz; None: unknown.
         threads: that compute.
@@ -66,7 +67,7 @@ class Pace:
     loading: float
     processor: float
     memory: int
-    switches: int
+    coreless: float | None
     faults: int
     clock: float | None
     threads: int
@@ -103,7 +104,7 @@ class PaceMeter:
             self.loading,
             used.ru_utime + used.ru_stime,
             psutil.Process().memory_info().rss,
-            used.ru_nivcsw,
+            _coreless_seconds(),
             used.ru_minflt + used.ru_majflt,
             clock_of(min(os.sched_getaffinity(0))),
             torch.get_num_threads(),
@@ -188,7 +189,7 @@ class _Rates:
         self.seconds = seconds = max(last.at - first.at, 1e-9)
         self.waited = ((last.waited or 0.0) - (first.waited or 0.0)) / seconds
         self.loading = (last.loading - first.loading) / seconds
-        self.switches = (last.switches - first.switches) / seconds
+        self.coreless = ((last.coreless or 0.0) - (first.coreless or 0.0)) / seconds
         self.faults = (last.faults - first.faults) / seconds
         self.clock = last.clock
         self.threads = last.threads
@@ -212,16 +213,27 @@ def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:
 
 def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:
     """Return why a rank is slower than the others, as far as it shows."""
-    threads = statistics.median(one.threads for one in others)
-    clocks = [one.clock for one in others if one.clock is not None]
-    if slow.loading > statistics.median(one.loading for one in others) + _DATA_SHARE:
+
+    def usual(name: str) -> float:
+        known = [getattr(one, name) for one in others if getattr(one, name) is not None]
+        return statistics.median(known) if known else 0.0
+
+    if slow.loading > usual("loading") + _LOST:
         return f"its data loader takes {100 * slow.loading:.0f} % of its time"
-    if slow.threads < threads:
-        return f"it computes with {slow.threads} threads, others with {threads:g}"
-    if slow.clock is not None and clocks and slow.clock < _SLOW_CLOCK * statistics.median(clocks):
-        return f"its clock is {slow.clock / 1e9:.1f} GHz, that of others {statistics.median(clocks) / 1e9:.1f}"
-    if slow.faults > _FAULTS + 3 * statistics.median(one.faults for one in others):
+    if slow.threads < usual("threads"):
+        return f"it computes with {slow.threads} threads, others with {usual('threads'):g}"
+    if slow.clock is not None and slow.clock < _SLOW_CLOCK * usual("clock"):
+        return f"its clock is {slow.clock / 1e9:.1f} GHz, that of others {usual('clock') / 1e9:.1f}"
+    if slow.coreless > usual("coreless") + _LOST:
+        reason = "another program computes there, or its CPU quota is used up"
+        return f"it waits for a core for {100 * slow.coreless:.0f} % of the time: {reason}"
+    if slow.faults > _FAULTS + 3 * usual("faults"):
         return f"it has {slow.faults:.0f} page faults a second"
-    if slow.switches > _SWITCHES:  # not against others': they wait, and who waits gives its core away again and again
-        return f"another program computes on its cores: it lost them {slow.switches:.0f} times a second"
     return ""
+
+
+def _coreless_seconds() -> float | None:
+    try:  # of the main thread: waiting on a run queue (the kernel's sched-stats.rst)
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return None

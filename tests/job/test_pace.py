@@ -41,11 +41,12 @@ def _after(share: float, begin: Pace, last: Pace) -> Pace:
     """Return the pace of a rank that has done such a share of what it did from FIRST to `last`."""
     fields = {
         name: getattr(begin, name) + share * (getattr(last, name) - getattr(FIRST, name))
-        for name in ("at", "waited", "loading", "switches", "faults")
+        for name in ("at", "waited", "loading", "coreless", "faults")
     }
     return replace(last, steps=begin.steps + round(share * (last.steps - FIRST.steps)), **fields)
 
 
+NEIGHBOUR = "another program computes there, or its CPU quota is used up"
 WAITS = "rank 2 (h0) makes the others wait: in 50 steps they have waited for 15 % of the time, and it for 1 %"
 
 
@@ -57,7 +58,7 @@ WAITS = "rank 2 (h0) makes the others wait: in 50 steps they have waited for 15 
         ({"threads": 4}, "; it computes with 4 threads, others with 8"),
         ({"clock": 1.8e9}, "; its clock is 1.8 GHz, that of others 3.0"),
         ({"clock": None}, ""),
-        ({"switches": 1200}, "; another program computes on its cores: it lost them 100 times a second"),
+        ({"coreless": 1.2}, f"; it waits for a core for 10 % of the time: {NEIGHBOUR}"),
         ({"faults": 240_000}, "; it has 20000 page faults a second"),
     ],
 )
@@ -66,12 +67,9 @@ def test_a_slow_rank_is_named_once(fields: dict[str, Any], cause: str, monkeypat
     assert _said(last, last, last, monkeypatch=monkeypatch) == [WAITS + cause]
 
 
-def test_a_neighbour_shows_beside_ranks_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that waits gives its core away thousands of times a second."""
-    last = {rank: _later(0.15, switches=20_000) for rank in range(4)} | {2: _later(0.01, switches=1080)}
-    assert _said(last, monkeypatch=monkeypatch) == [
-        f"{WAITS}; another program computes on its cores: it lost them 90 times a second"
-    ]
+def test_cores_that_all_ranks_lack_are_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = {rank: _later(0.15, coreless=1.0) for rank in range(4)} | {2: _later(0.01, coreless=1.2)}
+    assert _said(last, monkeypatch=monkeypatch) == [WAITS]
 
 
 @given(st.lists(st.floats(0.3, 0.385), min_size=2, max_size=16))
