@@ -102,7 +102,8 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     if world.node_count == 1:
         raise UserError("bench hosts is about the network between hosts; start it as: mpirun -f hostfile -n 2 -ppn 1 …")
     shape = SMALL_SHAPE if quick else _FULL_SHAPE
-    say(f"BERT with {_size_of_bert() / 1e6:.1f} million parameters, {shape[0]} x {shape[1]} tokens per rank")
+    millions = sum(parameter.numel() for parameter in bert().parameters()) / 1e6
+    say(f"BERT with {millions:.1f} million parameters, {shape[0]} x {shape[1]} tokens per rank")
     tokens, groups, turns = random_tokens(world.rank, shape), both_groups(CCL), _QUICK if quick else _FULL
     times, names = HostTimes({}), only or list(CANDIDATES)[1:]
     for dtype in _DTYPES[: 1 if quick else None]:
@@ -141,10 +142,6 @@ def train_on(tokens: torch.Tensor, model: Any, optimizer: torch.optim.Optimizer,
     optimizer.step()
     optimizer.zero_grad()
     devices.synchronize()
-
-
-def _size_of_bert() -> int:
-    return sum(parameter.numel() for parameter in bert().parameters())
 
 
 def _compare(

@@ -20,7 +20,6 @@ from cpudist.bench.report import ratio_cell, table, time_cell
 from cpudist.bench.timing import (
     GLOO,
     Candidate,
-    Ratio,
     Timings,
     Turns,
     both_groups,
@@ -71,7 +70,7 @@ class Comparison:
     timings: dict[str, Timings]
     dtype: str = "float32"
 
-    def ratio(self, one: str, other: str) -> Ratio | None:
+    def ratio(self, one: str, other: str) -> Timings | None:
         """Return the ratio of the two times, `one` over `other`; None where either was not measured."""
         if one not in self.timings or other not in self.timings:
             return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from cpudist.bench.timing import Ratio, Timings
+from cpudist.bench.timing import Timings
 from cpudist.console import aligned, number_of
 from cpudist.topology.machine import allowed_cpus, cpu_model
 from cpudist.version import __version__
@@ -98,7 +98,7 @@ def time_cell(timings: Timings | None, spread: bool = True) -> str:
     return cell if spread else cell.partition(" (")[0]
 
 
-def ratio_cell(ratio: Ratio | None) -> str:
+def ratio_cell(ratio: Timings | None) -> str:
     """Return the median with the range of the rounds: ``1.07 (1.02-1.1)``."""
     return "-" if ratio is None else _cell(ratio.median, *ratio.spread)
 

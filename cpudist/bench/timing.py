@@ -35,7 +35,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of one candidate's calls, round by round."""
+    """Seconds of one candidate's calls, or their ratio to another's, round by round."""
 
     rounds: tuple[tuple[float, ...], ...]
 
@@ -64,34 +64,13 @@ class Timings:
         }
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Time of one candidate over that of another, round by round."""
-
-    rounds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """Median of the rounds."""
-        return statistics.median(self.rounds)
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """The smallest and the largest ratio."""
-        return min(self.rounds), max(self.rounds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the statistics for JSON."""
-        return {"median": self.median, "spread": list(self.spread), "rounds": list(self.rounds)}
-
-
-def ratio(slower: Timings, faster: Timings) -> Ratio:
+def ratio(slower: Timings, faster: Timings) -> Timings:
     """Divide `slower` by `faster` in each round, so that drift of the machine over the rounds cancels.
 
     Raises:
         ValueError: they do not have the same number of rounds.
     """
-    return Ratio(tuple(a / b for a, b in zip(slower.by_round, faster.by_round, strict=True)))
+    return Timings(tuple((a / b,) for a, b in zip(slower.by_round, faster.by_round, strict=True)))
 
 
 def take_turns(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cpudist import user_cache
@@ -36,6 +36,11 @@ class HostFigures:
     memory: int
     shared_memory: int
     shares_folder: bool
+
+    def best(self, again: HostFigures) -> HostFigures:
+        """Return the best speeds of two measurements: other programs disturb each figure at another time."""
+        flops = {dtype: max(flops, again.flops[dtype]) for dtype, flops in self.flops.items()}
+        return replace(again, flops=flops, copied=max(self.copied, again.copied))
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def measure(job: Job) -> ClusterFigures:
     for _ in range(_AGAIN):
         if any(slow_hosts(hosts)):
             again = zip(hosts, _from_each_host(job, _measure_host(job)), strict=True)
-            hosts = [max(both, key=lambda one: min(one.flops.values()) * one.copied) for both in again]
+            hosts = [before.best(now) for before, now in again]
     if len(hosts) > 1:
         tell(f"links between {len(hosts)} hosts")
     links = _measure_links(job, least_share(hosts))

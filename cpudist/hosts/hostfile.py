@@ -58,7 +58,8 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
         if not content:
             continue
         host = _parse_line(content, f"{source}, line {number}")
-        first = hosts.setdefault(_identity(host.name), host)
+        # Names ignore case, and addresses have several forms.
+        first = hosts.setdefault(_address(host.name) or host.name.lower(), host)
         if first is not host:
             raise UserError(
                 f"{host.where}: {host.name} is already in {first.where.rpartition(', ')[2]}; "
@@ -151,11 +152,6 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _is_name(text: str) -> bool:
     """Return whether this is a host's name. The resolver reads a name that ends in a number as an address."""
     return bool(_NAME.fullmatch(text)) and ".." not in text and not text.rpartition(".")[2].isdigit()
-
-
-def _identity(name: str) -> object:
-    """Return the same value for all forms of a name or address: names ignore case, addresses have several forms."""
-    return _address(name) or name.lower()
 
 
 def _room(host: Host, per_host: int | None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cpudist.backends.interface import Call
 from cpudist.errors import is_user_code
 from cpudist.job.pace import Pace
+from cpudist.job.rank_table import delays
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
@@ -119,12 +119,10 @@ def published(store: Connection, size: int, seconds: float = math.inf) -> dict[i
 def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
     """Return for each rank how long it has waited in its training, and made the others wait, where that is known."""
     shares = {rank: one.pace.waits for rank, one in statuses.items() if one.pace and one.pace.waits is not None}
-    rows = []
-    for rank, waits in shares.items() if len(shares) > 1 else ():
-        delays = max(statistics.median(share for other, share in shares.items() if other != rank) - waits, 0.0)
-        shown = {"waits": round(waits, 4), "delays": round(delays, 4)}
-        rows.append({"rank": rank, "host": statuses[rank].host, **shown})
-    return rows
+    return [
+        {"rank": rank, "host": statuses[rank].host, "waits": round(shares[rank], 4), "delays": round(share, 4)}
+        for rank, share in delays(shares).items()
+    ]
 
 
 def _call(fields: dict[str, Any]) -> Call:

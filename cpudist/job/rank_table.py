@@ -28,11 +28,8 @@ COLUMNS = {
 def rows_of(ranks: Mapping[int, RankStacks], before: Mapping[int, RankStacks]) -> list[dict[str, Any]]:
     """Return the figures of a job's ranks between two looks; None is what they do not tell."""
     rows = [_row(one, before[rank].figures if rank in before else {}) for rank, one in ranks.items()]
-    for row in rows:
-        others = [other["waits"] for other in rows if other is not row and other["waits"] is not None]
-        known = others and row["waits"] is not None
-        row["delays"] = max(statistics.median(others) - row["waits"], 0.0) if known else None
-    return rows
+    found = delays({row["rank"]: row["waits"] for row in rows if row["waits"] is not None})
+    return [{**row, "delays": found.get(row["rank"])} for row in rows]
 
 
 def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +55,12 @@ def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
         "checkpoint": now.get("checkpoint"),
         "doing": one.text.partition("): ")[2].partition("\n")[0] or one.text.partition("\n")[0],
     }
+
+
+def delays(waits: Mapping[int, float]) -> dict[int, float]:
+    """Return how much longer the others wait than each rank, from the shares of their time; empty for one rank."""
+    others = {rank: [share for other, share in waits.items() if other != rank] for rank in waits}
+    return {rank: max(statistics.median(shares) - waits[rank], 0.0) for rank, shares in others.items() if shares}
 
 
 def table(rows: Sequence[Mapping[str, Any]], room: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:

@@ -79,12 +79,9 @@ class Server:
                 key.data(events)
             self._drop_unauthenticated()
             self._append_due()
-            if not self._owned and not self._may_report():
+            if not (self._owned or self._open_reports() or any(peer.on_disconnect for peer in self._peers)):
                 release_output()
         return [text.decode(errors="replace") for text in self._open_reports()]
-
-    def _may_report(self) -> bool:
-        return bool(self._open_reports()) or any(peer.on_disconnect for peer in self._peers)
 
     def _open_reports(self) -> list[bytes]:
         return [text for unless, text in self._due_reports if not self._values.has_all([unless])]

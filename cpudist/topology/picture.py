@@ -61,10 +61,11 @@ def _limit_lines(machine: Machine) -> Iterator[str]:
 def _cores(topology: Topology, cells: Mapping[Core, str], width: int) -> Iterator[str]:
     """Yield one cell for each core, in a row for each L3 group, under its NUMA node and socket."""
     wide = max(len(cell) for cell in cells.values()) + 1
+    memory = {node.number: _bytes_of(node) for node in topology.numa_nodes}
     for socket, of_socket in groupby(topology.cores, key=lambda core: core.socket):
         yield f"socket {socket}"
         for node, of_node in groupby(of_socket, key=lambda core: core.numa_node):
-            yield f"  NUMA node {node}{_memory_of(topology, node)}"
+            yield f"  NUMA node {node}{memory[node]}"
             for _, of_l3 in groupby(of_node, key=lambda core: core.l3):
                 group = list(of_l3)
                 cpus = f"    CPUs {format_list(core.cpus[0] for core in group)}"
@@ -130,10 +131,6 @@ def _why_idle(machine: Machine, plan: Plan) -> str:
     idle = set(plan.idle_cpus)
     second = {cpu for core in machine.usable.cores for cpu in core.cpus[1:]}
     return " (second hardware threads would not make computing faster)" if idle & second else ""
-
-
-def _memory_of(topology: Topology, number: int) -> str:
-    return _bytes_of(next(node for node in topology.numa_nodes if node.number == number))
 
 
 def _bytes_of(node: NumaNode) -> str:

@@ -100,7 +100,7 @@ def test_candidates_across_hosts_are_compared_with_no_communication() -> None:
     assert lines[3].endswith("2 (2-2)")
     (entry,) = times.as_list()
     assert entry["seconds"]["powersgd"]["calls_per_round"] == 2
-    assert entry["ratios"]["powersgd/no communication"]["rounds"] == [2.0, 2.0]
+    assert entry["ratios"]["powersgd/no communication"]["round_medians"] == [2.0, 2.0]
     assert list(times.panels()["training step, float32, in seconds"]) == [ALONE, "powersgd", "bf16"]
 
 
