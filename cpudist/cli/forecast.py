@@ -33,7 +33,7 @@ examples:
     cpudist forecast --hosts 2,4,8 -- train.py --batch_size 8
 """
 _BITS = {"mbit": 1e6, "gbit": 1e9}
-_USABLE = 0.9  # of a network's rate: large sums reach 0.95 on two hosts, less on more (tests/soak/forecasts.py)
+_USABLE = 0.9  # of a network's rate: large sums reach 0.9 to 0.95 (docs/ccl-backend.md)
 _HEAD = ("hosts", "--compress", "step", "measured", "samples/s", "efficiency", "memory/rank")
 
 
