@@ -151,6 +151,14 @@ def test_noise_beside_a_host_that_sends_slowly() -> None:
     assert [finding.about for finding in judge(_host(0, load=4.0)(_host(1, load=4.0)(noisy)))] == ["h1"]
 
 
+def test_the_best_of_each_figure_counts() -> None:
+    """Another program has disturbed one figure of the first measurement, and another of the second."""
+    (whole,) = cluster(1).hosts
+    first = dataclasses.replace(whole, flops={**whole.flops, "float32": 1e11})
+    second = dataclasses.replace(whole, copied=1e9, memory=1 << 30)
+    assert first.best(second) == dataclasses.replace(whole, memory=1 << 30)
+
+
 def test_a_host_or_a_link_that_has_become_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert last_time(cluster(2)) is None
