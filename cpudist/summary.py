@@ -38,6 +38,8 @@ class Run:
         get, loss = self.record.get, self.record.get("loss") or {}
         step, share = self.record.get("step_seconds") or {}, get("communication_share")
         median = step.get("median")
+        attempts = itertools.pairwise(get("attempts") or [])
+        lost = sum(max(first + made - again, 0) for (first, made), (again, _) in attempts)
         transport = f" over {get('transport')}" if get("transport") else ""
         return {
             "ranks": f"{get('world_size', '')} on {names_of(get('hosts') or [])}",
@@ -47,7 +49,7 @@ class Run:
             "compression": (get("gradients") or {}).get("compress") or "",
             "ended": get("exit") or "",
             "restarts": f"{get('restarts')}" if get("restarts") else "",
-            "made again": number_of(lost, "step") if (lost := _lost_steps(get("attempts") or [])) else "",
+            "made again": number_of(lost, "step") if lost else "",
             "steps": f"{get('steps')}" if get("steps") else "",
             "samples/s": f"{get('samples_per_second'):.4g}" if get("samples_per_second") else "",
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",
@@ -122,11 +124,6 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
-
-
-def _lost_steps(attempts: Sequence[Sequence[int]]) -> int:
-    """Return how many steps of earlier attempts the later ones have made again."""
-    return sum(max(first + steps - again, 0) for (first, steps), (again, _) in itertools.pairwise(attempts))
 
 
 def _losses(folder: Path) -> Points:

@@ -58,8 +58,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
         if not content:
             continue
         host = _parse_line(content, f"{source}, line {number}")
-        # Names ignore case, and addresses have several forms.
-        first = hosts.setdefault(_address(host.name) or host.name.lower(), host)
+        first = hosts.setdefault(_address(host.name) or host.name.lower(), host)  # addresses have several forms
         if first is not host:
             raise UserError(
                 f"{host.where}: {host.name} is already in {first.where.rpartition(', ')[2]}; "

@@ -1,8 +1,8 @@
 """The pace of each rank, and the rank that makes the others wait, with the cause where one shows.
 
-Every rank publishes its pace with its status, and rank 0 compares the ranks over the last 40 steps. Since ranks step
-together, a slow rank is the one that waits least. It is named when it makes the others wait a tenth of a step, and is
-the slowest in both halves of that time.
+Every rank publishes its pace with its status, and rank 0 compares them. Since ranks step together, a slow rank is the
+one that waits least. It is named when it has made the others wait a tenth of a step over the last 40 steps, or over 120
+where no cause shows, and was the slowest in both halves of that time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cpudist.job.record import RunRecord
 
 _STEPS, _SECONDS = 40, 10.0  # that are compared, at least both: other programs disturb a shorter time
+_UNEXPLAINED = 3  # times as long without a cause: on a virtual machine equal ranks are slow for ten seconds in turn
 _SHARE = 0.1  # of a step as it would be without the slow rank: how much longer the others wait than it does
 _FIRST_STEPS = 10  # not compared: they compile, allocate and read their first data
 _STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # between two readings; reading a rank takes rank 0 about 20 µs
@@ -156,13 +157,17 @@ class Stragglers:
         if len(paces) < len(self._names) or min(one.steps for one in paces.values()) < _FIRST_STEPS:
             return
         self._readings.append(dict(paces))
-        while len(self._readings) > 1 and _long_enough(self._readings[1], paces):
+        while len(self._readings) > 1 and _long_enough(self._readings[1], paces, _UNEXPLAINED):
             self._readings.popleft()
-        if _long_enough(self._readings[0], paces) and (sentence := self._sentence()):
+        if sentence := self._sentence(_UNEXPLAINED) or self._sentence(1):
             say(sentence)
 
-    def _sentence(self) -> str:
-        first, middle, last = self._readings[0], self._readings[len(self._readings) // 2], self._readings[-1]
+    def _sentence(self, times: int) -> str:
+        last, ends = self._readings[-1], range(len(self._readings) - 1)
+        begin = next((end for end in reversed(ends) if _long_enough(self._readings[end], last, times)), None)
+        if begin is None:
+            return ""
+        first, middle = self._readings[begin], self._readings[(begin + len(self._readings)) // 2]
         rates = _rates(first, last)
         number, delays = _slowest(rates)
         waits = statistics.fmean(one.waited for one in rates.values())
@@ -170,11 +175,12 @@ class Stragglers:
         halves = [_slowest(_rates(*half)) for half in ((first, middle), (middle, last))]
         # On a busy machine a few seconds alone may make up all of the waiting, for a rank that is not slow.
         steady = all(rank == number and share >= _SHARE / 2 for rank, share in halves)
-        if number in self._named or not steady or delays < _SHARE * (1 - delays):
-            return ""
-        self._named.add(number)
         slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
         waited, cause = statistics.median(one.waited for one in others), _cause(slow, others)
+        explained = cause or times == _UNEXPLAINED
+        if number in self._named or not explained or not steady or delays < _SHARE * (1 - delays):
+            return ""
+        self._named.add(number)
         return (
             f"{self._names[number]} makes the others wait: in {slow.steps} steps they have waited for "
             f"{100 * waited:.0f} % of the time, and it for {100 * slow.waited:.0f} %" + (f"; {cause}" if cause else "")
@@ -199,9 +205,9 @@ def _rates(first: Mapping[int, Pace], last: Mapping[int, Pace]) -> dict[int, _Ra
     return {rank: _Rates(first[rank], one) for rank, one in last.items()}
 
 
-def _long_enough(first: Mapping[int, Pace], last: Mapping[int, Pace]) -> bool:
+def _long_enough(first: Mapping[int, Pace], last: Mapping[int, Pace], times: int) -> bool:
     steps = min(one.steps - first[rank].steps for rank, one in last.items())
-    return steps >= _STEPS and last[0].at - first[0].at >= _SECONDS
+    return steps >= times * _STEPS and last[0].at - first[0].at >= times * _SECONDS
 
 
 def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:
