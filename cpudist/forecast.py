@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 
 # Bytes of a value by scheme, as docs/slow-networks.md has them; PowerSGD's depend on the shapes of the weights.
 SCHEMES = {"none": 4.0, "bf16": 2.0, "int8": 4 / 3.9}
-BYTE, VALUE = 1e-9, {"none": 0.5e-9, "bf16": 2e-9, "int8": 2.9e-9}  # a core's seconds to send one; to add one
+BYTE, VALUE = 1e-9, {"none": 0.5e-9, "bf16": 2e-9, "int8": 2.9e-9}  # seconds of a core for each
 _LATENCY = 5e-5  # seconds of a message
 _PAYS = 0.05  # of a step: what compression, which changes numbers, must save
 _ADDS = 0.5  # of a host: what another one must add

@@ -42,8 +42,7 @@ def measure(job: Job) -> ClusterFigures:
     hosts: list[HostFigures] = _from_each_host(job, _measure_host(job))
     for _ in range(_AGAIN):
         if any(slow_hosts(hosts)):
-            again = zip(hosts, _from_each_host(job, _measure_host(job)), strict=True)
-            hosts = [before.best(now) for before, now in again]
+            hosts = list(map(HostFigures.best, hosts, _from_each_host(job, _measure_host(job))))
     if len(hosts) > 1:
         tell(f"links between {len(hosts)} hosts")
     links = _measure_links(job, least_share(hosts))

@@ -175,10 +175,11 @@ class Stragglers:
         halves = [_slowest(_rates(*half)) for half in ((first, middle), (middle, last))]
         # On a busy machine a few seconds alone may make up all of the waiting, for a rank that is not slow.
         steady = all(rank == number and share >= _SHARE / 2 for rank, share in halves)
+        if number in self._named or not steady or delays < _SHARE * (1 - delays):
+            return ""
         slow, others = rates[number], [one for rank, one in rates.items() if rank != number]
         waited, cause = statistics.median(one.waited for one in others), _cause(slow, others)
-        explained = cause or times == _UNEXPLAINED
-        if number in self._named or not explained or not steady or delays < _SHARE * (1 - delays):
+        if not cause and times < _UNEXPLAINED:
             return ""
         self._named.add(number)
         return (
@@ -188,11 +189,11 @@ class Stragglers:
 
 
 class _Rates:
-    """A rank between two readings: its steps, the seconds, and the rest by second."""
+    """A rank between two readings: its steps, and the rest by second."""
 
     def __init__(self, first: Pace, last: Pace) -> None:
         self.steps = last.steps - first.steps
-        self.seconds = seconds = max(last.at - first.at, 1e-9)
+        seconds = max(last.at - first.at, 1e-9)
         self.waited = ((last.waited or 0.0) - (first.waited or 0.0)) / seconds
         self.loading = (last.loading - first.loading) / seconds
         self.coreless = ((last.coreless or 0.0) - (first.coreless or 0.0)) / seconds

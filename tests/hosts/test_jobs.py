@@ -73,7 +73,7 @@ cpudist.shutdown()
 
 @pytest.mark.parametrize(("given", "sums"), [("", "direct:0-262143;ring:262144-max"), ("2d", "2d")])
 def test_three_hosts_add_up_in_rings(tmp_path: Path, possible: None, given: str, sums: str) -> None:
-    """One that the user has chosen, even on one rank alone, is every rank's: otherwise they would wait for ever."""
+    """All ranks use an algorithm that the user has chosen on one of them; with different ones they would hang."""
     with Bed(tmp_path, hosts=3) as bed:
         ranks = [["-n", "1", "-host", host, sys.executable, "-c", _SUMS] for host in bed.addresses]
         ranks[1][2:2] = ["-env", "CCL_ALLREDUCE", given] if given else []

@@ -3,9 +3,9 @@
     python tests/soak/forecasts.py [--rates 100mbit,1gbit,10gbit] [--hosts 2,4] [--records FOLDER]
 
 As root: the hosts are namespaces of this machine, each with a quarter of a core, which other programs do not get. They
-share its caches: so as many hosts train alone, at the same time, for the run on one host, which is that of the slowest
-of them; right before the runs that are compared with it, because the machine's speed changes. About 45 minutes; prints
-a line for each run, as it is done.
+share its caches, so for the run on one host as many hosts train alone at the same time, and the slowest counts. This
+is repeated before each group of runs, because the machine's speed changes. About 45 minutes; prints a line for each
+run, as it is done.
 """
 
 from __future__ import annotations
