@@ -39,11 +39,11 @@ class Pace:
         loading: waiting for its data loaders.
         processor: of its threads on CPUs.
         memory: in bytes.
-        coreless: its main thread ready to run, without a core; None: the kernel does not tell.
+        run_queue_delay: of its main thread; None: unknown.
         faults: its page faults.
         clock: of one of its CPUs, in Hz; None: unknown.
         threads: that compute.
-        waits: the share of communication in its training, at the end; None: not known.
+        communication_share: of its training, at the end; None: unknown.
     """
 
     steps: int
@@ -53,11 +53,11 @@ class Pace:
     loading: float
     processor: float
     memory: int
-    coreless: float | None
+    run_queue_delay: float | None
     faults: int
     clock: float | None
     threads: int
-    waits: float | None = None
+    communication_share: float | None = None
 
 
 @dataclass(frozen=True)

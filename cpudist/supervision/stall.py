@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from cpudist.console import say
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision.abort import abort
@@ -25,6 +23,7 @@ from cpudist.supervision.watch import CLAIMS, REPORTED
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
+    from cpudist.supervision.step_counter import StepCounter
     from cpudist.world import World
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
@@ -42,8 +41,9 @@ class Stall:
 
     Args:
         seconds: the time.
-        heartbeat: the thread that looks.
-        signs: returns another value after a sign of life of this rank.
+        heartbeat: the thread that samples the signs of life.
+        counter: this rank's steps and batches.
+        progress: returns another value after a collective of this rank.
         explain: returns sentences about ranks that keep others waiting.
         show: writes this rank's stacks.
         before_end: called before this rank ends without a store.
@@ -54,13 +54,15 @@ class Stall:
         seconds: float,
         world: World,
         heartbeat: Heartbeat,
-        signs: Callable[[], object],
+        counter: StepCounter,
+        progress: Callable[[], object],
         explain: Callable[[], list[str]],
         show: Callable[[], None],
         before_end: Callable[[], None],
         changes: Changes,
     ) -> None:
-        self._seconds, self._world, self._heartbeat, self._signs = seconds, world, heartbeat, signs
+        self._seconds, self._world, self._heartbeat = seconds, world, heartbeat
+        self._counter, self._progress = counter, progress
         self._explain, self._show, self._before_end = explain, show, before_end
         # The timer fires after the other ranks have noticed the stall; they then wait for the stacks that it writes.
         late = 2 * heartbeat.seconds + 1
@@ -71,12 +73,12 @@ class Stall:
         self._quiet = 0.0  # seconds since any rank's; not by the clock, which runs on while a job is suspended
         self._ending = False  # whether this rank has found the job stalled
         self._reports = False  # whether it is the one that reports it
-        changes.then(register_optimizer_step_post_hook(self._step).remove)
+        counter.after_step.append(self._step)
         changes.then(self.stop)
         heartbeat.add(self._beat)
 
     def stop(self) -> None:
-        """Stop looking. If the job has begun to end, this call does not return."""
+        """Stop sampling. If the job has begun to end, this call does not return."""
         self._heartbeat.stop()
         if self._ending:
             abort(1)
@@ -100,7 +102,7 @@ class Stall:
 
     def has_stalled(self, store: Connection | None) -> bool:
         """Report this rank's signs of life since the last beat; return whether the job has stalled."""
-        signs = self._signs()
+        signs = self._counter.steps, self._counter.batches, self._progress()
         moved, self._last = self._begun and signs != self._last, signs
         self._own += moved
         before, self._total = self._total, self._own if store is None else store.add(_SIGNS, int(moved))

@@ -53,12 +53,12 @@ class Watch:
     """This rank's part in ending the job together; made right after the rendezvous.
 
     Attributes:
-        timeout: seconds that a collective may take, and that ranks get to finish after rank 0; may be changed.
         on_failure: called on rank 0 before it ends in a failure.
         waiting_agent: see `Launcher.waiting_agent`.
 
     Args:
         status: returns this rank's status; takes `at_end`, whether the script has ended.
+        timeout: returns the seconds that a collective may take, and that ranks get to finish after rank 0.
     """
 
     def __init__(
@@ -66,21 +66,20 @@ class Watch:
         world: World,
         hosts: Sequence[str],
         address: Address,
-        timeout: float,
         status: Callable[..., RankStatus],
         heartbeat: Heartbeat,
+        timeout: Callable[[], float],
     ) -> None:
         self.world = world
-        self.timeout = timeout
+        self._timeout = timeout
         self.on_failure: Callable[[], None] | None = None
         self.waiting_agent: int | None = None
         self._hosts = hosts
         self._address = address
         self._own_status = status
-        self._store = Connection(address, timeout)  # the main thread's
+        self._store = Connection(address, timeout())  # the main thread's
         self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
         self._ending = threading.Lock()
-        self._warned = False
         self._at_end = False
         self._first_at_end = False
         self._rank_0_finished = False
@@ -147,8 +146,8 @@ class Watch:
                 self._store.set({_ALL_FINISHED: b"1"})
             if self.world.rank == 0:
                 self._store.set({_RANK_0_FINISHED: b"1"})
-                if not self._store.wait_all([_ALL_FINISHED], self.timeout):
-                    raise RanksMissing(self._unfinished(self.timeout))
+                if not self._store.wait_all([_ALL_FINISHED], self._timeout()):
+                    raise RanksMissing(self._unfinished(self._timeout()))
                 self.stop()
                 self._store.set({_MAY_LEAVE: b"1"})
                 self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
@@ -176,9 +175,9 @@ class Watch:
 
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
-            if self._store.wait_all([_MAY_LEAVE], self.timeout):
+            if self._store.wait_all([_MAY_LEAVE], self._timeout()):
                 return
-            waiting = self._unfinished(number * self.timeout)
+            waiting = self._unfinished(number * self._timeout())
             if number == _RANK_0_TIMEOUTS:
                 raise RanksMissing(f"{waiting or 'rank 0 does not end the job'}; give more time with --timeout")
             if self.world.rank == 1:
@@ -192,22 +191,15 @@ class Watch:
         return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
 
     def _beat(self, store: Connection | None) -> None:
-        """Publish the status, whatever error that has; end this process where the store is lost before the end."""
+        """Publish the status; end this process where the store is lost before the end."""
         if store is None:
             if not self._rank_0_finished:
                 self._end_without_store()
             return
-        try:
-            self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
-            self._publish_status(store)
-            if self._first_at_end:
-                self._end_if_awaited_in_vain(store)
-        except StoreLost:
-            raise
-        except Exception as error:  # noqa: BLE001
-            if not self._warned:
-                say(f"warning: {name_of(self.world)} cannot report its status: {error!r}")
-            self._warned = True
+        self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
+        self._publish_status(store)
+        if self._first_at_end:
+            self._end_if_deadlocked(store)
 
     def _end_without_store(self) -> NoReturn:
         if self.world.local_rank == 0:
@@ -226,7 +218,7 @@ class Watch:
         (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:
-            if call.seconds > self.timeout / 3:
+            if call.seconds > self._timeout() / 3:
                 self._report_stall(store, call)
 
     def _report_stall(self, store: Connection, call: Call) -> None:
@@ -236,7 +228,7 @@ class Watch:
         self._reported.add(key)
         if store.add(key, 1) == 1:
             for sentence in self._explain(store).sentences:
-                say(f"waiting for {call.seconds:.0f} s of {self.timeout:g}: {sentence}")
+                say(f"waiting for {call.seconds:.0f} s of {self._timeout():g}: {sentence}")
 
     def _end_with_the_others(self, store: Connection) -> NoReturn:
         """End this process after another rank has failed or was lost.
@@ -259,13 +251,13 @@ class Watch:
             say(f"{name_of(self.world)} ends with the others, and cannot report why: {error!r}")
             abort(1)
 
-    def _end_if_awaited_in_vain(self, store: Connection) -> None:
-        """End the job where ranks wait in a collective for a rank whose script has ended: it will never call it.
+    def _end_if_deadlocked(self, store: Connection) -> None:
+        """End the job where ranks wait in a collective that a rank at the end of its script will never call.
 
-        The first rank at its end looks after that for all.
+        Only the first rank at its end checks this.
         """
         found = self._explain(store)
-        if found.in_vain and store.add(CLAIMS, 1) == 1:
+        if found.deadlocked and store.add(CLAIMS, 1) == 1:
             self._report_and_end(store, found.sentences)
 
     def _report_and_end(self, store: Connection, sentences: Sequence[str]) -> NoReturn:

@@ -70,11 +70,11 @@ def test_a_rank_at_its_end() -> None:
     ]
 
 
-def test_a_rank_at_its_end_is_awaited_in_vain_but_not_while_groups_end() -> None:
+def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:
     ended = RankStatus(1, "h0", "train.py:99", "<module>", (), BEFORE, at_end=True)
-    for seconds, other, in_vain in ((4, ended, True), (1, ended, False), (4, computes(1), False)):
+    for seconds, other, deadlocked in ((4, ended, True), (1, ended, False), (4, computes(1), False)):
         waiting = waits(0, replace(REDUCE, seconds=seconds))
-        assert explain({0: waiting, 1: other}, HOSTS).in_vain == in_vain
+        assert explain({0: waiting, 1: other}, HOSTS).deadlocked == deadlocked
 
 
 def test_ranks_that_called_different_things() -> None:

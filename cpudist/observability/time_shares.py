@@ -6,8 +6,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from cpudist.training.busy_threads import BusyThreads
-from cpudist.training.trace_events import Event, collectives
+from cpudist.observability.busy_threads import BusyThreads
+from cpudist.observability.trace_events import Event, collectives
 
 # What a rank did, as a byte for each moment. Of two things at once, the one that stands later here counts.
 _ALL = "Python and others"
