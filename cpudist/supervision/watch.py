@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from cpudist.console import say
+from cpudist.console import after_last_line, say
 from cpudist.errors import StartupTimeout
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
@@ -85,6 +85,7 @@ class Watch:
         self._rank_0_finished = False
         self._reported: set[str] = set()  # stalled calls that are reported already, as far as this rank has seen
         self._heartbeat = heartbeat
+        after_last_line.append(self._has_reported)
         heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
         heartbeat.add(self._beat)
 
@@ -159,6 +160,8 @@ class Watch:
 
     def stop(self) -> None:
         """Stop the thread. If the thread is ending this process, this call does not return."""
+        with contextlib.suppress(ValueError):
+            after_last_line.remove(self._has_reported)
         with contextlib.suppress(StoreLost):
             self._store.cancel_on_disconnect(_LOST, str(self.world.rank))
         self._heartbeat.stop()
@@ -172,6 +175,13 @@ class Watch:
     def close_in_child(self) -> None:
         """Close the connection in a forked child; otherwise the store would not notice the end of this rank."""
         self._store.close()
+
+    def _has_reported(self) -> None:
+        """Mark the failure as reported: this process has written why it ends, and ends without `end_job`."""
+        if self.claim():
+            if self.world.rank == 0 and self.on_failure is not None:
+                self.on_failure()
+            self._store.set({REPORTED: b"1"})
 
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):

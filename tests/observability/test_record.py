@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from observed import ALONE, Observed
+from observed import Observed
 
 from cpudist.launchers import Placement
 from cpudist.observability.rank_table import waiting
