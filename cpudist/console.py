@@ -23,7 +23,7 @@ _HOSTS = 3  # named in one sentence
 _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
 # Called by `end_now` once it has written why this process ends, so that no other rank reports it as lost.
-after_last_line: list[Callable[[], object]] = []
+after_last_line: set[Callable[[], object]] = set()
 
 
 def say(line: str, program: str = "cpudist") -> None:

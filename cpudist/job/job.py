@@ -7,8 +7,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """One job as this process takes part in it, with a backend that has started.
+    """One job in this process, with a backend that has started.
 
     Attributes:
         world: this rank's place among the others.
@@ -97,14 +97,8 @@ class Job:
 
     def _observe(self) -> None:
         """Add the observers of every job."""
-        pace = self._context.pace = PaceMeter(self, self.record)
-        known = {"host": self.world.hosts[self.world.node_rank], "restarts": self.restarts}
-
-        def figures() -> dict[str, Any]:
-            now = pace.read()
-            return {**known, **(asdict(now) if now else {}), **self.record.newest()}
-
-        self._context.serve_figures(figures)
+        self._context.pace = PaceMeter(self, self.record)
+        self._context.serve_figures(self._context.pace.figures)
         self.observers = Observers()
         self.counter.after_step.append(self.observers.step)
         self.observers.add(self.record)
@@ -171,13 +165,10 @@ class Job:
         self.options = self.options.filled_from(options)
 
     def check_backend(self, name: str | None) -> str:
-        """Return the job's backend, if a script asks for it, or the user has named it outright.
-
-        Args:
-            name: the backend's name; None: any.
+        """Return the job's backend for a script that asks for the backend `name` (None: any).
 
         Raises:
-            UserError: the script asks for a backend, and "auto" has chosen another one.
+            UserError: "auto" has chosen another one; a backend that the user has named comes first.
         """
         ours = self.world.backend
         if name in (None, ours):
@@ -194,11 +185,7 @@ class Job:
         )
 
     def restart_backend(self, store: Store) -> None:
-        """Start the backend again after `destroy_process_group`.
-
-        Args:
-            store: the job's store, with keys that have not been used.
-        """
+        """Start the backend again after `destroy_process_group`, with unused keys of the job's store."""
         _start(self.backend, self.world, store, self.timeout)
 
     def fail(self, error: BaseException, show: failure.Show = traceback.print_exception) -> NoReturn:

@@ -1,4 +1,4 @@
-"""This process as one of the job's ranks, from the rendezvous to the end that all ranks reach together."""
+"""One rank of a job, from the rendezvous to the end that all ranks reach together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cpudist.supervision.step_counter import StepCounter
 
 _STORE_SECONDS = 5.0
-_TESTED_TORCH = "2.15"  # the newest
+_TESTED_TORCH = "2.15"
 
 
 def untested_torch() -> str | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 import torch
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
 class PaceMeter(Observer):
     """Reads this rank's pace."""
 
+    otherwise: ClassVar[dict[str, object]] = {"figures": {}}
+
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
+        self._known = {"host": job.world.hosts[job.world.node_rank], "restarts": job.restarts}
+
+    def figures(self) -> dict[str, Any]:
+        """Return what `cpudist top` shows of this rank."""
+        now = self.read()
+        return {**self._known, **(asdict(now) if now else {}), **self._record.newest()}
 
     def read(self, *, at_end: bool = False) -> Pace | None:
         """Return this rank's pace, None after an error; any thread may call this."""

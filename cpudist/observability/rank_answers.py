@@ -18,9 +18,9 @@ from typing import Any
 
 from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
 
-_ANSWER_SECONDS = 2.0  # for a rank's thread, which needs Python's interpreter lock
-_SIGNAL_SECONDS = 2.0  # for the signal's handler, which does not need it
-_AT_ONCE = 32  # ranks that are asked
+_ANSWER_SECONDS = 2.0  # A rank's thread needs Python's interpreter lock to answer.
+_SIGNAL_SECONDS = 2.0  # The signal's handler does not need it.
+_AT_ONCE = 32  # Ranks are asked in parallel.
 
 
 @dataclass(frozen=True, order=True)

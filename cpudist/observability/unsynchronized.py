@@ -22,7 +22,7 @@ class UnsynchronizedRanks(Observer):
         if world.rank > 0 or world.size == 1 or world.device_type != "cpu" or self._at_start[0] is None:
             return
         if steps and self._communicated() == self._at_start:
-            say(f"warning: {world.size} ranks trained alone: they never communicated (cpudist docs own-script)")
+            say(f"warning: {world.size} ranks trained without gradient synchronisation (cpudist docs own-script)")
 
     def _communicated(self) -> tuple[object, float | None]:
         """Return a value that changes with a collective, also once the script has destroyed its groups."""

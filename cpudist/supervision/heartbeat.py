@@ -1,7 +1,8 @@
-"""The thread of each rank that does the job's regular work while the script computes or waits.
+"""The thread of each rank that works for the job while the script computes or waits.
 
-Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py), and
-`--checkpoint-on-signal` looks for a signal (training/interruption.py). The thread hears of failures at once.
+Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
+`--checkpoint-on-signal` polls for a signal (training/interruption.py), and observers are called. The thread learns of
+failures at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cpudist.supervision.rank_status import beat_seconds
 
 Beat = Callable[[Connection | None], None]
 
-_JOIN_SECONDS = 10.0  # for a request to the store
+_JOIN_SECONDS = 10.0  # The thread may be in a request to the store.
 
 
 class Heartbeat:
@@ -51,7 +52,7 @@ class Heartbeat:
             self._thread.start()
 
     def remove(self, beat: Beat) -> None:
-        """Call `beat` no more."""
+        """Stop calling `beat`."""
         self._beats = [other for other in self._beats if other != beat]
 
     def listen(self, keys: list[str], alarm: Callable[[Connection], None]) -> None:

@@ -1,10 +1,10 @@
-"""End a job in which nothing goes on (`--stall`): every rank writes its stacks first.
+"""End a job in which no rank makes progress (`--stall`), after every rank has written its stacks.
 
 Every rank adds its signs of life to a counter of all ranks, once a second (heartbeat.py). When the counter does not
 change for too long, one rank reports it, all write their stacks, and the job ends.
 
-C code that holds Python's interpreter lock stops the heartbeat, too. So that keeps putting off a timer of
-faulthandler, which runs without that lock, writes the stacks of such a rank and ends it.
+C code that holds Python's interpreter lock stops the heartbeat, too. Therefore the heartbeat postpones a timer of
+faulthandler. The timer needs no such lock: it writes the stacks of the rank and ends it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
 _SHOWN = "stall/shown/{rank}"  # that rank has written its stacks
-_SHOW_SECONDS = 2.0  # for a rank to write its stacks
+_SHOW_SECONDS = 2.0  # Time for a rank to write its stacks.
 
 _timer = threading.Lock()
 _armed = False
 
 
 class Stall:
-    """Ends the job when no rank has shown a sign of life for a time, from the first step on.
+    """Ends the job when no rank has shown a sign of life for `seconds`, from the first step on.
 
     Signs of life are steps of torch's optimizers, collectives and batches of torch's data loaders.
 
     Args:
-        seconds: the time.
         heartbeat: the thread that samples the signs of life.
         counter: this rank's steps and batches.
         progress: returns another value after a collective of this rank.
@@ -94,7 +93,7 @@ class Stall:
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
-            say(f"warning: nothing looks for stalls on rank {self._world.rank}: {error!r}")
+            say(f"warning: --stall has no effect on rank {self._world.rank}: {error!r}")
             self._heartbeat.remove(self._beat)
             self._begun, self._ending = True, False  # no first step arms the timer
             with _timer:

@@ -1,8 +1,8 @@
-"""Watch the other ranks while the job runs: one has failed, is lost, keeps the others waiting, or has finished.
+"""Watch the other ranks of a running job, and end this rank with them.
 
-Every rank publishes its status in the job's store once a second, and the store tells it at once of failures and losses
-(heartbeat.py). It ends the other ranks where no launcher does: under srun without MPI, in pods, on the other hosts
-of a torchrun job, and on both sides of a link that is down.
+Every rank publishes its status in the job's store once a second, and learns of failures and losses from the store at
+once (heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
+a torchrun job, and on both sides of a link that is down.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # that rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_MISSED_HEARTBEATS = 4  # of a rank that does not answer
-_FOLLOW_SECONDS = 1.0  # the failed rank ends first: launchers report the first that ends
-_RANK_0_TIMEOUTS = 10  # for rank 0 to finish after another rank: it alone may still save or upload a model
-GRACE_SECONDS = 3.0  # for another rank to print or write before this rank ends the job
+_MISSED_HEARTBEATS = 4  # After so many a rank is reported as not answering.
+_FOLLOW_SECONDS = 1.0  # Other ranks end so much later than the failed one: launchers report the first that ends.
+_RANK_0_TIMEOUTS = 10  # The other ranks wait so long for rank 0, which alone may still save or upload a model.
+GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
 
 
 class RanksMissing(RuntimeError):
@@ -50,7 +50,7 @@ class RanksMissing(RuntimeError):
 
 
 class Watch:
-    """This rank's part in ending the job together; made right after the rendezvous.
+    """Ends this rank together with the others; made right after the rendezvous.
 
     Attributes:
         on_failure: called on rank 0 before it ends in a failure.
@@ -83,14 +83,14 @@ class Watch:
         self._at_end = False
         self._first_at_end = False
         self._rank_0_finished = False
-        self._reported: set[str] = set()  # stalled calls that are reported already, as far as this rank has seen
+        self._reported: set[str] = set()  # stalled calls that this rank need not report any more
         self._heartbeat = heartbeat
-        after_last_line.append(self._has_reported)
+        after_last_line.add(self._has_reported)
         heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
         heartbeat.add(self._beat)
 
     def claim(self) -> bool:
-        """Return whether this rank is the first to fail and has to report it; then the others do not end it."""
+        """Return whether this rank is the first to fail, and reports it; then the others do not end it."""
         try:
             first = self._store.add(CLAIMS, 1) == 1
         except StoreLost:  # ranks cannot agree any more: this one reports
@@ -101,9 +101,9 @@ class Watch:
         return first
 
     def explain(self) -> list[str]:
-        """Return sentences that name the ranks that keep others waiting, the most likely cause last.
+        """Return sentences about the ranks that keep others waiting, the most likely cause last; in any thread.
 
-        For the rank that reports a failure, in any thread; it tells `cpudist launch`, too.
+        The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
         """
         try:
             with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
@@ -160,8 +160,7 @@ class Watch:
 
     def stop(self) -> None:
         """Stop the thread. If the thread is ending this process, this call does not return."""
-        with contextlib.suppress(ValueError):
-            after_last_line.remove(self._has_reported)
+        after_last_line.discard(self._has_reported)
         with contextlib.suppress(StoreLost):
             self._store.cancel_on_disconnect(_LOST, str(self.world.rank))
         self._heartbeat.stop()
@@ -174,14 +173,16 @@ class Watch:
 
     def close_in_child(self) -> None:
         """Close the connection in a forked child; otherwise the store would not notice the end of this rank."""
+        after_last_line.discard(self._has_reported)
         self._store.close()
 
     def _has_reported(self) -> None:
         """Mark the failure as reported: this process has written why it ends, and ends without `end_job`."""
         if self.claim():
+            with contextlib.suppress(StoreLost):
+                self._store.set({REPORTED: b"1"})
             if self.world.rank == 0 and self.on_failure is not None:
                 self.on_failure()
-            self._store.set({REPORTED: b"1"})
 
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
@@ -222,7 +223,7 @@ class Watch:
         abort(1)
 
     def _publish_status(self, store: Connection) -> None:
-        """Publish the status and, once this rank has waited for a third of the timeout, ask who is missing."""
+        """Publish the status; report a call that has waited for a third of the timeout, and who is missing."""
         status = self._own_status(at_end=self._at_end)
         publish(store, status)
         (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)

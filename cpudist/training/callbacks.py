@@ -16,7 +16,8 @@ from transformers import TrainerCallback
 from cpudist.console import say
 from cpudist.huggingface.uneven_shares import SharedSampler
 from cpudist.observability.observers import ObservedJob, Observer
-from cpudist.observability.record import RunRecord, Training
+from cpudist.observability.record import RunRecord
+from cpudist.observability.training_figures import Training
 from cpudist.optimization import precision
 from cpudist.training.interruption import Interrupted, Interruption
 

@@ -15,7 +15,8 @@ from observed import Observed
 
 from cpudist.launchers import Placement
 from cpudist.observability.rank_table import waiting
-from cpudist.observability.record import Exit, RunRecord, Training
+from cpudist.observability.record import Exit, RunRecord
+from cpudist.observability.training_figures import Training
 from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.world import RankInfo, World
 

@@ -154,7 +154,7 @@ def test_an_error_of_its_own_does_not_end_the_job(where: str, capsys: pytest.Cap
     _step()
     assert poll(lambda: not heartbeat._beats, 20)
     assert poll(lambda: not stall._armed, 20)
-    assert "warning: nothing looks for stalls on rank 0: OSError('no progress known')" in capsys.readouterr().err
+    assert "no progress known" in capsys.readouterr().err
     changes.undo()
 
 

@@ -186,3 +186,34 @@ def test_a_rank_with_a_slow_data_loader_is_named(tmp_path: Path) -> None:
     (line,) = re.findall("^cpudist: .* makes the others wait: .*$", result.stderr, re.MULTILINE)
     assert re.match(r"cpudist: rank 1 \(\S+\) makes", line), line
     assert re.search(r"; its data loader takes \d+ % of its time$", line), line
+
+
+_ONE_RANK = """
+import time
+import torch
+import cpudist
+from cpudist import job
+
+world = cpudist.init()
+model = cpudist.wrap(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+begin = time.monotonic()
+steps = 0
+while steps < 55 or time.monotonic() - begin < 13:
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.2)
+    steps += 1
+time.sleep(3)
+assert job.require().statuses()[0].pace.steps == steps, "the heartbeat publishes"
+cpudist.shutdown()
+"""
+
+
+@pytest.mark.job
+def test_one_rank_keeps_its_heartbeat(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_ONE_RANK)
+    result = run(mpirun(1, *train("--backend", "ccl", "--stall", "8", str(script))), timeout=100)
+    assert result.returncode == 0, result.output
+    assert "warning" not in result.stderr, result.output
