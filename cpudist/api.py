@@ -156,8 +156,7 @@ def wrap(
     """
     job = require()
     scheme = job.communication.applicable(compress)
-    with job.communication.making_ddp(model):
-        wrapped = job.backend.wrap(model, **options)
+    wrapped = job.backend.wrap(model, **options)
     master_weights.share(wrapped)
     job.communication.compress(wrapped, scheme)
     job.record.note_gradients_of(wrapped)

@@ -9,7 +9,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cpudist.console import say
@@ -64,8 +63,7 @@ def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..
             if context.job.world.rank == 0:
                 say(precision.IN_FLOAT32)
         trains = not (kwargs.get("evaluation_mode") or args[1:2] == (True,))
-        with context.job.communication.making_ddp(model) if trains else nullcontext():
-            prepared = original(self, model, *args, **kwargs)
+        prepared = original(self, model, *args, **kwargs)
         if trains:
             master_weights.share(prepared)
             context.job.communication.compress(prepared)

@@ -17,14 +17,9 @@ _GROUPS, _GROUP_BYTES = 32, 5 << 20  # most groups, and their least bytes: those
 
 
 class GradientTimes:
-    """Times the gradients of some early steps of this process's optimizers, for the run record (docs/reference.md).
-
-    Attributes:
-        tied: weights of output layers whose gradients, across hosts, do not wait for those of the embeddings.
-    """
+    """Times the gradients of some early steps of this process's optimizers, for the run record (docs/reference.md)."""
 
     def __init__(self, backend: Backend, changes: Changes, record: RunRecord) -> None:
-        self.tied: set[Any] = set()
         self._backend, self._record = backend, record
         self._steps, self._before = 0, 0.0  # the seconds of communication until the last step
         self._hooks: dict[Any, Any] = {}  # by parameter, as the next one
@@ -57,7 +52,6 @@ class GradientTimes:
         self._ends[parameter] = time.perf_counter()  # of several batches of a step the last one
 
     def _groups(self, waited: float | None, seconds: dict[Any, float]) -> dict[str, Any]:
-        seconds |= dict.fromkeys(self.tied & seconds.keys(), max(seconds.values()))
         least = max(sum(parameter.nbytes for parameter in seconds) / _GROUPS, _GROUP_BYTES)
         groups = [[0.0, 0]]
         for parameter in sorted(seconds, key=seconds.__getitem__, reverse=True):
@@ -70,5 +64,5 @@ class GradientTimes:
     def _forget(self) -> None:
         for hook in self._hooks.values():
             hook.remove()
-        for kept in (self._hooks, self._ends, self._samples, self.tied):  # they hold the model
+        for kept in (self._hooks, self._ends, self._samples):  # they hold the model
             kept.clear()

@@ -77,7 +77,6 @@ class RunRecord:
         training: a training loop's measurements.
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
-        embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
         gradient_times: when the gradients of a step are complete.
         network: the interface and address of rank 0's host over which the ranks found the store.
         waiting: how long each rank has waited; see `rank_status.waiting`.
@@ -98,7 +97,6 @@ class RunRecord:
         self.training = Training()
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
-        self.embedding_rows: list[str] = []
         self.gradient_times: dict[str, Any] | None = None
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
@@ -238,9 +236,7 @@ class RunRecord:
         if self.compression is None or not self.gradients:
             return self.gradients
         before, after = self._backend.compressed_bytes() or (None, None)
-        compressed = {"compress": self.compression, "bytes": before, "compressed_bytes": after}
-        rows = {"embedding_rows": self.embedding_rows} if self.embedding_rows else {}
-        return {**self.gradients, **compressed, **rows}
+        return {**self.gradients, "compress": self.compression, "bytes": before, "compressed_bytes": after}
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:
