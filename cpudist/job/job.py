@@ -147,27 +147,31 @@ class Job:
         self.options = self.options.filled_from(options)
 
     def check_backend(self, name: str | None) -> str:
-        """Return the job's backend, if a script asks for it, or the user has named it outright.
+        """Return the job's backend, if a script asks for it or for gloo, or the user has named it outright.
 
         Args:
             name: the backend's name; None: any.
 
         Raises:
-            UserError: the script asks for a backend, and "auto" has chosen another one.
+            UserError: the script asks for another backend than gloo, and "auto" has not chosen it.
         """
         ours = self.world.backend
         if name in (None, ours):
             return ours
         if self.options.backend != "auto":
-            if self.world.rank == 0 and name not in self._overruled:
-                say(f"the script asks for the backend {name}; {self.options.written('backend')} comes first")
-            self._overruled.add(name)
-            return ours
-        theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
-        raise UserError(
-            f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend {ours} "
-            f"to stay on it{theirs}"
-        )
+            taken = f"; {self.options.written('backend')} comes first"
+        elif name == "gloo":  # torch's only backend for CPU tensors, where no other one is installed
+            taken = f" and joins the job on {ours}; --backend gloo puts it on gloo"
+        else:
+            theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
+            raise UserError(
+                f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend "
+                f"{ours} to stay on it{theirs}"
+            )
+        if self.world.rank == 0 and name not in self._overruled:
+            say(f"the script asks for the backend {name}{taken}")
+        self._overruled.add(name)
+        return ours
 
     def restart_backend(self, store: Store) -> None:
         """Start the backend again after `destroy_process_group`.

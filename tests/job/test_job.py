@@ -50,9 +50,10 @@ def test_scripts_that_make_their_process_group_join_or_are_refused() -> None:
     result = run(mpirun(2, sys.executable, str(CHECKS / "joins.py")), timeout=150)
     assert result.returncode == 0, result.output
     said = [f"{way}: {backend}, sum 1.0, there was a group: True" for backend, ways in WAYS.items() for way in ways]
-    said += [f"{way}: refused" for way in CONTRADICTIONS]
+    said += ["by gloo's name: ccl, sum 1.0, there was a group: True", *(f"{way}: refused" for way in CONTRADICTIONS)]
     lines = [f"rank {rank} {what}\n" for rank in (0, 1) for what in said]
     assert [line for line in lines if line not in result.stdout] == [], result.output
+    assert result.stderr.count("cpudist: the script asks for the backend gloo and joins the job on ccl; ") == 1
 
 
 @pytest.mark.job
