@@ -93,8 +93,10 @@ def _importer() -> FrameType | None:
 
 def _is_users(frame: FrameType | None) -> bool:
     """Return whether the code of a frame is neither an installed package's nor Python's own."""
-    if frame is None or frame.f_globals.get("__name__") == "__main__":
-        return frame is not None
+    if frame is None:
+        return False
+    if frame.f_globals.get("__name__") == "__main__":
+        return True
     file = Path(frame.f_code.co_filename)
     in_packages = {"site-packages", "dist-packages"}.intersection(file.parts)
     return file.is_absolute() and not in_packages and not file.is_relative_to(sysconfig.get_path("stdlib"))
