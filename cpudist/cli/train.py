@@ -100,6 +100,7 @@ def _parser() -> Parser:
         epilog=_EPILOG,
         add_help=False,
     )
+    parser.unknown_option_hint = "the launcher starts the ranks, as in: cpudist run --nproc 2 train.py"
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument(
         "--backend",
