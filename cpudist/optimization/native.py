@@ -1,4 +1,4 @@
-"""Optimizations without Intel's extension: fused optimizers, channels-last convolutions, freed memory."""
+"""Optimizations without Intel's extension: fused optimizers, freed memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,11 @@ _VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Let the optimizer update all parameters in one kernel; return False where it cannot."""
+    """Let the optimizer update all parameters in one kernel, in the steps that it is right for.
+
+    Returns:
+        False where the optimizer has no such kernel.
+    """
     if type(optimizer) not in _FUSED:
         return False
     groups = optimizer.param_groups
@@ -33,15 +38,38 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
         return False
     for group in [optimizer.defaults, *groups]:
         group["fused"], group["foreach"] = True, False
+    optimizer.register_step_pre_hook(_fuse_where_right)
     return True
 
 
-def channels_last(model: torch.nn.Module) -> bool:
-    """Store weights of 2-D convolutions with channels last, as oneDNN computes; return False without any."""
-    if not any(isinstance(module, torch.nn.Conv2d) for module in model.modules()):
+def _fuse_where_right(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Leave the groups of an optimizer unfused in a step whose tensors its fused kernel (2.8 to 2.13) cannot take.
+
+    The kernels refuse sparse gradients, and momentum that only some of the parameters have so far. They read all
+    tensors of a parameter in the order of memory, and update wrong elements where strides differ, without an error. A
+    closure computes its gradients later, unseen.
+    """
+    closure = any(value is not None for value in (*args[1:], *kwargs.values()))
+    for group in optimizer.param_groups:
+        updated = [parameter for parameter in group["params"] if parameter.grad is not None]
+        states = [optimizer.state.get(parameter, {}) for parameter in updated]
+        begun = {state.get("momentum_buffer") is not None for state in states}
+        tensors = [
+            (parameter, tensor)
+            for parameter, state in zip(updated, states, strict=True)
+            for tensor in (parameter.grad, *state.values())
+        ]
+        group["fused"] = not closure and len(begun) < 2 and all(_same_order(*pair) for pair in tensors)
+
+
+def _same_order(parameter: torch.Tensor, tensor: Any) -> bool:
+    """Return whether a gradient, or a value of the optimizer's state, has its elements in the parameter's order."""
+    if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
+        return True
+    if tensor.layout is not torch.strided:
         return False
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return True
+    strides = zip(parameter.shape, parameter.stride(), tensor.stride(), strict=True)
+    return tensor.stride() == parameter.stride() or all(size == 1 or one == other for size, one, other in strides)
 
 
 def own_compile_cache(rank: int) -> str:
