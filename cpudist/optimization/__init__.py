@@ -72,7 +72,7 @@ def optimize(
     if isinstance(model, DistributedDataParallel):
         raise UserError("the model is wrapped in DDP already; call cpudist.optimize() before cpudist.wrap()")
     computed = precision.fitting(dtype)
-    because = [precision.IN_FLOAT32] * (computed is not dtype) + [no_ipex] * bool(no_ipex)
+    because = ([precision.IN_FLOAT32] if computed is not dtype else []) + ([no_ipex] if no_ipex else [])
     chosen = kernels.apply(model, optimizer, no_ipex, keep_memory, parallel_dropout) + kernels.autocast_in(computed)
     precision.compute_in(model, computed)
     applied.note(chosen, computed)

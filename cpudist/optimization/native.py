@@ -23,53 +23,58 @@ _VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Let the optimizer update all parameters in one kernel, in the steps that it is right for.
+    """Let the optimizer update all parameters in one kernel, in each step that the kernel is right for.
+
+    Between steps the optimizer is as before, so a copy of it, which has no hooks, is never fused. One that the user has
+    fused stays so.
 
     Returns:
         False where the optimizer has no such kernel.
     """
-    if type(optimizer) not in _FUSED:
-        return False
     groups = optimizer.param_groups
-    if any(group.get("differentiable") or group.get("capturable") for group in groups):
+    if type(optimizer) not in _FUSED or any(group.get("differentiable") or group.get("capturable") for group in groups):
         return False
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    if not all(parameter.is_floating_point() and parameter.device.type == "cpu" for parameter in parameters):
-        return False
-    for group in [optimizer.defaults, *groups]:
-        group["fused"], group["foreach"] = True, False
-    optimizer.register_step_pre_hook(_fuse_where_right)
+    if not any(group.get("fused") for group in groups):
+        optimizer.register_step_pre_hook(_fuse_where_right)
+        optimizer.register_step_post_hook(_unfuse)
     return True
 
 
 def _fuse_where_right(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Leave the groups of an optimizer unfused in a step whose tensors its fused kernel (2.8 to 2.13) cannot take.
+    """Fuse the groups of an optimizer whose fused kernel (2.8 to 2.13) does in this step what the others do.
 
     The kernels refuse sparse gradients, and momentum that only some of the parameters have so far. They read all
     tensors of a parameter in the order of memory, and update wrong elements where strides differ, without an error. A
     closure computes its gradients later, unseen.
     """
-    closure = any(value is not None for value in (*args[1:], *kwargs.values()))
+    if any(value is not None for value in (*args[1:], *kwargs.values())):
+        return
     for group in optimizer.param_groups:
         updated = [parameter for parameter in group["params"] if parameter.grad is not None]
-        states = [optimizer.state.get(parameter, {}) for parameter in updated]
-        begun = {state.get("momentum_buffer") is not None for state in states}
-        tensors = [
-            (parameter, tensor)
-            for parameter, state in zip(updated, states, strict=True)
-            for tensor in (parameter.grad, *state.values())
-        ]
-        group["fused"] = not closure and len(begun) < 2 and all(_same_order(*pair) for pair in tensors)
+        begun = {optimizer.state.get(parameter, {}).get("momentum_buffer") is not None for parameter in updated}
+        group["fused"] = len(begun) < 2 and all(
+            parameter.is_floating_point()
+            and parameter.device.type == "cpu"
+            and all(
+                _same_order(parameter, one) for one in (parameter.grad, *optimizer.state.get(parameter, {}).values())
+            )
+            for parameter in updated
+        )
 
 
-def _same_order(parameter: torch.Tensor, tensor: Any) -> bool:
+def _unfuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        group["fused"] = False
+
+
+def _same_order(parameter: torch.Tensor, value: Any) -> bool:
     """Return whether a gradient, or a value of the optimizer's state, has its elements in the parameter's order."""
-    if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape:
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return True
-    if tensor.layout is not torch.strided:
+    if value.layout is not torch.strided:
         return False
-    strides = zip(parameter.shape, parameter.stride(), tensor.stride(), strict=True)
-    return tensor.stride() == parameter.stride() or all(size == 1 or one == other for size, one, other in strides)
+    strides = zip(parameter.shape, parameter.stride(), value.stride(), strict=True)
+    return value.stride() == parameter.stride() or all(size == 1 or one == other for size, one, other in strides)
 
 
 def own_compile_cache(rank: int) -> str:

@@ -73,7 +73,7 @@ def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
     It replaces the type of an earlier call.
     """
-    forward = model.forward
+    forward: Any = model.forward
     earlier = isinstance(forward, functools.partial) and forward.func is _under_autocast
     if earlier:
         forward = forward.args[0]
