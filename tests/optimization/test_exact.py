@@ -1,9 +1,10 @@
-"""A model that `cpudist.optimize` has made faster is the user's: whatever is done to it, it trains as under plain torch.
+"""A model that `cpudist.optimize` has made faster trains as under torch's autocast, whatever a user does with it.
 
 A small model is trained twice, by the same program: by torch alone, under `torch.autocast`, and optimized.
 """
 
 import copy
+import inspect
 import io
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import cpudist
-from cpudist.optimization import ipex, precision
 
 pytestmark = pytest.mark.versions
 
@@ -61,11 +61,8 @@ class Net(nn.Module):
         return self.out(x)
 
 
-# Without "tie": a sparse embedding's gradient and an output layer's cannot be added.
-USES = (
-    "accumulate add average checkpointed clip copy freeze gradients load part pickle recompute scaler second sparse "
-    "target tie"
-).split()
+USES = ["accumulate", "add", "average", "checkpointed", "clip", "copy", "freeze", "gradients", "load", "part"]
+USES += ["pickle", "recompute", "scaler", "second", "sparse", "target", "tie"]
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
@@ -175,7 +172,105 @@ def _optimized(kind: str, dtype: torch.dtype, uses: set[str]) -> list[torch.Tens
 @settings(max_examples=60)
 def test_it_trains_as_under_torchs_autocast(kind: str, dtype: torch.dtype, uses: set[str]) -> None:
     if "sparse" in uses:
-        uses -= {"tie", "clip"}
-        kind = "SGD" if kind in ("AdamW", "momentum") else kind
+        uses -= {"tie", "clip"}  # torch adds no sparse gradient to a dense one, and cannot clip it
+        kind = "SGD" if kind == "AdamW" else kind  # which takes no sparse gradients
     for ours, wanted in zip(_optimized(kind, dtype, uses), _oracle(kind, dtype, uses), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-2, atol=1e-3)
+
+
+class Tree(nn.Module):
+    """Its forward pass calls itself, and shows what it computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(8, 8)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor, depth: int = 3) -> Any:
+        """Return a dictionary of tensors."""
+        self.seen.append(self.branch(x).dtype)
+        below = self(self.branch(x), depth - 1)["sum"] if depth else x
+        return {"sum": self.branch(x) + below, "ids": torch.arange(3), "exact": x.double()}
+
+
+def test_a_forward_pass_within_itself_and_in_other_threads() -> None:
+    """Also one that fails leaves autocast off."""
+    model, _ = cpudist.optimize(Tree(), None, torch.bfloat16, keep_memory=False)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    wanted, found = model(x)["sum"], []
+
+    def run() -> None:
+        for _ in range(20):
+            found.append((model(x)["sum"], torch.is_autocast_enabled("cpu")))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 60
+    assert all(torch.equal(output, wanted) and not on for output, on in found)
+    assert set(model.seen) == {torch.bfloat16}
+    assert [value.dtype for value in model(x).values()] == [torch.float32, torch.int64, torch.float64]
+    with pytest.raises(RuntimeError):
+        model(torch.ones(4, 9))
+    assert not torch.is_autocast_enabled("cpu")
+    assert model.branch(x).dtype is torch.float32, "a part that is called by itself"
+
+
+def test_the_newest_type_counts() -> None:
+    model: Any = Tree()
+    for dtype in (torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16, torch.float32):
+        cpudist.optimize(model, None, dtype, keep_memory=False)
+        model.seen.clear()
+        model(torch.ones(4, 8))
+        assert set(model.seen) == {dtype}
+
+
+def test_a_copy_is_a_model_of_its_own() -> None:
+    model, _ = cpudist.optimize(nn.Linear(8, 3), None, torch.bfloat16, keep_memory=False)
+    other = copy.deepcopy(model)
+    other(torch.ones(4, 8)).sum().backward()
+    assert (model.weight.grad, model.bias.grad) == (None, None)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not other(torch.ones(4, 8)).any()
+    assert model(torch.ones(4, 8)).any()
+    assert inspect.signature(other.forward) == inspect.signature(nn.Linear(8, 3).forward)
+
+
+def test_compiled_it_computes_the_same() -> None:
+    model, _ = cpudist.optimize(nn.Sequential(nn.Linear(8, 8), nn.GELU()), None, torch.bfloat16, ipex=False)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    outputs = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    outputs.sum().backward()
+    gradient, model[0].weight.grad = model[0].weight.grad, None
+    model(x).sum().backward()
+    assert torch.equal(outputs, model(x))
+    torch.testing.assert_close(gradient, model[0].weight.grad)
+
+
+def test_gradients_of_a_function_of_the_parameters() -> None:
+    """As torch.func computes them, for each sample, and without autocast."""
+    model, _ = cpudist.optimize(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1)), None, keep_memory=False)
+    samples = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+
+    def output(parameters: Any, sample: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (sample,)).squeeze()
+
+    each = torch.func.vmap(torch.func.grad(output), in_dims=(None, 0))(dict(model.named_parameters()), samples)
+    model(samples).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), parameter.grad)
+
+
+def test_a_scaler_scales_once_any_model_of_the_job_is_in_float16(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
+    assert not cpudist.scaler().is_enabled()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        cpudist.optimize(nn.Linear(2, 2), None, dtype, keep_memory=False)
+        assert cpudist.scaler().is_enabled()
+    cpudist.shutdown()
+    cpudist.init("gloo")
+    assert not cpudist.scaler().is_enabled(), "another job"
