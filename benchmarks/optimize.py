@@ -39,7 +39,7 @@ CANDIDATES = [
     "optimize, float32",
     "optimize, bfloat16",
     *([f"optimize, bfloat16, {TCMALLOC}"] if ALLOCATOR else []),
-    "optimize, bfloat16, compiled",
+    *([] if "--quick" in sys.argv else ["optimize, bfloat16, compiled"]),
     *(["Intel's recipe: bfloat16, weights prepacked, autocast"] if ipex.missing() is None else []),
 ]
 
