@@ -16,7 +16,6 @@ from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
-from cpudist.optimization import master_weights
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +156,6 @@ def wrap(
     job = require()
     scheme = job.communication.applicable(compress)
     wrapped = job.backend.wrap(model, **options)
-    master_weights.share(wrapped)
     job.communication.compress(wrapped, scheme)
     job.record.note_gradients_of(wrapped)
     return wrapped

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from cpudist import compiler
+from cpudist import compiler, job
 from cpudist.changes import Changes
 from cpudist.compiler import Compiler, Library
 from cpudist.errors import UserError
@@ -81,8 +81,25 @@ def draw_on_all_threads(changes: Changes | None) -> None:
 
 def _restore() -> None:
     global _replaced
-    _replaced._destroy()
+    if _replaced is not None:
+        _replaced._destroy()
     _replaced = None
+
+
+def divide(model: torch.nn.Module) -> bool:
+    """Draw the dropout of `model` on all threads.
+
+    Raises:
+        UserError: the kernel cannot be compiled or loaded.
+    """
+    running = job.current()
+    draw_on_all_threads(running.changes if running else None)
+    return True
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Leave the dropout of `model` to torch."""
+    _restore()
 
 
 def _command(compiler: Compiler, output: Path) -> list[str]:
