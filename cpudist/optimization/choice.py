@@ -68,20 +68,20 @@ def apply_kernels(
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
     if parallel_dropout:
-        chosen.append(_divide_dropout())
+        chosen += _divide_dropout(model)
+    else:
+        dropout.restore(model)
     return chosen
 
 
-def _divide_dropout() -> str:
-    """Draw dropout on all threads, where its kernel can be compiled; return the record's entry for it."""
-    running = job.current()
+def _divide_dropout(model: torch.nn.Module) -> list[str]:
+    """Draw the model's dropout on all threads, if that is faster; return the record's entries for it."""
     try:
-        dropout.draw_on_all_threads(running.changes if running else None)
+        return ["parallel dropout"] if dropout.divide(model) else []
     except UserError as error:
         if rank() == 0:
             say(f"warning: {error}; dropout stays on one thread")
-        return ONE_THREAD
-    return "parallel dropout"
+        return [ONE_THREAD]
 
 
 def multiply(dtype: torch.dtype) -> list[str]:
