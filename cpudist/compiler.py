@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
+import runpy
 import shutil
 import socket
 import subprocess
@@ -51,6 +53,19 @@ class Compiler:
         """Options for OpenMP's threads: torch's own pool, libgomp's. clang would add a runtime with another one."""
         return [] if "clang" in self.label else ["-fopenmp"]
 
+    def torch_options(self, source: Path) -> list[str]:
+        """Return the options for a shared library of `source` that includes torch's headers and links its libraries."""
+        import torch
+
+        folder = Path(torch.__file__).parent
+        return [
+            *("-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *self.openmp),
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            *(f"-isystem{folder / include}" for include in ("include", "include/torch/csrc/api/include")),
+            f"-ffile-prefix-map={source.parent}=csrc",  # errors name source files; bytes do not depend on the folder
+            *(f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu"),
+        ]
+
 
 @dataclass(frozen=True)
 class Library:
@@ -81,6 +96,20 @@ def find_compiler() -> Compiler | None:
         [command, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60, check=False
     )
     return Compiler(command, f"{Path(command).name}-{version.stdout.strip() or 'unknown'}")
+
+
+@cache
+def torch_version() -> str:
+    """Return torch.__version__, read from its file: importing torch takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise UserError("torch is not installed; pip install torch==2.13.0")
+    return str(runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"])
+
+
+def torch_release() -> str:
+    """Return torch's version without "+cpu" or "+cu128": the C++ interface is the same in all builds of a release."""
+    return torch_version().partition("+")[0]
 
 
 def cache_folder() -> Path:
