@@ -82,7 +82,15 @@ def init(
         >>> world.size
         2
     """
-    wanted = JobOptions.of(locals(), backend_options=options)
+    wanted = JobOptions(
+        backend=backend,
+        timeout=timeout,
+        interface=interface,
+        compress=compress,
+        resume=resume,
+        async_checkpoint=async_checkpoint,
+        stall=stall,
+    )
     running = current()
     if running is None:
         launcher = launchers.detect()

@@ -215,7 +215,23 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
-    return JobOptions.of(given, backend_options=own, from_flags=True)
+    return JobOptions(
+        backend=options.backend,
+        backend_options=own,
+        timeout=options.timeout,
+        interface=options.interface,
+        compress=options.compress,
+        resume=options.resume,
+        async_checkpoint=options.async_checkpoint,
+        stall=options.stall,
+        checkpoint_on_signal=options.checkpoint_on_signal,
+        record=options.record,
+        target=options.target,
+        metrics_port=options.metrics_port,
+        timeline=options.timeline,
+        steps=options.steps,
+        from_flags=True,
+    )
 
 
 def _run(

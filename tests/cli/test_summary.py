@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cpudist import summary
 from cpudist.cli.main import main
-from cpudist.job.record import _without_secrets
+from cpudist.observability import summary
+from cpudist.observability.record import _without_secrets
 
 
 def _run(folder: Path, losses: list[float], **fields: Any) -> Path:
