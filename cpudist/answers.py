@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -57,17 +57,18 @@ def _read_value(hint: Any, value: Any) -> Any:
     kind, arguments = get_origin(hint) or hint, get_args(hint)
     if is_dataclass(hint):
         return read(hint, value)  # type: ignore[arg-type]
-    if kind is Any:
+    if kind is Any or (kind is Literal and value in arguments):
         return value
     if NoneType in arguments:  # an optional value
         return None if value is None else _read_value(arguments[0], value)
-    written: Any = {float: (float, int), tuple: list, Mapping: dict}.get(kind, kind)
+    written: Any = {float: (float, int), tuple: list, Mapping: dict, Literal: ()}.get(kind, kind)
     if not isinstance(value, written) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{value!r:.80} is no {hint}")
     if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
         raise ValueError("the number is too large")
     if kind is tuple:
-        return tuple(_read_value(one, part) for one, part in zip(arguments, value, strict=True))
+        hints = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
+        return tuple(_read_value(one, part) for one, part in zip(hints, value, strict=True))
     if kind is list:
         return [_read_value(arguments[0], part) for part in value]
     if kind in (dict, Mapping):
