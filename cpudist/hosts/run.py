@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
-from cpudist.hosts.check import Checked, check, sentence, wait_for
+from cpudist.hosts.check import Checked, check, wait_for
 from cpudist.hosts.hostfile import spread, write
 from cpudist.hosts.remote import names
 from cpudist.hosts.restarts import Restarts
@@ -131,9 +131,9 @@ def _require_all(checked: Checked) -> None:
         UserError: there are errors; one line for each.
     """
     for finding in checked.of_level("warning"):
-        say(f"warning: {sentence(finding)}")
+        say(f"warning: {finding.line}")
     if errors := checked.of_level("error"):
-        raise UserError("\n".join(map(sentence, errors)))
+        raise UserError("\n".join(finding.line for finding in errors))
 
 
 def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
@@ -172,7 +172,7 @@ def _with_slots(host: Host, checked: Checked, part: Part | int | None) -> Host:
 
 def _answering(hosts: Sequence[Host], checked: Checked) -> list[Host]:
     for finding in checked.of_level("error"):
-        say(f"warning: going on without {sentence(finding)}")
+        say(f"warning: going on without {finding.line}")
     return [host for host in hosts if all(finding.level != "error" for finding in checked.findings.get(host, ()))]
 
 

@@ -50,14 +50,16 @@ class RankStacks:
     figures: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def from_json(cls, fields: Any) -> RankStacks:
-        """Read one of the answers that `main` has written.
+    def list_of(cls, listed: Any) -> list[RankStacks]:
+        """Read what `main` has written.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is something else.
         """
-        one = answers.read(cls, fields)
-        return replace(one, figures=_known(one.figures))
+        if not isinstance(listed, list):
+            raise ValueError("this is no list")
+        ranks = [answers.read(cls, fields) for fields in listed]
+        return [replace(one, figures=_known(one.figures)) for one in ranks]
 
 
 def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
