@@ -9,6 +9,7 @@ from cpudist.cli.train import script_in
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
 from cpudist.hosts.hostfile import read
+from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpis import MPI_BY_OPTION, find_mpirun
 
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     mpi, dry_run = values.pop("mpi"), values.pop("dry_run")
     if not values["arguments"]:
         raise UserError(NO_TARGET)
-    job = jobs.LaunchOptions(**values, script=script_in(values["arguments"]))
+    job = LaunchOptions(**values, script=script_in(values["arguments"]))
     if job.min_nodes is not None and not job.max_restarts:
         raise UserError("--min-nodes applies to restarts; give --max-restarts too, or leave it out")
     mpirun = find_mpirun(mpi)
