@@ -158,13 +158,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--async-checkpoint",
         action="store_true",
+        default=None,
         help="a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy; all are complete "
         "when the training ends",
     )
     parser.add_argument(
         "--resume",
         choices=RESUME,
-        default="auto",
         help="auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
         "script names one; never: it starts at its first step again",
     )

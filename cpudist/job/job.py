@@ -128,8 +128,8 @@ class Job:
         Raises:
             UserError: the number is not above 0, or the backend cannot change its limit.
         """
+        seconds = check_timeout(seconds)
         if seconds != self.timeout:
-            check_timeout(seconds)
             self.backend.set_timeout(seconds)
             self.timeout = seconds
             self._peers.set_timeout(seconds)
