@@ -88,7 +88,7 @@ def _restore() -> None:
 def _command(compiler: Compiler, output: Path) -> list[str]:
     # -Wno-psabi: vectors are passed to functions of this file alone.
     flags = ["-O3", "-std=c++20", "-fPIC", "-shared", "-Wno-psabi", *compiler.openmp]
-    return [compiler.command, *flags, "-o", str(output), str(_SOURCES / "dropout.cpp")]
+    return [*compiler.command, *flags, "-o", str(output), str(_SOURCES / "dropout.cpp")]
 
 
 @cache

@@ -102,7 +102,7 @@ def compile_command(
         if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
     ]
     return [
-        compiler.command,
+        *compiler.command,
         *("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *compiler.openmp),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *pybind,
