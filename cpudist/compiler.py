@@ -157,7 +157,8 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     if compiler is None:
         raise UserError(
             f"{library.what} must be compiled once and there is no C++ compiler {os.environ.get('CXX', 'g++')}; "
-            f"install the package g++, or run `cpudist build` where there is one and set CPUDIST_CACHE (looked in {folder})"
+            "install the package g++, or run `cpudist build` where there is one and set CPUDIST_CACHE"
+            f" (looked in {folder})"
         )
     target = folder / compiler.label / library.file
     with _lock(target.parent, library.what):
