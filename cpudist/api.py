@@ -33,8 +33,8 @@ def init(
     interface: str | None = None,
     pin: bool = True,
     compress: str | None = None,
-    resume: Literal["auto", "never"] = "auto",
-    async_checkpoint: bool = False,
+    resume: Literal["auto", "never"] | None = None,
+    async_checkpoint: bool | None = None,
     stall: float | None = None,
     **options: Any,
 ) -> World:
@@ -58,8 +58,8 @@ def init(
         compress: in which scheme gradients cross the network between hosts: ``"auto"``, ``"none"``, ``"bf16"``,
             ``"int8"``, ``"powersgd"`` or ``"powersgd:RANK"`` (docs/slow-networks.md). None: ``"none"``, and
             ``"auto"`` where Trainer is given ``use_ipex``.
-        resume: ``"auto"``: after a restart `Checkpoints` and Trainer go on from this run's newest complete checkpoint;
-            ``"never"``: they start at the first step again.
+        resume: ``"auto"`` (default): after a restart `Checkpoints` and Trainer go on from this run's newest complete
+            checkpoint; ``"never"``: they start at the first step again.
         async_checkpoint: a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy.
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.

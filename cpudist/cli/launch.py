@@ -10,6 +10,7 @@ from cpudist.cli.train import script_in
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
 from cpudist.hosts.hostfile import read
+from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpis import MPI_BY_OPTION, find_mpirun
 
@@ -118,7 +119,7 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     raise SystemExit(jobs.run(mpirun, job))
 
 
-def job_of(values: dict[str, Any], launcher: Launcher) -> jobs.LaunchOptions:
+def job_of(values: dict[str, Any], launcher: Launcher) -> LaunchOptions:
     """Return the job that a command's options describe.
 
     Raises:
@@ -131,4 +132,4 @@ def job_of(values: dict[str, Any], launcher: Launcher) -> jobs.LaunchOptions:
         )
     if not values["arguments"]:
         raise UserError(NO_TARGET)
-    return jobs.LaunchOptions(**values, script=script_in(values["arguments"]))
+    return LaunchOptions(**values, script=script_in(values["arguments"]))

@@ -149,8 +149,9 @@ class Job:
         Raises:
             UserError: the number is not above 0, or the backend cannot change its limit.
         """
+        seconds = check_timeout(seconds)
         if seconds != self.timeout:
-            self._context.set_timeout(check_timeout(seconds))
+            self._context.set_timeout(seconds)
 
     def take(self, options: JobOptions) -> None:
         """Take a script's options from its `cpudist.init` in this job, where the user has given none.

@@ -79,7 +79,7 @@ def library() -> Library:
 
 def _command(found: Compiler, output: Path) -> list[str]:
     source = _SOURCES / "dropout.cpp"
-    return [found.command, "-O3", "-o", str(output), str(source), *found.torch_options(source)]
+    return [*found.command, "-O3", "-o", str(output), str(source), *found.torch_options(source)]
 
 
 @cache

@@ -143,8 +143,8 @@ def test_the_module_of_a_wheel_needs_no_oneccl(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiling, "find_compiler", lambda: None)
-    with pytest.raises(UserError, match="install the package g\\+\\+"):
+    monkeypatch.setenv("CXX", "none-such")
+    with pytest.raises(UserError, match="no C\\+\\+ compiler none-such; install the package g\\+\\+"):
         compilation.ensure_built(tmp_path)
     binary = tmp_path / compilation._key(toolchain.find_oneccl()) / "clang++-19" / "cpudist_ccl.so"
     binary.parent.mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_a_failing_compiler_leaves_a_log_and_no_binary(monkeypatch: pytest.Monke
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'csrc/x.cpp:1: error: no such luck' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setattr(compiling, "find_compiler", lambda: compiling.Compiler(str(compiler), "g++-0"))
+    monkeypatch.setattr(compiling, "find_compiler", lambda: compiling.Compiler((str(compiler),), "g++-0"))
     with pytest.raises(UserError, match="no such luck"):
         compilation.ensure_built(tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.so"))

@@ -94,7 +94,7 @@ def compile_command(
         if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
     ]
     return [
-        *(compiler.command, "-O2", "-o", str(output), str(source)),
+        *(*compiler.command, "-O2", "-o", str(output), str(source)),
         *pybind,
         *(f"-isystem{path}" for path in (python_include, oneccl.prefix / "include")),
         *compiler.torch_options(source),
