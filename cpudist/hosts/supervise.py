@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from cpudist.console import number_of, say
@@ -21,7 +22,7 @@ from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.hosts.remote import names
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
-from cpudist.lost_ranks import JOB_ID, LostRank, first_killed
+from cpudist.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
@@ -114,7 +115,10 @@ def supervise(
     if not ended:
         return JobExit(FAILED, reason=reason, output_lost=output_lost, suspect=suspect)
     status = process.returncode
-    reason = str(killed) if killed else reason
+    if killed:
+        reason = str(killed)
+    elif status < 0:
+        reason = f"the launcher, {Path(command[0]).name}, {killed_by(-status)}"
     return JobExit(status if status >= 0 else 128 - status, reason=reason, output_lost=output_lost, suspect=suspect)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from cpudist.backends import embedding_rows
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
@@ -56,17 +54,8 @@ class Communication:
             say(f"{self._backend.name} averages gradients without compress={scheme}, which has no effect here")
         return NONE
 
-    def making_ddp(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return the context in which a model is put in DDP, before `compress`."""
-        return embedding_rows.output_layers_last(model) if self._sends_rows() else nullcontext()
-
-    def _sends_rows(self) -> bool:
-        return self.world.node_count > 1 and self.world.device_type == "cpu"
-
     def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
         """Send the gradients of a wrapped model in fewer bits. All ranks call it.
-
-        Across hosts it also lets the rows of tied embeddings follow the other gradients.
 
         Args:
             model: the model, as `Backend.wrap` or accelerate returns it.
@@ -79,8 +68,6 @@ class Communication:
         self._record.compression = scheme
         if self.world.node_count > 1:
             self._backend.compress(model, scheme)
-            if self._sends_rows():
-                self._record.embedding_rows = embedding_rows.send_apart(model)
             if scheme == AUTO:
                 self._choose_compression(model)
         elif scheme != NONE:

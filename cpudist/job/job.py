@@ -148,8 +148,9 @@ class Job:
         Raises:
             UserError: the number is not above 0, or the backend cannot change its limit.
         """
+        seconds = check_timeout(seconds)
         if seconds != self.timeout:
-            self._context.set_timeout(check_timeout(seconds))
+            self._context.set_timeout(seconds)
 
     def take(self, options: JobOptions) -> None:
         """Take a script's options from its `cpudist.init` in this job, where the user has given none.
@@ -167,21 +168,26 @@ class Job:
         """Return the job's backend for a script that asks for the backend `name` (None: any).
 
         Raises:
-            UserError: "auto" has chosen another one; a backend that the user has named comes first.
+            UserError: "auto" has chosen another one than the script asks for, which is not gloo; a backend that the
+                user has named comes first.
         """
         ours = self.world.backend
         if name in (None, ours):
             return ours
         if self.options.backend != "auto":
-            if self.world.rank == 0 and name not in self._overruled:
-                say(f"the script asks for the backend {name}; {self.options.written('backend')} comes first")
-            self._overruled.add(name)
-            return ours
-        theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
-        raise UserError(
-            f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend {ours} "
-            f"to stay on it{theirs}"
-        )
+            taken = f"; {self.options.written('backend')} comes first"
+        elif name == "gloo":  # torch's only backend for CPU tensors, where no other one is installed
+            taken = f" and joins the job on {ours}; --backend gloo puts it on gloo"
+        else:
+            theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
+            raise UserError(
+                f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend "
+                f"{ours} to stay on it{theirs}"
+            )
+        if self.world.rank == 0 and name not in self._overruled:
+            say(f"the script asks for the backend {name}{taken}")
+        self._overruled.add(name)
+        return ours
 
     def restart_backend(self, store: Store) -> None:
         """Start the backend again after `destroy_process_group`, with unused keys of the job's store."""

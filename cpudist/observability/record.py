@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -28,12 +27,12 @@ from cpudist.console import duration, names_of, number_of, say
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.rank_table import waiting
 from cpudist.observability.training_figures import Training
+from cpudist.private import new_file, without_secrets
 from cpudist.processes import own_age
 from cpudist.topology.identity import interface_of
 from cpudist.version import __version__
 
 _FILE = "cpudist.json"
-_SECRET = re.compile(r"((?:^|\0)[^\0=]*[-_](?:token|password|secret|key)[=\0])[^\0]*")
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
@@ -48,7 +47,6 @@ class RunRecord(Observer):
         training: an own loop's measurements, or those of the last Trainer.
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
-        embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
         gradient_times: when the gradients of a step are complete.
         network: see `note_network`.
         waiting: how long each rank has waited; see `rank_status.waiting`.
@@ -67,7 +65,6 @@ class RunRecord(Observer):
         self.training = self._own_loop = Training(job.counter)
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
-        self.embedding_rows: list[str] = []
         self.gradient_times: dict[str, Any] | None = None
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
@@ -183,9 +180,14 @@ class RunRecord(Observer):
                     self._attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"][: self._job.restarts]
         fields["attempts"][:0] = self._attempts
         path.parent.mkdir(parents=True, exist_ok=True)
-        replaces = path.is_file() or not path.exists()  # not /dev/null
-        written = path.with_name(f".{path.name}.{os.getpid()}") if replaces else path
-        written.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(fields, indent=2) + "\n"
+        if path.exists() and not path.is_file():  # /dev/null is not replaced
+            path.write_text(text, encoding="utf-8")
+            return
+        written = path.with_name(f".{path.name}.{os.getpid()}")
+        written.unlink(missing_ok=True)  # of a process that was killed
+        with new_file(written) as file:
+            file.write(text)
         written.replace(path)
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
@@ -195,7 +197,7 @@ class RunRecord(Observer):
         fields = {
             "cpudist": __version__,
             "torch": torch.__version__,
-            "command": _without_secrets([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+            "command": without_secrets([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
             "launcher": world.launcher,
             "hosts": list(world.hosts),
             "world_size": world.size,
@@ -227,14 +229,7 @@ class RunRecord(Observer):
         if self.compression is None or not self.gradients:
             return self.gradients
         before, after = self._job.backend.compressed_bytes() or (None, None)
-        compressed = {"compress": self.compression, "bytes": before, "compressed_bytes": after}
-        rows = {"embedding_rows": self.embedding_rows} if self.embedding_rows else {}
-        return {**self.gradients, **compressed, **rows}
-
-
-def _without_secrets(words: Sequence[str]) -> list[str]:
-    """Return a command's words, with *** for the values of options such as --hub_token."""
-    return _SECRET.sub(r"\1***", "\0".join(words)).split("\0")
+        return {**self.gradients, "compress": self.compression, "bytes": before, "compressed_bytes": after}
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import TrainerCallback
 
 from cpudist.console import say
+from cpudist.huggingface.training_arguments import computing_type
 from cpudist.huggingface.uneven_shares import SharedSampler
 from cpudist.observability.observers import ObservedJob, Observer
 from cpudist.observability.record import RunRecord
@@ -98,10 +100,8 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
 
 def _dtype(args: Any, model: Any) -> str | None:
     """Return the name of the type that the job computes in."""
-    if args.bf16 and not (args.use_cpu and model is not None and precision.slow_in_bf16(model)):
-        return "bfloat16"
-    if args.fp16:
-        return "float16"
+    if (dtype := computing_type(args)) is not torch.float32:
+        return precision.name(dtype)
     parameter = next(iter(model.parameters()), None) if model is not None else None
     return None if parameter is None else precision.name(parameter.dtype)
 
