@@ -16,7 +16,6 @@ from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
-from cpudist.optimization import master_weights
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +82,15 @@ def init(
         >>> world.size
         2
     """
-    wanted = JobOptions.of(locals(), backend_options=options)
+    wanted = JobOptions(
+        backend=backend,
+        timeout=timeout,
+        interface=interface,
+        compress=compress,
+        resume=resume,
+        async_checkpoint=async_checkpoint,
+        stall=stall,
+    )
     running = current()
     if running is None:
         launcher = launchers.detect()
@@ -156,9 +163,7 @@ def wrap(
     """
     job = require()
     scheme = job.communication.applicable(compress)
-    with job.communication.making_ddp(model):
-        wrapped = job.backend.wrap(model, **options)
-    master_weights.share(wrapped)
+    wrapped = job.backend.wrap(model, **options)
     job.communication.compress(wrapped, scheme)
     job.record.note_gradients_of(wrapped)
     return wrapped

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import itertools
 import os
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -16,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -54,6 +57,19 @@ class Compiler:
     command: tuple[str, ...]
     label: str
     openmp: tuple[str, ...] = ("-fopenmp",)
+
+    def torch_options(self, source: Path) -> list[str]:
+        """Return the options for a shared library of `source` that includes torch's headers and links its libraries."""
+        import torch
+
+        folder = Path(torch.__file__).parent
+        return [
+            *("-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *self.openmp),
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            *(f"-isystem{folder / include}" for include in ("include", "include/torch/csrc/api/include")),
+            f"-ffile-prefix-map={source.parent}=csrc",  # errors name source files; bytes do not depend on the folder
+            *(f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,20 @@ def _named() -> tuple[tuple[str, ...], str]:
     digest = f"-{zlib.crc32(options.encode()):08x}" if options else ""
     found = bool(programs) and all(map(shutil.which, programs))
     return tuple(words) if found else (), f"{name}{digest}"
+
+
+@cache
+def torch_version() -> str:
+    """Return torch.__version__, read from its file: importing torch takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise UserError("torch is not installed; pip install torch==2.13.0")
+    return str(runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"])
+
+
+def torch_release() -> str:
+    """Return torch's version without "+cpu" or "+cu128": the C++ interface is the same in all builds of a release."""
+    return torch_version().partition("+")[0]
 
 
 def cache_folder() -> Path:

@@ -13,10 +13,10 @@ from cpudist.cli.parser import Parser
 from cpudist.errors import Finding, UserError
 from cpudist.hosts.hostfile import read
 from cpudist.hosts.remote import ask_all, run_on, understood
-from cpudist.job.rank_answers import RankStacks, ask_ranks
-from cpudist.job.stack_server import SIGNAL
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.observability.rank_answers import RankStacks, ask_ranks
+from cpudist.observability.stack_server import SIGNAL
 from cpudist.processes import python_main
 
 HELP = "show what every rank of a running job is doing"
@@ -69,7 +69,7 @@ def ask(hosts: Sequence[Host] | None, task: str) -> tuple[Jobs, list[str]]:
 
 def _ask(hosts: Sequence[Host], task: str) -> tuple[list[RankStacks], list[str]]:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
-    words = python_main("cpudist.job.rank_answers", path=path)
+    words = python_main("cpudist.observability.rank_answers", path=path)
 
     async def ask_host(host: Host) -> list[RankStacks] | Finding:
         return understood(host, await run_on(host, words, _SECONDS), RankStacks.list_of)

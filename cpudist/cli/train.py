@@ -102,6 +102,7 @@ def _parser() -> Parser:
         epilog=_EPILOG,
         add_help=False,
     )
+    parser.unknown_option_hint = "the launcher starts the ranks, as in: cpudist run --nproc 2 train.py"
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument(
         "--backend",
@@ -216,7 +217,23 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
-    return JobOptions.of(given, backend_options=own, from_flags=True)
+    return JobOptions(
+        backend=options.backend,
+        backend_options=own,
+        timeout=options.timeout,
+        interface=options.interface,
+        compress=options.compress,
+        resume=options.resume,
+        async_checkpoint=options.async_checkpoint,
+        stall=options.stall,
+        checkpoint_on_signal=options.checkpoint_on_signal,
+        record=options.record,
+        target=options.target,
+        metrics_port=options.metrics_port,
+        timeline=options.timeline,
+        steps=options.steps,
+        from_flags=True,
+    )
 
 
 def _run(

@@ -49,7 +49,9 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
                 raise
             job = JobExit(FAILED, reason=str(error))
         output_lost = output_lost or job.output_lost
-        if job.reason and job.status:
+        if job.stopped and job.reason:
+            say(f"the job was {job.reason}")
+        elif job.reason and job.status:
             say(f"the job failed: {job.reason} (exit status {job.status})")
         elif job.reason:
             say(f"warning: {job.reason}")

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import torch
+
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
-from cpudist.optimization.choice import check_float16
+from cpudist.optimization import precision
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ class _Flags:
 
 class _NotGiven(float):
     """The default of ddp_timeout, which differs from the same number given by the user."""
+
+
+def computing_type(args: Any) -> torch.dtype:
+    """Return the type that a Trainer with these arguments computes in, besides its parameters' own."""
+    return precision.fitting(torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32)
 
 
 def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]:
@@ -88,7 +95,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
             self.ddp_backend = job.check_backend(self.ddp_backend)
         self.use_cpu = job.world.device_type == "cpu"
         if self.fp16 or self.fp16_full_eval:
-            check_float16()
+            precision.check(torch.float16)
         if self.ddp_compress is not None:
             job.communication.set_compression(self.ddp_compress, f"--ddp_compress {self.ddp_compress}")
         elif self.use_ipex and job.communication.compression is None:

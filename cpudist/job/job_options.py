@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -20,19 +20,20 @@ _LATE = ("compress", "resume", "async_checkpoint", "stall")
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options of a job, checked when they are made. Each is an argument, and a flag, of this name.
+    """Options of a job, checked when they are made. Each field is a keyword argument and a command-line flag.
 
     Attributes:
         backend: a backend's name, or "auto".
         backend_options: the backend's own, by their names; see `Backend.configure`.
         timeout: bound on the start and on every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages; None: any.
-        compress: in which scheme gradients cross the network; None: the user has not said.
-        resume: "never": a training does not go on from this run's newest checkpoint after a restart; None: not given.
-        async_checkpoint: whether Trainer's checkpoints are written while the training goes on; None: not given.
-        stall: after how many seconds without a sign of life the job ends; None: never.
+        compress: the compression of gradients between hosts; None: not given.
+        resume: "auto" resumes a training from this run's newest checkpoint after a restart, "never" does not; None: not
+            given.
+        async_checkpoint: whether Trainer's checkpoints are written in the background; None: not given.
+        stall: end the job after so many seconds without a sign of life; None: never.
         checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
-        record: the file of the run record; None: none that the user has named.
+        record: the file of the run record; None: not given.
         target: the program that cpudist-train runs.
         metrics_port: address and port where rank 0 serves figures for Prometheus.
         timeline, steps: the file of a trace of all ranks; the first optimizer step in it, and the end.
@@ -70,11 +71,6 @@ class JobOptions:
             raise UserError("--metrics-port needs prometheus-client; install it with: pip install 'cpudist[metrics]'")
         if self.steps is not None and self.timeline is None:
             raise UserError("--steps says which steps --timeline records; give --timeline FILE, too")
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], **others: Any) -> JobOptions:
-        """Return the options among the arguments, or parsed flags, `given`, and `others`."""
-        return cls(**{one.name: given[one.name] for one in fields(cls) if one.name in given} | others)
 
     @property
     def resumes(self) -> bool:

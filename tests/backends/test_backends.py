@@ -1,5 +1,6 @@
 """The registry of backends, and what the ccl backend decides before it talks to anybody."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -180,6 +181,39 @@ def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: 
     assert extension.choose_transport() == "ofi"
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
     assert extension.choose_transport() == "mpi", "what the user has set stays"
+
+
+def test_only_import_statements_of_the_users_code_find_intels_binding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = (
+        "import importlib\n"
+        "import importlib.util\n"
+        "found = importlib.util.find_spec('torch_ccl')\n"
+        "try:\n"
+        "    importlib.import_module('torch_ccl')\n"
+        "except ImportError:\n"
+        "    pass\n"
+        "else:\n"
+        "    found = True\n"
+        "try:\n"
+        "    import torch_ccl\n"
+        "except ImportError:\n"
+        "    torch_ccl = None\n"
+    )
+    for folder, name in (("site-packages", "a_library"), ("project", "a_users_module")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text(module)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    loaded = {**sys.modules}
+    try:
+        library, users = importlib.import_module("a_library"), importlib.import_module("a_users_module")
+    finally:
+        for name in sys.modules.keys() - loaded.keys():
+            del sys.modules[name]
+    assert (library.found, library.torch_ccl) == (None, None)
+    assert users.found is None
+    assert users.torch_ccl.cwd == str(Path(register.__file__).parent)
 
 
 _BINDING = """

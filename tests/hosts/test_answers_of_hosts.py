@@ -13,10 +13,10 @@ from cpudist.cli import top
 from cpudist.errors import Finding
 from cpudist.hosts import check
 from cpudist.hosts.remote import Answer, understood
-from cpudist.job.rank_answers import RankStacks
-from cpudist.job.rank_table import rows_of
-from cpudist.job.stack_server import StackAddress
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.observability.rank_answers import RankStacks
+from cpudist.observability.rank_table import rows_of
+from cpudist.observability.stack_server import StackAddress
 
 HOST = Host("h1", 4, "hosts, line 2")
 FIGURES = {"host": "h1", "at": 1.0, "steps": 3, "waited": 0.5, "loading": 0.1, "processor": 1.0, "memory": 1 << 30}

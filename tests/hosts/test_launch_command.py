@@ -205,6 +205,19 @@ def test_a_job_on_this_host_with_all_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.job
+def test_run_starts_the_ranks_of_an_unmodified_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\ndist.init_process_group()\nones = torch.ones(1)\n"
+        "dist.all_reduce(ones)\nprint(int(ones), *sys.argv[1:])\n"
+    )
+    command = [str(jobs.BIN / "cpudist"), "run", "--nproc", "2", str(script), "--epochs", "3"]
+    done = jobs.run(command, timeout=90)
+    assert done.returncode == 0, done.output
+    assert done.stdout.split() == ["2", "--epochs", "3"], done.output  # rank 0's output alone
+
+
+@pytest.mark.job
 def test_ctrl_c_while_a_host_is_asked(tmp_path: Path) -> None:
     """The host does not answer: without Ctrl-C, `cpudist launch` waits 60 seconds. `jobs.run` sees that ssh ends."""
     asked, hosts, ssh = (tmp_path / name for name in ("asked", "hosts", "ssh"))

@@ -28,8 +28,12 @@ def train(steps: int, folder: str) -> None:
     """Train a BERT with 24.5 million parameters; a rank of the job."""
     from transformers import Trainer, TrainingArguments
 
+    from cpudist import job
     from cpudist.bench.between_hosts import bert, random_tokens
+    from cpudist.observability.gradient_times import GradientTimes
 
+    running = job.require()
+    running.observers.add(GradientTimes(running, running.record))
     samples = [{"input_ids": row, "labels": row} for row in random_tokens(0, (4 * _BATCH * steps, _TOKENS))]
     arguments = TrainingArguments(
         folder,
@@ -124,7 +128,7 @@ def main() -> None:
 
     if reason := missing():
         sys.exit(reason)
-    from cpudist import forecast
+    from cpudist.observability import forecast
 
     forecast.BYTE /= _QUOTA  # they are for a whole core
     forecast.VALUE = {scheme: seconds / _QUOTA for scheme, seconds in forecast.VALUE.items()}
@@ -146,7 +150,7 @@ def main() -> None:
 
 def _compare(one: dict[str, Any], run: dict[str, Any], rate: str, hosts: int, scheme: str) -> float:
     from cpudist.cli.forecast import network_rate
-    from cpudist.forecast import forecast
+    from cpudist.observability.forecast import forecast
 
     expected, measured = forecast(one, hosts, scheme, network_rate(rate)), _step(run)
     error = expected.step / measured - 1

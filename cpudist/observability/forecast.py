@@ -1,0 +1,114 @@
+"""Forecast of a training on other numbers of hosts, from the record of a run and the bandwidth of the network.
+
+Each rank keeps its batch, so a step computes as long on every host as on one. Its gradients leave in the order and at
+the times that the record has; a step waits for what the rest of the backward pass does not hide. To sum B bytes over n
+hosts, each sends and receives 2 (n - 1)/n B, in 2 (n - 1) messages: the ring of Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH" (2005). Compression makes the bytes fewer. Cores carry,
+convert and add them, and compute so much less meanwhile. Each step also waits for its slowest host, by as much as one
+host's steps differ. The computing of a run on several hosts is its step less its waiting and this work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+from cpudist.errors import UserError
+
+Record = Mapping[str, Any]
+
+# Bytes of a value by scheme, as docs/slow-networks.md has them; PowerSGD's depend on the shapes of the weights.
+SCHEMES = {"none": 4.0, "bf16": 2.0, "int8": 4 / 3.9}
+BYTE, VALUE = 1e-9, {"none": 0.5e-9, "bf16": 2e-9, "int8": 2.9e-9}  # seconds of a core for each
+_LATENCY = 5e-5  # seconds of a message
+_PAYS = 0.05  # Recommend compression only if it shortens the step by 5 %.
+_ADDS = 0.5  # Smallest speed-up that justifies another host.
+
+
+class Forecast(NamedTuple):
+    """A step on so many hosts, in seconds, and its efficiency against one host; `measured` of such a run."""
+
+    hosts: int
+    compress: str
+    step: float
+    waiting: float
+    samples_per_second: float | None
+    efficiency: float
+    memory: int
+    measured: float | None = None
+
+
+def check(record: Record, name: str) -> None:
+    """Check that the record, which the user calls `name`, has what a forecast needs.
+
+    Raises:
+        UserError: it has not.
+    """
+    if not ((record.get("step_seconds") or {}).get("median") and record.get("gradient_times")):
+        raise UserError(f"{name} has no times of gradients; make a run of 12 steps or more with --timeline FILE")
+    hosts, compress = kind(record)
+    if record["gradient_times"]["waiting"] is None and hosts > 1:
+        raise UserError(f"{name} does not say how long it waited, being of {record['backend']}; make a run with ccl")
+    if compress not in SCHEMES:
+        raise UserError(f"{name} is of --compress {compress}; make a run with none, bf16 or int8")
+
+
+def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> Forecast:
+    """Return a step on so many hosts, from a record that `check` has passed.
+
+    Args:
+        compress: one of `SCHEMES`.
+        bandwidth: of each host, bytes a second in each direction.
+    """
+    (own, scheme), measured, times = kind(record), record["step_seconds"]["median"], record["gradient_times"]
+    computing = measured - (times["waiting"] + _sums(record, own, scheme, bandwidth)[0] if own > 1 else 0.0)
+    taken, waiting = _sums(record, hosts, compress, bandwidth) if hosts > 1 else (0.0, 0.0)
+    spread = (record["step_seconds"].get("p95", measured) - measured) / NormalDist().inv_cdf(0.95) if own == 1 else 0.0
+    waiting += spread * NormalDist().inv_cdf((hosts - 0.375) / (hosts + 0.25))  # for the last of so many: Blom (1958)
+    step, rate = computing + taken + waiting, record["samples_per_second"]
+    errors = (compress == "int8") - (scheme == "int8")  # of rounding, in float32, which int8 keeps
+    return Forecast(
+        hosts,
+        compress,
+        step,
+        waiting,
+        rate and rate * measured / own * hosts / step,
+        computing / step,
+        record["memory"] + 4 * errors * times["values"],
+    )
+
+
+def _sums(record: Record, hosts: int, compress: str, bandwidth: float) -> tuple[float, float]:
+    """Return how long the sums keep a rank's threads from computing, and how long it waits for the rest of them."""
+    ranks, times = record["world_size"] // len(record["hosts"]), record["gradient_times"]
+    parties, share = (hosts, 1 / ranks) if record["backend"] == "ccl" else (hosts * ranks, 1.0)  # ccl sums in hosts
+    messages, size = 2 * (parties - 1), sum(size for _, size in times["groups"])
+    sent = messages / parties * min(SCHEMES[compress] * times["values"], size)
+    work = share * (BYTE * sent + VALUE[compress] * times["values"])
+    end, taken = -math.inf, 0.0
+    for early, part in times["groups"]:
+        end = max(end, taken - early) + messages * _LATENCY + max(sent / bandwidth, work) * part / size
+        taken += work / record["pinning"][0]["omp_threads"] * part / size
+    return taken, max(end - taken, 0.0)
+
+
+def kind(record: Record) -> tuple[int, str]:
+    """Return the number of a run's hosts, and its compression."""
+    return len(record["hosts"]), str((record.get("gradients") or {}).get("compress") or "none").partition(":")[0]
+
+
+def advice(found: Sequence[Forecast]) -> str:
+    """Return in a sentence what limits the most hosts, which compression pays there, and where hosts stop paying."""
+    order = sorted(found, key=lambda one: one.step * (1 + _PAYS * [*SCHEMES].index(one.compress)), reverse=True)
+    best = {one.hosts: one for one in order}
+    last, plain = best[max(best)], [one for one in found if one.compress == "none"][-1]
+    limit = "the network" if 2 * plain.waiting > plain.step else "computing"
+    pays = "no --compress" if last == plain else f"--compress {last.compress}"
+    speeds = {hosts: hosts * best[hosts].efficiency for hosts in sorted(best)}
+    gains = [(few, many, (speeds[many] - speeds[few]) / (many - few)) for few, many in itertools.pairwise(speeds)]
+    few, many, gain = next((one for one in gains if one[2] < _ADDS), gains[-1] if gains else (1, 1, 1.0))
+    adds = f"from {few} to {many} each one adds {gain:.2f} of a host" + (", which does not pay" if gain < _ADDS else "")
+    return f"On {last.hosts} hosts {limit} is the limit, and {pays} pays; {adds}."

@@ -1,0 +1,60 @@
+"""The pace of this rank: what it has done so far, in steps and seconds. Every rank publishes it with its status."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psutil
+import torch
+
+from cpudist.observability.observers import ObservedJob, Observer
+from cpudist.supervision.rank_status import Pace
+from cpudist.topology.machine import clock_of
+
+if TYPE_CHECKING:
+    from cpudist.observability.record import RunRecord
+
+
+class PaceMeter(Observer):
+    """Reads this rank's pace."""
+
+    otherwise: ClassVar[dict[str, object]] = {"figures": {}}
+
+    def __init__(self, job: ObservedJob, record: RunRecord) -> None:
+        self._job, self._record = job, record
+        self._known = {"host": job.world.hosts[job.world.node_rank], "restarts": job.restarts}
+
+    def figures(self) -> dict[str, Any]:
+        """Return what `cpudist top` shows of this rank."""
+        now = self.read()
+        return {**self._known, **(asdict(now) if now else {}), **self._record.newest()}
+
+    def read(self, *, at_end: bool = False) -> Pace | None:
+        """Return this rank's pace, None after an error; any thread may call this."""
+        used, backend, counter = resource.getrusage(resource.RUSAGE_SELF), self._job.backend, self._job.counter
+        return Pace(
+            counter.steps,
+            time.monotonic(),
+            backend.communication_seconds(),
+            backend.communicated_bytes(),
+            counter.loading,
+            used.ru_utime + used.ru_stime,
+            psutil.Process().memory_info().rss,
+            _run_queue_delay(),
+            used.ru_minflt + used.ru_majflt,
+            clock_of(min(os.sched_getaffinity(0))),
+            torch.get_num_threads(),
+            self._record.training.communication_share() if at_end else None,
+        )
+
+
+def _run_queue_delay() -> float | None:
+    try:  # of the main thread, the second number (the kernel's sched-stats.rst)
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return None

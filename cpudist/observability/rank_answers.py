@@ -1,0 +1,155 @@
+"""Ask all ranks of this user on this machine for their status and stacks, also those that do not answer.
+
+The module must not import torch: `cpudist stacks` and `cpudist top` import it, and run it on other hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cpudist import answers
+from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
+
+_ANSWER_SECONDS = 2.0  # A rank's thread needs Python's interpreter lock to answer.
+_SIGNAL_SECONDS = 2.0  # The signal's handler does not need it.
+_AT_ONCE = 32  # Ranks are asked in parallel.
+
+# The figures that are read, with their types; a rank of another version may have others.
+_FIGURES = {
+    **dict.fromkeys(("host", "checkpoint"), str | None),
+    **dict.fromkeys(("steps", "bytes", "memory", "threads", "restarts"), int | None),
+    **dict.fromkeys(("waited", "loading", "processor"), float | None),
+    "at": float,
+    "losses": list[float],
+}
+
+
+@dataclass(frozen=True, order=True)
+class RankStacks:
+    """What a rank answers.
+
+    Attributes:
+        address: its address.
+        user: the user of its process.
+        text: its status in the first line, then its stacks.
+        figures: those of `_FIGURES` that it has; empty where its thread does not answer.
+    """
+
+    address: StackAddress
+    user: int
+    text: str
+    figures: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def list_of(cls, listed: Any) -> list[RankStacks]:
+        """Read what `main` has written.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(listed, list):
+            raise ValueError("this is no list")
+        ranks = [answers.read(cls, fields) for fields in listed]
+        return [replace(one, figures=_known(one.figures)) for one in ranks]
+
+
+def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
+    """Return the answer of every rank on this machine that this user may ask.
+
+    Any user may name a socket like a rank's, so only root asks other users' processes.
+
+    Args:
+        processes: ask these ranks alone, and leave out those whose threads do not answer; None: signal these, after
+            which the stacks of a busy one may also get into its own output.
+    """
+    addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answered = pool.map(lambda address: _ask(address, processes), addresses)
+    return [
+        RankStacks(address, user, *_parts(text))
+        for address, (user, text) in zip(addresses, answered, strict=True)
+        if text
+    ]
+
+
+def main() -> None:
+    """Print the answers of this machine's ranks as JSON, for `cpudist stacks` and `cpudist top` on another host."""
+    print(json.dumps([asdict(one) for one in ask_ranks()]))
+
+
+def _parts(answer: str) -> tuple[str, dict[str, Any]]:
+    """Return the text of a rank's answer, and the figures in its first line; the signal's handler writes none."""
+    first, _, text = answer.partition("\n")
+    if first.startswith("{"):
+        with suppress(ValueError):  # of a process that only has a rank's name
+            return _printable(text), _known(answers.last_line(first))
+    return _printable(answer), {}
+
+
+def _known(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: figures[name] for name, kind in _FIGURES.items() if name in figures and answers.fits(kind, figures[name])
+    }
+
+
+def _printable(text: str) -> str:
+    """Return `text` without characters that could control a terminal."""
+    return "".join(letter if letter in "\n\t" or letter.isprintable() else "�" for letter in text)
+
+
+def _sockets() -> list[str]:
+    lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]
+    return [fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8]
+
+
+def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int, str]:
+    """Return a rank's user, and its status and stacks; no text where it has ended or may not be asked."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            connection.connect(address.socket_name())
+        except OSError:
+            return 0, ""
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, user, _ = struct.unpack("3i", credentials)  # of the process that listens, as it is numbered here
+        if os.getuid() not in (0, user) or (processes is not None and pid not in processes):
+            return user, ""
+        text = b""
+        try:
+            while len(text) < MOST_BYTES and (part := connection.recv(1 << 16)):
+                text += part
+            return user, text.decode(errors="replace")
+        except OSError:
+            return user, _without_its_thread(address, pid) if processes is None else ""
+
+
+def _without_its_thread(address: StackAddress, pid: int) -> str:
+    """Return the stacks of a rank whose thread does not answer: by the signal, or from /proc."""
+    name = f"rank {address.rank} (process {pid})"
+    try:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        if status["State"][0] in "tT":
+            return f"{name} is stopped; kill -CONT {pid} lets it go on\n"
+        if not int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1:  # it would end the process
+            return f"{name} does not answer\n"
+        pipe = os.open(f"/proc/{pid}/fd/{address.pipe}", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            read_pipe(pipe, wait=0)  # what an earlier signal has left there
+            os.kill(pid, SIGNAL)
+            text = read_pipe(pipe, wait=_SIGNAL_SECONDS).decode(errors="replace")
+        finally:
+            os.close(pipe)
+    except (OSError, KeyError, ValueError) as error:
+        return f"{name} does not answer: {error}\n"
+    if not text:
+        return f"{name} does not answer, nor take a signal; its state is {status['State']}\n"
+    return f"{name} runs no Python just now\n  its stacks, the innermost line first:\n{text}"

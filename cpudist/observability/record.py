@@ -1,0 +1,251 @@
+"""The run record: a JSON file by rank 0 about the job's hosts, speed and end.
+
+Its fields are public (docs/reference.md). Each part of cpudist adds its fields: the job its world, `optimize` its
+choice, the step timer the steps. Unknown fields are null, as in a script without Trainer.
+
+Under `cpudist-train`, rank 0 also prints a line when several ranks have started, and one when they have ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from cpudist.console import duration, names_of, number_of, say
+from cpudist.observability.observers import ObservedJob, Observer
+from cpudist.observability.rank_table import waiting
+from cpudist.observability.training_figures import Training
+from cpudist.private import new_file, without_secrets
+from cpudist.processes import own_age
+from cpudist.version import __version__
+
+_FILE = "cpudist.json"
+
+Exit = Literal["running", "completed", "interrupted", "failed"]
+
+
+class RunRecord(Observer):
+    """The record of one job. Every rank has one; rank 0 writes its own.
+
+    Attributes:
+        path: the file to write; None: it is found at the end.
+        dtype: the type that the job computes in, such as "bfloat16".
+        optimizations: the optimisations of the model; the first is "ipex" or "native".
+        training: an own loop's measurements, or those of the last Trainer.
+        gradients: how gradients are reduced; see `note_gradients_of`.
+        compression: the scheme in which they cross the network; None where no model was wrapped.
+        gradient_times: when the gradients of a step are complete.
+        network: the interface and address of rank 0's host over which the ranks found the store.
+        waiting: how long each rank has waited; see `rank_status.waiting`.
+        checkpoint: the newest that was saved.
+        compared: figures of the newest comparison of the ranks' paces, on rank 0.
+    """
+
+    otherwise: ClassVar[dict[str, object]] = {"newest": {}}
+
+    def __init__(self, job: ObservedJob) -> None:
+        self.path: Path | None = None
+        self._results: Path | None = None
+        self._run: Path | None = None
+        self.dtype: str | None = None
+        self.optimizations: list[str] = []
+        self.training = self._own_loop = Training(job.counter)
+        self.gradients: dict[str, Any] = {}
+        self.compression: str | None = None
+        self.gradient_times: dict[str, Any] | None = None
+        self.network: dict[str, str | None] = {}
+        self.waiting: list[dict[str, Any]] = []
+        self.checkpoint: str | None = None
+        self.compared: dict[str, float] = {}
+        self._job = job
+        self._pinning: list[dict[str, Any]] = [
+            {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
+            for rank, member in enumerate(job.members)
+        ]
+        self._attempts: list[list[int]] | None = None  # the earlier ones in the file; None: not read yet
+        self._tells = False  # whether rank 0 has reported what has started, and will report how it ends
+
+    def step(self, optimizer: Any) -> None:
+        """Time a step of an own loop, except for the first, which warms up; a Trainer's callback times its steps."""
+        if self.training is not self._own_loop:
+            return
+        communicated = self._job.backend.communication_seconds()
+        if self.training.steps > 1:
+            self.training.end_step(communicated)
+        else:
+            self.training.begin_step(communicated)
+
+    def begin(self) -> None:
+        """Report that the job has started, and later how it ends."""
+        world, transport = self._job.world, self._job.backend.transport()
+        self._tells = world.rank == 0 and world.size > 1 and world.launcher != "notebook"
+        if self._tells:
+            backend = f"{world.backend} over {transport}" if transport else world.backend
+            say(f"{world.size} ranks on {names_of(world.hosts)}, {backend}, started in {duration(own_age())}")
+
+    def write_to(self, path: Path) -> None:
+        """Write to `path`, which the user has named, from now on. A killed job leaves a record that says "running"."""
+        self.path = path.absolute()  # the script may change the working directory
+        self.write("running")
+
+    def name_run(self, program: str, runs: str = "") -> None:
+        """Without another place write into a new folder of `runs`, named after the program; but not for our own."""
+        runs = os.environ.get("CPUDIST_RUNS", runs)
+        if runs and program and program.partition(".")[0] != "cpudist":
+            name = os.path.basename(program).removesuffix(".py")
+            self._run = Path(runs, f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
+
+    def leave_in(self, folder: Path) -> None:
+        """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.
+
+        The record is never alone there. Hugging Face's scripts refuse an output folder that is not empty, so with a
+        record alone in it the job could not start again.
+        """
+        self._results = folder
+
+    def note_gradients_of(self, model: torch.nn.Module) -> None:
+        """Note how the gradients of a wrapped model are reduced, at its first use: until then hooks may be added."""
+
+        def note(model: torch.nn.Module, args: Any) -> None:  # not a method: copying the model would copy the record
+            handle.remove()
+            self.note_gradients(model)
+
+        if _gradients(model):
+            handle = model.register_forward_pre_hook(note)
+
+    def note_gradients(self, model: torch.nn.Module) -> None:
+        """Note how the gradients of a wrapped model are reduced."""
+        self.gradients = _gradients(model)
+
+    def note_waiting(self) -> None:
+        """Note how long each rank has waited, at the end of the job on rank 0."""
+        self.waiting = waiting(self._job.statuses())
+
+    def newest(self) -> dict[str, Any]:
+        """Return the checkpoint and the losses so far, for `cpudist top`."""
+        return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:]}
+
+    def write(self, exit: Exit) -> None:
+        """Write the file on rank 0, and report how the job has ended; the report of a failure stays the last line."""
+        if self._job.world.rank:
+            return
+        where = ""
+        try:
+            self.path = self.path or self._choose_path(exit)
+            if self.path is not None:
+                self._write_file(self.path, exit)
+                where = f"; record in {min(str(self.path), os.path.relpath(self.path), key=len)}"
+        except OSError as error:
+            say(f"the run record was not written: {error}; --record FILE names another place")  # no reason to fail
+        if self._tells and exit in ("completed", "interrupted"):
+            steps = f", {number_of(self.training.steps, 'step')}" if self.training.steps else ""
+            say(f"{exit} after {duration(own_age())}{steps}{where}")
+
+    def _choose_path(self, exit: Exit) -> Path | None:
+        """Return the file beside the results, or in a new folder.
+
+        A job that fails before its first step, most often by a wrong option, leaves no folder.
+        """
+        if self._results is not None and any(self._results.glob("*")):
+            return self._results / _FILE
+        if self._run is None or (exit == "failed" and not self.training.steps):
+            return None
+        self._tells = True  # also of one process: the user learns of the folder
+        return self._run / _FILE
+
+    def _write_file(self, path: Path, exit: Exit) -> None:
+        """Replace the file at once: readers see the old or the new one."""
+        fields = self.as_dict(exit)
+        if self._attempts is None:  # not at the end: the file has this attempt by then
+            self._attempts = []
+            with suppress(OSError, ValueError, KeyError):
+                if self._job.restarts and path.is_file():  # reading a pipe would wait
+                    self._attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"][: self._job.restarts]
+        fields["attempts"][:0] = self._attempts
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(fields, indent=2) + "\n"
+        if path.exists() and not path.is_file():  # /dev/null is not replaced
+            path.write_text(text, encoding="utf-8")
+            return
+        written = path.with_name(f".{path.name}.{os.getpid()}")
+        written.unlink(missing_ok=True)  # of a process that was killed
+        with new_file(written) as file:
+            file.write(text)
+        written.replace(path)
+
+    def as_dict(self, exit: Exit) -> dict[str, Any]:
+        """Return the record's fields, in the order of the file."""
+        training, world, backend = self.training, self._job.world, self._job.backend
+        seconds, losses = training.step_seconds(), training.losses or [math.nan]
+        fields = {
+            "cpudist": __version__,
+            "torch": torch.__version__,
+            "command": without_secrets([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+            "launcher": world.launcher,
+            "hosts": list(world.hosts),
+            "world_size": world.size,
+            "backend": world.backend,
+            "transport": backend.transport(),
+            "network": self.network,
+            "dtype": self.dtype,
+            "optimizations": self.optimizations,
+            "gradients": self._described_gradients() or None,
+            "gradient_times": self.gradient_times,
+            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "pinning": self._pinning,
+            "steps": training.steps or None,
+            "samples_per_second": _rounded(training.samples_per_second()),
+            "step_seconds": {"median": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},
+            "communication_share": _rounded(training.communication_share()),
+            "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},
+            "waiting": self.waiting or None,
+            "restarts": self._job.restarts,
+            "checkpoint": self.checkpoint,
+            "attempts": [[training.first, training.steps]],
+            "exit": exit,
+        }
+        if details := backend.details():
+            fields["details"] = details
+        return fields
+
+    def _described_gradients(self) -> dict[str, Any]:
+        if self.compression is None or not self.gradients:
+            return self.gradients
+        before, after = self._job.backend.compressed_bytes() or (None, None)
+        return {**self.gradients, "compress": self.compression, "bytes": before, "compressed_bytes": after}
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return _rounded(float(np.quantile(values, share))) if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    """Round to six digits; None for infinity and NaN, which JSON does not have."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, Any]:
+    """Return how gradients are reduced, by the names of DDP's options; empty for a model that is not wrapped."""
+    if not isinstance(model, DistributedDataParallel):
+        return {}
+    hooks = [getattr(hook, "__qualname__", type(hook).__qualname__) for hook, _ in model._comm_hooks]
+    return {
+        "bucket_cap_mb": model.bucket_bytes_cap / 2**20,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "static_graph": model.static_graph,
+        "hook": hooks[-1] if hooks else None,
+    }

@@ -1,0 +1,97 @@
+"""A timeline in words: where the ranks' time has gone, for whom they have waited, and what to try first."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from cpudist.observability.busy_threads import BusyThreads
+from cpudist.observability.trace_events import Event, collectives
+
+# What a rank did, as a byte for each moment. Of two things at once, the one that stands later here counts.
+_ALL = "Python and others"
+_PARTS = (_ALL, "communicating", "computing", "loading data", "optimizer", "waiting")
+_BYTES = {part: bytes([number]) for number, part in enumerate(_PARTS, 1)}
+_MOMENTS = 1_000_000
+_STARTS = {"step ": _ALL, "Optimizer.step#": "optimizer", "enumerate(DataLoader)": "loading data"}
+_STARTS |= dict.fromkeys(("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::"), "")  # not all computing
+_OPERATORS = 5  # Report so many operators.
+_ONE_THREAD = 1.3  # An operator with at most so many busy threads counts as serial.
+
+# What to try first where a part takes at least so many percent of the time.
+_ADVICE = (
+    ("waiting", 10, "find out why {slow} is late (cpudist docs placement)"),
+    ("loading data", 10, "more processes that load data (num_workers of the DataLoader)"),
+    ("communicating", 20, "fewer bytes: --compress, or gradients of several batches (cpudist docs slow-networks)"),
+    ("on one thread", 20, "more ranks with fewer threads each (cpudist plan --measure)"),
+    ("optimizer", 20, "a fused optimizer (fused=True, or cpudist.optimize)"),
+    ("Python and others", 30, "larger batches"),
+    ("computing", 0, "bfloat16 (cpudist.optimize)"),
+)
+
+
+def report(events: Sequence[Event], names: Mapping[int, str], measured: BusyThreads) -> list[str]:
+    """Return the lines about the events of all ranks, and the operators of one."""
+    shares, waited = divide(events)
+    total = sum(event["dur"] for event in events if _part(event) == _ALL)
+    slow, most = waited.most_common(1)[0] if waited else (min(names), 0.0)
+    lines = [", ".join(f"{part} {share:.0f} %" for part, share in shares.most_common())]
+    lines.append(f"waiting for {names[slow]} {most:.0f} %, for others {waited.total() - most:.0f} %")
+    for name, seconds in _outermost(events, measured.seen).most_common(_OPERATORS):
+        busy, share = measured.threads().get(name, 0.0), 100 * seconds / total
+        if 0 < busy <= _ONE_THREAD:
+            shares["on one thread"] += share
+        on = "" if not busy else f", on {busy:.1f} threads" if busy > _ONE_THREAD else ", on one thread"
+        lines.append(f"{name} {share:.0f} %{on}")
+    advice = next(advice for part, least, advice in _ADVICE if shares[part] >= least)
+    return [*lines, f"try first: {advice.format(slow=names[slow])}"]
+
+
+def divide(events: Iterable[Event]) -> tuple[Counter[str], Counter[int]]:
+    """Return percents of the ranks' time by what they did, and those for which others have waited for each rank.
+
+    A rank waits while it does nothing but communicate, until the last rank has made the same call.
+    """
+    found = defaultdict(list)
+    for event in events:
+        found[_part(event)].append(event)
+    begin = min(event["ts"] for event in found[_ALL])
+    length = max(event["ts"] + event["dur"] for event in found[_ALL]) - begin
+    rows = {event["pid"]: bytearray(_MOMENTS) for event in found[_ALL]}
+
+    def moments(event: Event, end: float = math.inf) -> slice:
+        times = event["ts"], min(event["ts"] + event["dur"], end)
+        return slice(*(min(max(time - begin, 0) * _MOMENTS // length, _MOMENTS) for time in times))
+
+    for part in _PARTS:
+        for event in found[part]:
+            where = moments(event)
+            rows[event["pid"]][where] = _BYTES[part] * (where.stop - where.start)
+    waited = Counter[int]()
+    for *early, last in collectives(found["communicating"]):
+        for call in early:
+            row, where = rows[call["pid"]], moments(call, last["ts"])
+            waited[last["pid"]] += row.count(_BYTES["communicating"], where.start, where.stop)
+            row[where] = row[where].replace(_BYTES["communicating"], _BYTES["waiting"])
+    total = sum(_MOMENTS - row.count(0) for row in rows.values())
+    shares = {part: 100 * sum(row.count(byte) for row in rows.values()) / total for part, byte in _BYTES.items()}
+    return Counter(shares), Counter({rank: 100 * count / total for rank, count in waited.items()})
+
+
+def _outermost(events: Iterable[Event], known: Container[str]) -> Counter[str]:
+    """Return the time in the `known` operators that are not part of others; of all, if none is known."""
+    times, ends = Counter[str](), Counter[tuple[int, int]]()
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        name, thread = event["name"], (event["pid"], event["tid"])
+        if _part(event) == "computing" and (not known or name in known) and event["ts"] >= ends[thread]:
+            ends[thread] = event["ts"] + event["dur"]
+            times[name] += event["dur"]
+    return times
+
+
+def _part(event: Event) -> str:
+    """Return what a rank does in a span."""
+    name = event["name"]
+    other = "communicating" if "args" in event else "computing" if "::" in name else ""
+    return next((part for start, part in _STARTS.items() if name.startswith(start)), other)

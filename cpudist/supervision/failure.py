@@ -1,0 +1,115 @@
+"""End the job on all ranks within seconds when one fails, with one report.
+
+The first rank to fail claims the failure (watch.py), prints its traceback and one line with the rank, the host and the
+exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job
+ends by `MPI_Abort`. Elsewhere the process ends, and torchrun's agent or the other ranks' watches end the others.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn
+
+from cpudist.console import one_line, say
+from cpudist.errors import USER_ERROR, StartupTimeout, UserError
+from cpudist.supervision.abort import abort
+from cpudist.supervision.watch import GRACE_SECONDS, Watch
+from cpudist.world import name_of
+
+INTERRUPTED = 130
+
+Show = Callable[[BaseException], None]
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+
+
+def fail(
+    error: BaseException,
+    watch: Watch | None,
+    show: Show = traceback.print_exception,
+    rank: int | None = None,
+    before_the_end: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """End the job because of `error`.
+
+    Without a `watch` the ranks cannot choose one that reports. Most likely all have the same error then, so rank 0
+    reports at once, and another rank only if it is still there a few seconds later.
+
+    Args:
+        error: the error of this rank.
+        watch: the way to the other ranks; None before the rendezvous, and in a process without others.
+        show: prints the error's traceback.
+        rank: this process's rank; None: unknown.
+        before_the_end: called after the report where there is no `watch`.
+    """
+    status = exit_status(error)
+    if watch is None:
+        if rank:
+            time.sleep(GRACE_SECONDS)
+        who = "this process" if rank is None else f"rank {rank} on {socket.gethostname()}"
+        _report(error, show, who, alone=bool(rank))
+        before_the_end()
+        abort(status)
+    claimed = watch.claim()
+    if claimed:
+        waited_for = watch.explain() if _has_timed_out(error) else []
+        if waited_for:  # this rank is not the cause
+            show(error)
+        else:
+            _report(error, show, name_of(watch.world))
+        for sentence in waited_for[:-1]:
+            say(sentence)
+        for cause in waited_for[-1:]:
+            say(f"{cause}; ending the job")
+    watch.end_job(status, reported=claimed)
+
+
+def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
+    """Return a `sys.excepthook` that ends the job; the present hook prints the traceback.
+
+    Args:
+        end: ends the job because of an exception, which the second argument prints.
+    """
+    print_traceback = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        end(error, lambda error: print_traceback(kind, error, where))
+
+    return hook
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the exit status for `error`; never 0."""
+    if isinstance(error, UserError) and not isinstance(error, StartupTimeout):  # a restart may mend that
+        return USER_ERROR
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code & 0xFF or 1
+    return 1
+
+
+def describe(error: BaseException) -> str:
+    """Return the last line of an exception's traceback; the text of `sys.exit("text")`."""
+    if isinstance(error, SystemExit):
+        return f"exit status {error.code}" if isinstance(error.code, int) else one_line(str(error))
+    return one_line("".join(traceback.format_exception_only(type(error), error)))
+
+
+def _has_timed_out(error: BaseException) -> bool:
+    """Return whether a collective has timed out, for which torch has no exception of its own."""
+    return isinstance(error, RuntimeError) and "timed out" in str(error).lower()
+
+
+def _report(error: BaseException, show: Show, who: str, alone: bool = False) -> None:
+    """Show an error; a user's own error without its rank, unless this rank has it `alone`."""
+    if isinstance(error, UserError):
+        say(f"{who}: {one_line(str(error))}" if alone else one_line(str(error)))
+    elif not isinstance(error, KeyboardInterrupt):
+        if not isinstance(error, SystemExit):
+            show(error)
+        say(f"{who} failed: {describe(error)}; ending the job")

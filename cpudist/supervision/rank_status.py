@@ -1,0 +1,178 @@
+"""The status of a rank: the call that it waits in, its last completed collective, and the user's line.
+
+Every rank publishes it in the job's store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from cpudist.backends.interface import Call
+from cpudist.errors import is_user_code
+
+if TYPE_CHECKING:
+    from cpudist.backends import Backend
+    from cpudist.store import Connection
+    from cpudist.world import World
+
+_KEY = "status/{rank}"
+_REQUESTS_PER_SECOND = 500.0  # Most requests of all ranks together; they take 4 % of a core (docs/scale.md).
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Counters of a rank so far; times are in seconds.
+
+    Attributes:
+        steps: optimizer steps.
+        at: monotonic clock of the rank at this reading.
+        waited: communication wait; None: not measured.
+        bytes: bytes communicated; None: not counted.
+        loading: time in data loaders.
+        processor: CPU time of all threads.
+        memory: resident memory in bytes.
+        run_queue_delay: run-queue delay of the main thread; None: unknown.
+        faults: page faults.
+        clock: frequency of one of the rank's CPUs in Hz; None: unknown.
+        threads: computing threads.
+        communication_share: communication wait as a share of the training, at its end; None: unknown.
+    """
+
+    steps: int
+    at: float
+    waited: float | None
+    bytes: int | None
+    loading: float
+    processor: float
+    memory: int
+    run_queue_delay: float | None
+    faults: int
+    clock: float | None
+    threads: int
+    communication_share: float | None = None
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """The status of one rank at one moment.
+
+    Attributes:
+        rank, host: the rank and its host name.
+        line: the innermost line of the user's code in the main thread, as "train.py:88"; empty where there is none.
+        function: the function of this line.
+        under_way: of the calls that are not complete, each group's oldest and newest, oldest first.
+        finished: the collective that was completed last in each group.
+        at_end: whether the script has ended and the rank waits for the others.
+        calls_known: whether the backend could say which calls there are.
+        pace: its training so far; None where it is not measured.
+    """
+
+    rank: int
+    host: str
+    line: str = ""
+    function: str = ""
+    under_way: tuple[Call, ...] = ()
+    finished: tuple[Call, ...] = ()
+    at_end: bool = False
+    calls_known: bool = True
+    pace: Pace | None = None
+
+    def to_json(self) -> str:
+        """Return the status as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankStatus:
+        """Read what `to_json` has written.
+
+        Raises:
+            ValueError: it is another text.
+        """
+        try:
+            fields = json.loads(text)
+            for key in ("under_way", "finished"):
+                fields[key] = tuple(map(_call, fields[key]))
+            pace = fields.pop("pace")
+            return cls(**fields, pace=None if pace is None else Pace(**pace))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not the status of a rank: {error!r}") from None
+
+
+def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *, at_end: bool = False) -> RankStatus:
+    """Return the status of this rank; for another thread than the main thread.
+
+    Args:
+        backend: reports the calls that are under way; None before it has started.
+        pace: this rank's training so far.
+        at_end: whether the script has ended.
+    """
+    calls = backend.calls() if backend is not None else None
+    line, function = _user_line(sys._current_frames().get(threading.main_thread().ident or 0))
+    return RankStatus(
+        world.rank,
+        world.hosts[world.node_rank],
+        line,
+        function,
+        _ends_of_each_group(calls.under_way) if calls else (),
+        calls.finished if calls else (),
+        at_end,
+        backend is None or calls is not None,
+        pace,
+    )
+
+
+def beat_seconds(ranks: int) -> float:
+    """Return the seconds between two statuses of one rank, or other requests that all ranks repeat: at least 1."""
+    return max(1.0, ranks / _REQUESTS_PER_SECOND)
+
+
+def publish(store: Connection, status: RankStatus) -> None:
+    """Publish the status of this rank."""
+    store.set({_KEY.format(rank=status.rank): status.to_json().encode()})
+
+
+def published(store: Connection, size: int, seconds: float = math.inf) -> dict[int, RankStatus]:
+    """Return the last status of each of `size` ranks that has published one within `seconds`."""
+    keys = [_KEY.format(rank=rank) for rank in range(size)]
+    found = [rank for rank, age in enumerate(store.ages(keys)) if age is not None and age < seconds]
+    values = store.get([keys[rank] for rank in found]) or []
+    return {rank: RankStatus.from_json(text.decode()) for rank, text in zip(found, values, strict=True)}
+
+
+def _call(fields: dict[str, Any]) -> Call:
+    ranks, shape = fields.pop("ranks"), fields.pop("shape")
+    return Call(**fields, ranks=None if ranks is None else tuple(ranks), shape=tuple(shape))
+
+
+def _ends_of_each_group(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    """Return each group's oldest and newest call: a DDP step may have dozens under way."""
+    first: dict[tuple[str, bool], Call] = {}
+    last: dict[tuple[str, bool], Call] = {}
+    for call in calls:
+        key = (call.group, call.sequence is None)
+        first.setdefault(key, call)
+        last[key] = call
+    kept = {id(call) for call in (*first.values(), *last.values())}
+    return tuple(call for call in calls if id(call) in kept)
+
+
+def _user_line(innermost: FrameType | None) -> tuple[str, str]:
+    """Return line and function of the innermost frame of user code; of the innermost frame where there is none."""
+    frame = next(filter(is_user_code, _outwards(innermost)), innermost)
+    if frame is None:  # the main thread has ended
+        return "", ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,239 @@
+"""Sentences about ranks that keep the others waiting, made of the statuses that all ranks publish."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cpudist.backends.interface import Call
+from cpudist.console import names_of
+from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.rank_texts import LINES, describe, last_seen
+from cpudist.topology.cpulist import format_list
+
+Statuses = Mapping[int, RankStatus | None]
+
+_DEADLOCK_SECONDS = 3.0  # destroying a group takes less, and looks like a deadlock meanwhile
+_RUNS = 8  # Most ranges of consecutive ranks in one sentence.
+
+# Collectives that need tensors of the same size on all ranks of the group.
+_ONE_SIZE = {
+    *("all_reduce", "broadcast", "reduce", "barrier", "all_gather", "all_gather_into_tensor", "scatter"),
+    *("reduce_scatter", "reduce_scatter_tensor"),
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The ranks that keep the others waiting.
+
+    Attributes:
+        sentences: the most likely cause first; none if no rank waits.
+        blamed: the ranks of the most likely cause; none where no rank is missing.
+        deadlocked: whether one of the missing ranks is at the end of its script.
+    """
+
+    sentences: list[str]
+    blamed: list[int]
+    deadlocked: bool
+
+
+def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
+    """Find the ranks that keep the others waiting.
+
+    Args:
+        statuses: the status of each rank of the job; None for a rank that does not answer.
+    """
+    report = _Report(statuses, hosts)
+    return Explanation(report.sentences(), report.blamed(), report.deadlocked())
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """The oldest collective of a group in which some of its ranks wait."""
+
+    members: Sequence[int]
+    waiting: Mapping[int, Call]
+    missing: Sequence[int]  # ranks that answer and have not called it
+    unclear: Sequence[int]  # ranks that answer, but cannot report their calls
+
+    def not_answering(self, statuses: Statuses) -> list[int]:
+        return [rank for rank in self.members if statuses[rank] is None]
+
+
+class _Report:
+    def __init__(self, statuses: Statuses, hosts: Sequence[str]) -> None:
+        self.statuses = statuses
+        self.hosts = hosts
+        self.known = {rank: place for rank, place in statuses.items() if place is not None}
+        self.waits = self._waits()
+
+    def sentences(self) -> list[str]:
+        kinds = [
+            self._not_answering(),
+            self._mismatches(),
+            self._missing(),
+            self._unclear(),
+            self._messages(),
+            self._nobody_missing(),
+        ]
+        return [sentence for kind in kinds for sentence in _few(kind)]
+
+    def blamed(self) -> list[int]:
+        missing = [rank for wait in self.waits for rank in wait.missing]
+        idle = [rank for rank in missing if not self.known[rank].under_way]
+        return sorted({*(self._silent() or idle or missing)})
+
+    def deadlocked(self) -> bool:
+        for wait in self.waits:
+            longest = max(wait.waiting.values(), key=lambda call: call.seconds)
+            # A rank that reports no call of the group may have left it after this one: gloo then forgets the calls.
+            ended = [rank for rank in wait.missing if self.known[rank].at_end and self._reached(rank, longest)]
+            if ended and longest.seconds > _DEADLOCK_SECONDS:
+                return True
+        return False
+
+    def _silent(self) -> list[int]:
+        return [rank for rank in self.statuses if rank not in self.known]
+
+    def _waits(self) -> list[_Wait]:
+        groups: dict[tuple[str, tuple[int, ...] | None], dict[int, Call]] = defaultdict(dict)
+        for rank, place in self.known.items():
+            for call in place.under_way:
+                if call.sequence is not None:
+                    groups[call.group, call.ranks].setdefault(rank, call)  # the oldest one
+        return [self._wait(ranks, calls) for (_, ranks), calls in groups.items()]
+
+    def _wait(self, ranks: tuple[int, ...] | None, calls: Mapping[int, Call]) -> _Wait:
+        sequence = min(call.sequence or 0 for call in calls.values())
+        waiting = {rank: call for rank, call in calls.items() if call.sequence == sequence}
+        example = next(iter(waiting.values()))
+        # No ranks: a group that is being destroyed.
+        members = sorted(self.statuses if ranks is None else set(ranks or calls) & set(self.statuses))
+        behind = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
+        missing = [rank for rank in behind if self.known[rank].calls_known]
+        return _Wait(members, waiting, missing, [rank for rank in behind if rank not in missing])
+
+    def _reached(self, rank: int, example: Call) -> int:
+        """Return the number of the newest collective that the rank has called in the group of `example`."""
+        calls = (*self.known[rank].finished, *self.known[rank].under_way)
+        return max((call.sequence or 0 for call in calls if _same_group(call, example)), default=0)
+
+    def _not_answering(self) -> list[str]:
+        silent = self._silent()
+        if not silent:
+            return []
+        sentence = f"{self._name(silent)} {_verb(silent, 'does', 'do')} not answer: stopped, or the host is gone"
+        wait = next((wait for wait in self.waits if wait.not_answering(self.statuses) and len(_kinds(wait)) == 1), None)
+        if wait is not None:
+            others = list(wait.waiting)
+            sentence += f"; {self._name(others)} {_verb(others, 'waits', 'wait')} in {self._what(wait)}"
+        return [sentence]
+
+    def _mismatches(self) -> list[str]:
+        sentences = []
+        for wait in self.waits:
+            kinds = _kinds(wait)
+            if len(kinds) > 1:
+                calls = _few([f"{self._name(ranks)} called {self._call(ranks[0], wait)}" for ranks in kinds])
+                sentences.append(f"{', '.join(calls)}: all ranks must make the same calls in the same order")
+        return sentences
+
+    def _missing(self) -> list[str]:
+        """Name the missing ranks; first those that do not wait themselves."""
+        said = [
+            (waits, f"{self._name(ranks)} never reached {self._what(wait)}; {place}")
+            for wait in self.waits
+            for (waits, place), ranks in self._by_place(wait.missing).items()
+        ]
+        return [sentence for _, sentence in sorted(said, key=lambda one: one[0])]
+
+    def _unclear(self) -> list[str]:
+        """Name the ranks that are blocked inside a transport; their other calls are invisible."""
+        return [
+            f"{self._name(ranks)} cannot say whether {_verb(ranks, 'it has', 'they have')} reached "
+            f"{self._what(wait)}, being inside the communication library; {place}"
+            for wait in self.waits
+            for (_, place), ranks in self._by_place(wait.unclear).items()
+        ]
+
+    def _by_place(self, ranks: Sequence[int]) -> dict[tuple[bool, str], list[int]]:
+        """Return ranks by whether they wait themselves, and by a sentence about where they were."""
+        found = defaultdict(list)
+        for rank in ranks:
+            found[bool(self.known[rank].under_way), self._place(rank)].append(rank)
+        return {
+            (waits, f"{_verb(ranks, 'it was', 'they were')} {place}"): ranks for (waits, place), ranks in found.items()
+        }
+
+    def _messages(self) -> list[str]:
+        """Name the ranks that wait to send or to receive; first those whose peer does not wait."""
+        waiting = {
+            rank: place.under_way[0]
+            for rank, place in self.known.items()
+            if place.under_way and place.under_way[0].sequence is None
+        }
+        sentences = []
+        for rank, call in sorted(waiting.items(), key=lambda item: item[1].peer in waiting):
+            sentence = f"{self._name([rank])} waits in {describe(call, self.known[rank].line)}"
+            peer = self.known.get(call.peer) if call.peer is not None else None
+            if peer is not None:
+                sentence += f"; {self._name([peer.rank])} was {self._place(peer.rank)}"
+            sentences.append(sentence)
+        return sentences
+
+    def _nobody_missing(self) -> list[str]:
+        """Name the collectives that all ranks have called but not completed."""
+        return [
+            f"{self._name(wait.members)} all reached {self._what(wait)}, which does not end: "
+            "look at the network between them, or for a rank that is very slow"
+            for wait in self.waits
+            if not wait.missing
+            and not wait.unclear
+            and not wait.not_answering(self.statuses)
+            and len(_kinds(wait)) == 1
+        ]
+
+    def _name(self, ranks: Sequence[int]) -> str:
+        """Return ranks and their hosts as text: ranks 0-2, 5 (h0, h1)."""
+        hosts = names_of(self.hosts[rank] for rank in ranks)
+        return f"{_verb(ranks, 'rank', 'ranks')} {_ranges(ranks)} ({hosts})"
+
+    def _what(self, wait: _Wait) -> str:
+        return self._call(next(iter(wait.waiting)), wait)
+
+    def _call(self, rank: int, wait: _Wait) -> str:
+        return describe(wait.waiting[rank], self.known[rank].line)
+
+    def _place(self, rank: int) -> str:
+        return last_seen(self.known[rank])
+
+
+def _kinds(wait: _Wait) -> list[list[int]]:
+    """Return the ranks that wait in one collective, one list for each different call."""
+    kinds = defaultdict(list)
+    for rank, call in sorted(wait.waiting.items()):
+        size = (call.bytes, call.dtype) if call.name in _ONE_SIZE else None
+        kinds[call.name, size].append(rank)
+    return list(kinds.values())
+
+
+def _same_group(call: Call, other: Call) -> bool:
+    return call.sequence is not None and (call.group, call.ranks) == (other.group, other.ranks)
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Return ranks as text: 0-2, 5."""
+    runs = format_list(ranks).split(",")
+    more = len(runs) - _RUNS
+    return ", ".join(runs[:_RUNS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _verb(ranks: Sequence[int], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
+
+
+def _few(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - LINES
+    return [*texts[:LINES], *([f"and {more} more of that kind"] if more > 0 else [])]

@@ -1,0 +1,167 @@
+"""End a job in which no rank makes progress (`--stall`), after every rank has written its stacks.
+
+Every rank adds its signs of life to a counter of all ranks, once a second (heartbeat.py). When the counter does not
+change for too long, one rank reports it, all write their stacks, and the job ends.
+
+C code that holds Python's interpreter lock stops the heartbeat, too. Therefore the heartbeat postpones a timer of
+faulthandler. The timer needs no such lock: it writes the stacks of the rank and ends it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cpudist.console import say
+from cpudist.store import Connection, StoreLost
+from cpudist.supervision.abort import abort
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.watch import CLAIMS, REPORTED
+
+if TYPE_CHECKING:
+    from cpudist.changes import Changes
+    from cpudist.supervision.step_counter import StepCounter
+    from cpudist.world import World
+
+_SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
+_SHOWN = "stall/shown/{rank}"  # that rank has written its stacks
+_SHOW_SECONDS = 2.0  # Time for a rank to write its stacks.
+
+_timer = threading.Lock()
+_armed = False
+
+
+class Stall:
+    """Ends the job when no rank has shown a sign of life for `seconds`, from the first step on.
+
+    Signs of life are steps of torch's optimizers, collectives and batches of torch's data loaders.
+
+    Args:
+        heartbeat: the thread that samples the signs of life.
+        counter: this rank's steps and batches.
+        progress: returns another value after a collective of this rank.
+        explain: returns sentences about ranks that keep others waiting.
+        show: writes this rank's stacks.
+        before_end: called before this rank ends without a store.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        world: World,
+        heartbeat: Heartbeat,
+        counter: StepCounter,
+        progress: Callable[[], object],
+        explain: Callable[[], list[str]],
+        show: Callable[[], None],
+        before_end: Callable[[], None],
+        changes: Changes,
+    ) -> None:
+        self._seconds, self._world, self._heartbeat = seconds, world, heartbeat
+        self._counter, self._progress = counter, progress
+        self._explain, self._show, self._before_end = explain, show, before_end
+        # The timer fires after the other ranks have noticed the stall; they then wait for the stacks that it writes.
+        late = 2 * heartbeat.seconds + 1
+        self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
+        self._begun = False
+        self._last: object = None  # this rank's signs of life at the last beat
+        self._own = self._total = 0
+        self._quiet = 0.0  # seconds since any rank's; not by the clock, which runs on while a job is suspended
+        self._ending = False  # whether this rank has found the job stalled
+        self._reports = False  # whether it is the one that reports it
+        counter.after_step.append(self._step)
+        changes.then(self.stop)
+        heartbeat.add(self._beat)
+
+    def stop(self) -> None:
+        """Stop sampling. If the job has begun to end, this call does not return."""
+        self._heartbeat.stop()
+        if self._ending:
+            abort(1)
+        with _timer:
+            _disarm()
+
+    def _beat(self, store: Connection | None) -> None:
+        try:
+            if self._reports and store is not None:
+                self._report(store)
+            elif not self._ending and self.has_stalled(store):
+                self._end(store)
+        except StoreLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
+            say(f"warning: --stall has no effect on rank {self._world.rank}: {error!r}")
+            self._heartbeat.remove(self._beat)
+            self._begun, self._ending = True, False  # no first step arms the timer
+            with _timer:
+                _disarm()
+
+    def has_stalled(self, store: Connection | None) -> bool:
+        """Report this rank's signs of life since the last beat; return whether the job has stalled."""
+        signs = self._counter.steps, self._counter.batches, self._progress()
+        moved, self._last = self._begun and signs != self._last, signs
+        self._own += moved
+        before, self._total = self._total, self._own if store is None else store.add(_SIGNS, int(moved))
+        if self._total == 0:
+            return False
+        if not self._heartbeat.stopped.is_set():
+            _arm(self._timer_seconds)
+        self._quiet = 0.0 if self._total != before else self._quiet + self._heartbeat.seconds
+        return self._quiet >= self._seconds
+
+    def _step(self, *_: Any) -> None:
+        if not self._begun:
+            self._begun = True
+            _arm(self._timer_seconds)
+
+    def _end(self, store: Connection | None) -> None:
+        """Have all ranks write their stacks, and end the job."""
+        self._ending = True
+        _arm(2 * self._show_seconds)  # in case that this does not end it
+        self._reports = store is None or store.add(CLAIMS, 1) == 1
+        if self._reports:
+            say(
+                f"no step, collective or batch for {self._quiet:g} s on any rank (the limit is {self._seconds:g} s): "
+                "all ranks write their stacks, and the job ends"
+            )
+        self._show()
+        if store is None:
+            if self._world.rank == 0:
+                self._before_end()
+            abort(1)
+        store.set({_SHOWN.format(rank=self._world.rank): b"1"})
+
+    def _report(self, store: Connection) -> None:
+        """Name the cause once all ranks have written their stacks, or time is up; then the watches end all ranks."""
+        self._show_seconds -= self._heartbeat.seconds
+        if self._show_seconds < 0 or store.check([_SHOWN.format(rank=rank) for rank in range(self._world.size)]):
+            self._reports = False
+            for sentence in self._explain():
+                say(sentence)
+            store.set({REPORTED: b"1"})
+
+
+def _arm(seconds: float) -> None:
+    global _armed
+    with _timer:
+        _armed = True
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the script may have replaced sys.stderr
+
+
+def _disarm() -> None:
+    global _armed
+    if _armed:  # otherwise it may be the script's own
+        _armed = False
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _before_fork() -> None:
+    """Stop the timer until the next beat: a forked child that exits waits for its thread for ever (CPython 3.11)."""
+    _timer.acquire()
+    _disarm()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_timer.release, after_in_child=_timer.release)

@@ -1,0 +1,302 @@
+"""Watch the other ranks of a running job, and end this rank with them.
+
+Every rank publishes its status in the job's store once a second, and learns of failures and losses from the store at
+once (heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
+a torchrun job, and on both sides of a link that is down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from cpudist.console import after_last_line, say
+from cpudist.errors import StartupTimeout
+from cpudist.lost_ranks import LostRank, tell_launch
+from cpudist.store import Address, Connection, StoreLost
+from cpudist.supervision import rank_texts, reports
+from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.rank_status import RankStatus, publish, published
+from cpudist.world import name_of
+
+if TYPE_CHECKING:
+    from cpudist.backends.interface import Call
+    from cpudist.world import World
+
+CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure
+REPORTED = "failure/reported"  # the exit status, set once the report is on screen
+_RECORDED = "failure/recorded"  # rank 0 has written the run record
+_LOST = "lost"  # lines of the server: which rank's connection broke, and how
+_STALLED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call
+_FINISHED = "finished"  # counter of the ranks that have finished
+_ALL_FINISHED = "finished/all"
+_RANK_0_FINISHED = "finished/0"  # rank 0, whose process may serve the store, has finished
+_MAY_LEAVE = "finished/leave"  # set by rank 0
+_LEFT = "left/{rank}"  # that rank no longer watches the others
+
+_STORE_SECONDS = 5.0
+_MISSED_HEARTBEATS = 4  # After so many a rank is reported as not answering.
+_FOLLOW_SECONDS = 1.0  # Other ranks end so much later than the failed one: launchers report the first that ends.
+_RANK_0_TIMEOUTS = 10  # The other ranks wait so long for rank 0, which alone may still save or upload a model.
+GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
+
+
+class RanksMissing(RuntimeError):
+    """Ranks have not finished in time; the message names them."""
+
+
+class Watch:
+    """Ends this rank together with the others; made right after the rendezvous.
+
+    Attributes:
+        on_failure: called on rank 0 before it ends in a failure.
+        waiting_agent: see `Launcher.waiting_agent`.
+
+    Args:
+        status: returns this rank's status; takes `at_end`, whether the script has ended.
+        timeout: returns the seconds that a collective may take, and that ranks get to finish after rank 0.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        hosts: Sequence[str],
+        address: Address,
+        status: Callable[..., RankStatus],
+        heartbeat: Heartbeat,
+        timeout: Callable[[], float],
+    ) -> None:
+        self.world = world
+        self._timeout = timeout
+        self.on_failure: Callable[[], None] | None = None
+        self.waiting_agent: int | None = None
+        self._hosts = hosts
+        self._address = address
+        self._own_status = status
+        self._store = Connection(address, timeout())  # the main thread's
+        self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
+        self._ending = threading.Lock()
+        self._at_end = False
+        self._first_at_end = False
+        self._rank_0_finished = False
+        self._reported: set[str] = set()  # stalled calls that this rank need not report any more
+        self._heartbeat = heartbeat
+        after_last_line.add(self._has_reported)
+        heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
+        heartbeat.add(self._beat)
+
+    def claim(self) -> bool:
+        """Return whether this rank is the first to fail, and reports it; then the others do not end it."""
+        try:
+            first = self._store.add(CLAIMS, 1) == 1
+        except StoreLost:  # ranks cannot agree any more: this one reports
+            first = True
+        if first:
+            self._heartbeat.remove(self._beat)
+            self._heartbeat.stop_listening()
+        return first
+
+    def explain(self) -> list[str]:
+        """Return sentences about the ranks that keep others waiting, the most likely cause last; in any thread.
+
+        The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
+        """
+        try:
+            with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
+                found = self._explain(connection)
+        except (StoreLost, StartupTimeout):
+            return []
+        tell_launch(found.blamed)
+        return [*found.sentences[1:], *found.sentences[:1]]
+
+    def end_job(self, status: int, *, reported: bool) -> NoReturn:
+        """End this process once the failure is reported and rank 0 has written the run record.
+
+        Args:
+            status: the exit status of this process; that of the rank that reports comes first.
+            reported: whether this rank has reported the failure.
+        """
+        if reported:
+            with contextlib.suppress(StoreLost):
+                self._store.set({REPORTED: str(status).encode()})
+        else:
+            with contextlib.suppress(StoreLost):
+                self._store.wait_all([REPORTED], GRACE_SECONDS)
+                status = _reported_status(self._store, status)
+        self._end(self._store, status, first=reported)
+
+    def finish(self) -> None:
+        """Wait until all ranks have finished, then stop watching; rank 0, which serves the store, leaves last.
+
+        Raises:
+            RanksMissing: on rank 0, other ranks have not finished within the timeout; on the others, rank 0 has not
+                within ten timeouts.
+        """
+        if self._heartbeat.stopped.is_set():
+            return
+        self._at_end = True
+        with contextlib.suppress(StoreLost):  # the thread reports it and ends this process
+            publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
+            finished = self._store.add(_FINISHED, 1)
+            self._first_at_end = finished == 1
+            if finished == self.world.size:
+                self._store.set({_ALL_FINISHED: b"1"})
+            if self.world.rank == 0:
+                self._store.set({_RANK_0_FINISHED: b"1"})
+                if not self._store.wait_all([_ALL_FINISHED], self._timeout()):
+                    raise RanksMissing(self._unfinished(self._timeout()))
+                self.stop()
+                self._store.set({_MAY_LEAVE: b"1"})
+                self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
+            else:
+                self._wait_for_rank_0()
+                self.stop()
+                self._store.set({_LEFT.format(rank=self.world.rank): b"1"})
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the thread. If the thread is ending this process, this call does not return."""
+        after_last_line.discard(self._has_reported)
+        with contextlib.suppress(StoreLost):
+            self._store.cancel_on_disconnect(_LOST, str(self.world.rank))
+        self._heartbeat.stop()
+
+    def close(self) -> None:
+        """Stop the thread and close the connections."""
+        if not self._store.closed:
+            self.stop()
+        self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """Close the connection in a forked child; otherwise the store would not notice the end of this rank."""
+        after_last_line.discard(self._has_reported)
+        self._store.close()
+
+    def _has_reported(self) -> None:
+        """Mark the failure as reported: this process has written why it ends, and ends without `end_job`."""
+        if self.claim():
+            with contextlib.suppress(StoreLost):
+                self._store.set({REPORTED: b"1"})
+            if self.world.rank == 0 and self.on_failure is not None:
+                self.on_failure()
+
+    def _wait_for_rank_0(self) -> None:
+        for number in range(1, _RANK_0_TIMEOUTS + 1):
+            if self._store.wait_all([_MAY_LEAVE], self._timeout()):
+                return
+            waiting = self._unfinished(number * self._timeout())
+            if number == _RANK_0_TIMEOUTS:
+                raise RanksMissing(f"{waiting or 'rank 0 does not end the job'}; give more time with --timeout")
+            if self.world.rank == 1:
+                say(waiting or "all ranks have finished, but rank 0 does not end the job yet")
+
+    def _explain(self, store: Connection) -> reports.Explanation:
+        seen = published(store, self.world.size, _MISSED_HEARTBEATS * self._heartbeat.seconds)
+        return reports.explain({rank: seen.get(rank) for rank in range(self.world.size)}, self._hosts)
+
+    def _unfinished(self, seconds: float) -> str:
+        return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
+
+    def _beat(self, store: Connection | None) -> None:
+        """Publish the status; end this process where the store is lost before the end."""
+        if store is None:
+            if not self._rank_0_finished:
+                self._end_without_store()
+            return
+        self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
+        self._publish_status(store)
+        if self._first_at_end:
+            self._end_if_deadlocked(store)
+
+    def _end_without_store(self) -> NoReturn:
+        if self.world.local_rank == 0:
+            say(
+                f"{name_of(self.world)} lost the job's store, which rank 0 on {self._hosts[0]} keeps: that host is "
+                "down or cut off, or the job was killed there; ending"
+            )
+            if self.waiting_agent is not None and self.world.node_rank > 0:
+                end_launcher_after(LAUNCHER_SECONDS, self.waiting_agent)
+        abort(1)
+
+    def _publish_status(self, store: Connection) -> None:
+        """Publish the status; report a call that has waited for a third of the timeout, and who is missing."""
+        status = self._own_status(at_end=self._at_end)
+        publish(store, status)
+        (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
+        store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
+        for call in status.under_way[:1]:
+            if call.seconds > self._timeout() / 3:
+                self._report_stall(store, call)
+
+    def _report_stall(self, store: Connection, call: Call) -> None:
+        key = _STALLED.format(call=f"{call.group}/{call.sequence}/{call.peer}")
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        if store.add(key, 1) == 1:
+            for sentence in self._explain(store).sentences:
+                say(f"waiting for {call.seconds:.0f} s of {self._timeout():g}: {sentence}")
+
+    def _end_with_the_others(self, store: Connection) -> NoReturn:
+        """End this process after another rank has failed or was lost.
+
+        The first rank to claim a loss reports it. If that rank is lost itself before it has reported, the second does.
+        """
+        try:
+            claim = 0
+            if not store.check([REPORTED]):
+                claim = store.add(CLAIMS, 1)
+            if claim == 1 or (not store.wait_all([REPORTED], GRACE_SECONDS) and claim == 2):
+                statuses = published(store, self.world.size)
+                lost = _lost_ranks(store)
+                tell_launch([one.rank for one in lost[:1] if one.rank is not None])
+                self._report_and_end(store, rank_texts.explain_lost(lost, statuses, self._hosts))
+            self._end(store, _reported_status(store, 1), first=False)
+        except StoreLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - this rank must end in any case
+            say(f"{name_of(self.world)} ends with the others, and cannot report why: {error!r}")
+            abort(1)
+
+    def _end_if_deadlocked(self, store: Connection) -> None:
+        """End the job where ranks wait in a collective that a rank at the end of its script will never call.
+
+        Only the first rank at its end checks this.
+        """
+        found = self._explain(store)
+        if found.deadlocked and store.add(CLAIMS, 1) == 1:
+            self._report_and_end(store, found.sentences)
+
+    def _report_and_end(self, store: Connection, sentences: Sequence[str]) -> NoReturn:
+        for sentence in sentences:
+            say(f"{sentence}; ending the job")
+        store.set({REPORTED: b"1"})
+        self._end(store, 1, first=True)
+
+    def _end(self, store: Connection, status: int, *, first: bool) -> NoReturn:
+        self._ending.acquire()  # never released: the main thread and the watch thread may both come here
+        with contextlib.suppress(StoreLost):
+            if self.world.rank == 0:
+                if self.on_failure is not None:
+                    self.on_failure()
+                store.set({_RECORDED: b"1"})
+            elif all(loss.rank != 0 for loss in _lost_ranks(store)):
+                store.wait_all([_RECORDED], GRACE_SECONDS)
+        if not first:
+            time.sleep(_FOLLOW_SECONDS)
+        abort(status)
+
+
+def _lost_ranks(store: Connection) -> list[LostRank]:
+    """Return the lost ranks, in the order in which the store has noticed them."""
+    lines = store.get([_LOST]) or [b""]
+    return [rank_texts.read_lost(line) for line in lines[0].decode().splitlines()]
+
+
+def _reported_status(store: Connection, otherwise: int) -> int:
+    reported = store.get([REPORTED])
+    return int(reported[0]) if reported else otherwise

@@ -1,0 +1,130 @@
+"""The model of `cpudist forecast`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpudist.errors import UserError
+from cpudist.observability.forecast import BYTE, SCHEMES, VALUE, Forecast, advice, check, forecast
+
+GBIT = 1.25e8  # bytes a second
+# Eight groups, of which each is complete 0.1 s after the one before: 80 MB take 0.64 s on two hosts at 1 Gbit/s.
+GROUPS = [[(7 - number) / 10, 10_000_000] for number in range(8)]
+THREADS = [{"omp_threads": 1000}]  # which sums do not delay
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    common = {"hosts": ["n0"], "world_size": 1, "backend": "ccl", "gradients": {"compress": "none"}, "pinning": THREADS}
+    speed = {"step_seconds": {"median": 1.2, "p95": 1.2}, "samples_per_second": 10.0, "memory": 2 << 30}
+    times = {"gradient_times": {"waiting": 0.3, "values": 20_000_000, "groups": GROUPS}}
+    return {**common, **speed, **times, **fields}
+
+
+def test_one_host_is_what_was_measured() -> None:
+    found = forecast(record(), 1, "none", GBIT)
+    assert (found.step, found.waiting, found.efficiency) == (1.2, 0.0, 1.0)
+    assert found.samples_per_second == pytest.approx(10.0)
+
+
+def test_a_step_waits_for_the_last_group_where_the_rest_is_hidden() -> None:
+    found = forecast(record(), 2, "none", GBIT)
+    assert found.waiting == pytest.approx(10e6 / GBIT, rel=0.01)
+    assert found.samples_per_second == pytest.approx(20 * 1.2 / found.step)
+
+
+def test_a_slow_network_hides_no_more_than_the_backward_pass() -> None:
+    found = forecast(record(), 2, "none", GBIT / 10)
+    assert found.waiting == pytest.approx(80e6 / GBIT * 10 - 0.7, rel=0.01)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("hosts", [2, 4, 8, 64])
+def test_more_bandwidth_is_never_slower_and_more_hosts_are_never_faster(scheme: str, hosts: int) -> None:
+    steps = [forecast(record(), hosts, scheme, GBIT * 2**power).step for power in range(-6, 7)]
+    assert steps == sorted(steps, reverse=True)
+    assert forecast(record(), 2 * hosts, scheme, GBIT).step >= forecast(record(), hosts, scheme, GBIT).step
+
+
+def test_bytes_scale_with_the_scheme_and_the_hosts() -> None:
+    slow = GBIT / 1000  # nothing else matters
+
+    def waiting(hosts: int, scheme: str, of: dict[str, Any]) -> float:
+        return forecast(of, hosts, scheme, slow).waiting
+
+    plain = waiting(2, "none", record())
+    assert waiting(2, "bf16", record()) == pytest.approx(plain / 2, rel=0.01)
+    assert waiting(2, "int8", record()) == pytest.approx(plain / 3.9, rel=0.01)
+    assert waiting(4, "none", record()) == pytest.approx(plain * 1.5, rel=0.01)
+    half = {"waiting": 0.0, "values": 40_000_000, "groups": GROUPS}  # of bfloat16
+    assert waiting(2, "bf16", record(gradient_times=half)) == pytest.approx(plain, rel=0.01)
+
+
+def test_gloo_sends_the_gradients_of_each_rank() -> None:
+    two_ranks = {"world_size": 4, "hosts": ["n0", "n1"]}
+    gloo, ccl = (forecast(record(backend=name, **two_ranks), 2, "none", GBIT / 1000) for name in ("gloo", "ccl"))
+    assert gloo.waiting / ccl.waiting == pytest.approx(1.5, rel=0.01)
+
+
+def test_sums_take_the_time_of_the_threads_that_compute() -> None:
+    alone = record(pinning=[{"omp_threads": 1}])
+    for hosts, scheme, each in ((2, "none", 4), (4, "none", 6), (2, "bf16", 2)):
+        found = forecast(alone, hosts, scheme, 1000 * GBIT)
+        assert found.step - 1.2 == pytest.approx(20e6 * (VALUE[scheme] + BYTE * each), rel=0.1)
+    slow = [forecast(of, 2, "none", GBIT / 100).step for of in (alone, record())]
+    assert slow[0] == pytest.approx(slow[1], rel=0.01)  # they are done while it waits
+
+
+def test_a_step_waits_for_the_slowest_host() -> None:
+    def step(hosts: int, p95: float, names: tuple[str, ...] = ("n0",)) -> float:
+        fields = {"hosts": names, "world_size": len(names), "step_seconds": {"median": 1.2, "p95": p95}}
+        return forecast(record(**fields), hosts, "none", GBIT).step
+
+    # With a standard deviation of 0.1 s, the longest of 2, 4 and 8 steps is on average 0.056, 0.103 and 0.142 s more.
+    later = [step(hosts, 1.2 + 0.1645) - step(hosts, 1.2) for hosts in (1, 2, 4, 8)]
+    assert later == pytest.approx([0.0, 0.056, 0.103, 0.142], abs=0.003)
+    assert step(2, 1.2, ("n0", "n1")) == step(2, 1.4, ("n0", "n1"))  # these have waited for the slower one
+
+
+def test_a_run_on_two_hosts_computes_while_it_does_not_wait() -> None:
+    run = record(hosts=["n0", "n1"], world_size=2, gradients={"compress": "bf16"})
+    assert forecast(run, 1, "none", GBIT).step == pytest.approx(0.9, rel=0.001)
+
+
+def test_int8_keeps_its_errors_in_memory() -> None:
+    plain, int8 = record(), record(gradients={"compress": "int8"})
+    assert forecast(plain, 2, "int8", GBIT).memory - forecast(plain, 2, "none", GBIT).memory == 80_000_000
+    assert forecast(int8, 2, "int8", GBIT).memory == int8["memory"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        ({"step_seconds": {"median": None}}, "no times of gradients"),
+        ({"gradient_times": None}, "no times of gradients"),
+        ({"gradients": {"compress": "powersgd:8"}}, "--compress powersgd"),
+    ],
+)
+def test_a_record_without_the_figures_is_refused(fields: dict[str, Any], missing: str) -> None:
+    with pytest.raises(UserError, match=f"^out .*{missing}"):
+        check(record(**fields), "out")
+    check(record(gradients={"compress": "none: all ranks are on one host"}), "out")
+
+
+def _advice(bandwidth: float) -> str:
+    pairs = [(1, "none"), *((hosts, scheme) for hosts in (2, 4, 8) for scheme in SCHEMES)]
+    return advice([forecast(record(), hosts, scheme, bandwidth) for hosts, scheme in pairs])
+
+
+def test_the_sentence_says_what_limits_and_what_pays() -> None:
+    assert _advice(100 * GBIT) == "On 8 hosts computing is the limit, and no --compress pays; " + (
+        "from 4 to 8 each one adds 0.98 of a host."
+    )
+    assert "the network is the limit, and --compress int8 pays; from 1 to 2 each one adds 0." in _advice(GBIT / 10)
+    assert _advice(GBIT / 10).endswith(" of a host, which does not pay.")
+
+
+def test_a_forecast_of_one_host_alone_has_a_sentence() -> None:
+    one: Forecast = forecast(record(), 1, "none", GBIT)
+    assert advice([one]).startswith("On 1 host")

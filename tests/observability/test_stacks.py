@@ -1,0 +1,219 @@
+"""`cpudist stacks` and the signal on a job that hangs; nothing is left, and other users get no answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import BIN, mpirun, run, train
+
+from cpudist.observability.rank_answers import ask_ranks
+from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer
+from cpudist.waiting import poll
+
+TOP = [str(BIN / "cpudist"), "top", "--once", "--json"]
+SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
+RANK = """
+import sys
+from cpudist.observability.stack_server import StackServer
+
+answers = StackServer("the-job", 5, 8, "rank 5 on h1", lambda: "in the text")
+print("ready", flush=True)
+sys.stdin.read()
+answers.stop()
+"""
+TAKEN = """
+import socket
+import cpudist
+from cpudist.observability.stack_server import StackAddress
+
+StackAddress.socket_name = lambda self: "\\0cpudist-test-taken-too"
+taken = socket.socket(socket.AF_UNIX)
+taken.bind(StackAddress.socket_name(None))
+cpudist.init("gloo")
+print("started")
+cpudist.shutdown()
+"""
+FORKED = """
+import os, sys
+from cpudist.observability.stack_server import StackServer
+
+answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
+child = os.fork()
+if child == 0:
+    answers.close()
+    files = [open(sys.argv[1], "w") for _ in range(8)]
+    answers.stop()
+    for file in files:
+        file.write("still open")
+        file.flush()
+    os._exit(0)
+answers.stop()
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+def stacks(*words: str) -> str:
+    command = [BIN / "cpudist", "stacks", *words]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+@pytest.mark.job
+def test_every_rank_is_shown_however_it_hangs(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    command = mpirun(4, *train("--backend", "ccl", str(SCRIPT), str(over)))
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(run, command, 120)
+        try:
+            assert poll(lambda: ending.done() or len(list(tmp_path.glob("there-*"))) == 4, 90)
+            lines, shown = (stacks(*words) for words in ([], ["--full"]))
+            live = subprocess.run(TOP, capture_output=True, text=True, timeout=60, check=True).stdout
+            process = re.search(r"rank 1 on .*\(process (\d+)\).*four_ways", shown)
+            assert process, shown
+            processes = [int(found) for found in re.findall(r"^rank \d.*\(process (\d+)\)", shown, re.MULTILINE)]
+            answered = ask_ranks(processes)
+        finally:
+            over.touch()
+            ending.result()
+    # Other jobs of this user may run on this machine.
+    text = next(job for job in shown.split("job of ") if f"process {process[1]}" in job)
+    ranks = re.split(r"^(?=rank \d)", text, flags=re.MULTILINE)[1:]
+    assert [int(rank.split()[1]) for rank in ranks] == [0, 1, 2, 3], text
+    assert re.search(r"in all_reduce #2 \(4 MB, four_ways\.py:24\) for \d", ranks[0]), ranks[0]
+    assert re.search(r"MainThread.*line 28, in wait_for_the_end.*poll\(over\.exists", ranks[1], re.DOTALL), ranks[1]
+    assert "runs no Python just now" in ranks[2], ranks[2]
+    assert re.search(r"four_ways\.py\", line 36 in <module>", ranks[2]), ranks[2]
+    assert re.search(r"is stopped; kill -CONT \d+", ranks[3]), ranks[3]
+    heading, *firsts = text.splitlines()[0], *(rank.splitlines()[0] for rank in ranks)
+    assert heading.endswith(": 4 of 4 ranks are on this host")
+    assert f"job of {heading}\n" in lines
+    assert all(re.sub(r"for [\d.]+ s$", "", first) in lines for first in firsts), (firsts, lines)
+    assert "MainThread" not in lines
+    name = heading.rpartition(": ")[0]
+    assert sorted(one.address.rank for one in answered if one.address.job == name) == [0, 1], "without a signal"
+    found = next(job["ranks"] for job in json.loads(live) if job["job"] == name)
+    assert [row["rank"] for row in found] == [0, 1, 2, 3]
+    assert found[0]["doing"].startswith("in all_reduce #2"), found
+    assert found[1]["memory"] > 1 << 20, found
+    assert found[2]["steps"] is found[3]["steps"] is None, "their threads do not answer"
+
+
+def asked(pid: int) -> list[str]:
+    return [one.text for one in ask_ranks() if f"process {pid})" in one.text]
+
+
+@pytest.mark.job
+def test_the_signal_makes_a_rank_write_its_stacks_and_go_on() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", RANK], text=True, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(SIGNAL)
+        lines = [process.stderr.readline() for _ in range(2)]
+        assert lines[0] == f"cpudist: rank 5 on h1 (process {process.pid}): in the text\n"
+        assert "most recent call first" in lines[1]
+        assert process.poll() is None
+        process.communicate("")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("stream", ["closed", None, "replaced"])
+def test_a_rank_without_standard_error_answers_also_after_the_signal(
+    stream: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced = open(os.devnull, "w") if stream == "closed" else stream  # noqa: SIM115
+    if stream == "closed":
+        replaced.close()
+    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+    monkeypatch.setattr(sys, "stderr", replaced)
+    os.kill(os.getpid(), SIGNAL)
+    assert poll(lambda: not select.select([answers._reader], [], [], 0)[0], 10), "the thread has read the stacks"
+    assert len(asked(os.getpid())) == 1
+    answers.stop()
+
+
+def test_after_stop_nobody_answers_and_files_are_closed() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):  # a process may join one job after the other
+        answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+        assert len(asked(os.getpid())) == 1
+        answers.stop()
+        assert asked(os.getpid()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_name_that_is_taken_leaves_no_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackAddress, "socket_name", lambda self: "\0cpudist-test-taken")
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind("\0cpudist-test-taken")
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="Address already in use"):
+            StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.job
+def test_a_job_starts_also_where_its_name_is_taken() -> None:
+    done = run([sys.executable, "-c", TAKEN], 60)
+    assert done.stdout == "started\n", done.output
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"cpudist: warning: cpudist stacks will not find rank 0 on .*: Address already in use\n", done.stderr
+    )
+
+
+@pytest.mark.job
+def test_a_forked_child_lets_go_once(tmp_path: Path) -> None:
+    """Files that the child opens afterwards may have the same descriptors, and stay open."""
+    done = run([sys.executable, "-c", FORKED, str(tmp_path / "file")], 60)
+    assert done.returncode == 0, done.output
+
+
+def test_a_failure_to_say_where_does_not_hide_the_stacks() -> None:
+    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: str(1 / 0))
+    for _ in range(2):
+        (text,) = asked(os.getpid())
+        assert "division by zero" in text
+        assert "MainThread" in text
+    answers.stop()
+
+
+@given(
+    st.builds(
+        StackAddress,
+        st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
+        *[st.integers(0, 10**6)] * 3,
+    )
+)
+def test_names_of_sockets_and_back(address: StackAddress) -> None:
+    assert StackAddress.of("@" + address.socket_name()[1:]) == address
+
+
+def test_another_users_process_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert asked(os.getpid()) == []
+    answers.stop()
+
+
+def test_an_answer_cannot_control_a_terminal() -> None:
+    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "\x1b]0;title\x07\x9b2J\u202e")
+    (text,) = asked(os.getpid())
+    assert "�]0;title��2J�\n" in text
+    answers.stop()
+
+
+def test_other_sockets_are_not_taken_for_ranks() -> None:
+    assert StackAddress.of("@/tmp/.X11-unix/X0") is None
+    assert StackAddress.of("/run/cpudist/rank/1.2.3.a") is None

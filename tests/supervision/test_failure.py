@@ -1,0 +1,255 @@
+"""A rank fails, and the job ends everywhere, soon, with the reason on screen once."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from jobs import COMPLETED, STARTED, Result, by_hand, mpirun, run, torchrun, train
+
+from cpudist.errors import StartupTimeout, UserError
+from cpudist.lost_ranks import JOB_ID, told
+from cpudist.supervision import failure
+
+BACKENDS = ["gloo", "ccl"]
+
+# From its start to its end, when a rank fails at once: mostly `import torch`, on busy cores.
+BOUND = 60.0
+
+_SCRIPT = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from cpudist.errors import UserError
+from cpudist.waiting import poll
+
+def fail():
+    {what}
+
+if dist.get_rank() == 1:
+    fail()
+{others}
+"""
+_KILLED_REPORTER = """
+import os, signal, time
+import cpudist
+from cpudist.supervision import watch
+world = cpudist.init("gloo", pin=False)  # nobody says how many ranks share the node
+if world.rank == 0:
+    watch.published = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # what it asks for its report
+    time.sleep(300)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+_SLEEP = "time.sleep(300)"
+
+
+def _script(folder: Path, what: str, others: str) -> str:
+    path = folder / "script.py"
+    path.write_text(_SCRIPT.format(what=what, others=others))
+    return str(path)
+
+
+def _record(folder: Path) -> str:
+    return str(json.loads((folder / "record.json").read_text())["exit"])
+
+
+def _job(folder: Path, backend: str, what: str, others: str, ranks: int = 2) -> Result:
+    options = ["--backend", backend, "--record", str(folder / "record.json")]
+    return run(mpirun(ranks, *train(*options, _script(folder, what, others))), timeout=BOUND)
+
+
+# Rank 0 waits in a collective, rank 2 in Python.
+_COLLECTIVE_OR_SLEEP = "dist.all_reduce(torch.ones(1)) if dist.get_rank() == 0 else time.sleep(300)"
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exception_ends_the_job_and_is_shown_once(tmp_path: Path, backend: str) -> None:
+    result = _job(tmp_path, backend, "raise ValueError('the reason')", _COLLECTIVE_OR_SLEEP, ranks=3)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("Traceback (most recent call last)") == 1, result.output
+    assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+    line = next(line for line in result.report.splitlines() if line.startswith("cpudist: "))
+    assert line.startswith("cpudist: rank 1 on ")
+    assert line.endswith(" failed: ValueError: the reason; ending the job")
+    assert "cpudist/cli" not in result.stderr, "the traceback shows the user's frames, not ours"
+    assert _record(tmp_path) == "failed"
+
+
+@pytest.mark.job
+def test_the_same_exception_on_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    result = _job(tmp_path, "gloo", "pass", "raise ValueError('everywhere')", ranks=3)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("\nValueError: everywhere\n") == 1, result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "report"),
+    [
+        (SystemExit(3), 3, "cpudist: rank 1 on h0 failed: exit status 3; ending the job\n"),
+        (SystemExit("some words"), 1, "cpudist: rank 1 on h0 failed: some words; ending the job\n"),
+        (SystemExit(256), 1, "cpudist: rank 1 on h0 failed: exit status 256; ending the job\n"),
+        (UserError("cause; remedy"), 2, "cpudist: cause; remedy\n"),
+        (StartupTimeout("rank 1 did not come"), 1, "cpudist: rank 1 did not come\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_other_ends_are_one_line(
+    error: BaseException, status: int, report: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure._report(error, lambda error: pytest.fail("no traceback"), "rank 1 on h0")
+    assert (failure.exit_status(error), capsys.readouterr().err) == (status, report)
+
+
+@pytest.mark.job
+def test_an_interrupt_is_quiet_and_the_launcher_ends_with_the_ranks_status(tmp_path: Path) -> None:
+    result = _job(tmp_path, "gloo", "raise KeyboardInterrupt", _SLEEP)
+    assert (result.returncode, result.report) == (130, ""), result.output
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, backend: str) -> None:
+    """No launcher would end them: they are plain processes, as in pods."""
+    published = "b'script.py' in require().store.get('status/1')"
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    script = _script(tmp_path, f"from cpudist.job import require; poll(lambda: {published}, 30); {kill}", _SLEEP)
+    result = run(by_hand(train("--backend", backend, script)), timeout=BOUND)
+    assert result.stdout.splitlines()[-1] == "137 1", result.output
+    lost = r"cpudist: rank 1 on \S+ ended without an error message .*; it was last in script\.py:\d+; ending the job\n"
+    assert len(re.findall(lost, result.stderr)) == 1, result.output
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_a_hang_the_rank_that_is_the_cause_is_named_last(tmp_path: Path, backend: str) -> None:
+    """`cpudist launch` is told, too."""
+    path, job = tmp_path / "script.py", uuid.uuid4().hex
+    path.write_text(
+        "import time, torch, torch.distributed as dist\nfrom cpudist import job\n"
+        "dist.all_reduce(torch.ones(1))\njob.require().set_timeout(4)  # the start may take longer\n"
+        "time.sleep(300) if dist.get_rank() == 1 else dist.all_reduce(torch.ones(1))\n"
+    )
+    result = run(mpirun(2, *train("--backend", backend, str(path))), timeout=BOUND, env={JOB_ID: job})
+    assert result.returncode == 1, result.output
+    *_, last = (line for line in result.stderr.splitlines() if line.startswith("cpudist: "))
+    cause = r"cpudist: rank 1 \(\S+\) never reached all_reduce #.*; it was last in script\.py:5; ending the job"
+    assert re.fullmatch(cause, last), result.output
+    assert "cpudist: rank 0" not in result.stderr, result.output
+    assert told(job) == [1]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(
+    ("backend", "transport", "end"),
+    [("gloo", "", ""), ("ccl", "", ""), ("ccl", "oneccl", ""), ("ccl", "oneccl", "dist.destroy_process_group()")],
+)
+def test_uneven_batches_end_the_job_long_before_the_timeout(
+    tmp_path: Path, backend: str, transport: str, end: str
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import torch, torch.distributed as dist\n"
+        "for batch in range(4 - dist.get_rank()):\n"
+        "    dist.all_reduce(torch.ones(100))\n"
+        f"{end}\n"
+    )
+    env = {"CPUDIST_TRANSPORT": transport} if transport else {}
+    result = run(mpirun(2, *train("--backend", backend, "--timeout", "600", str(path))), timeout=BOUND, env=env)
+    assert result.returncode != 0, result.output
+    cause = r"rank 1 \(\S+\) never reached all_reduce #\d+ \(400 B, script\.py:3\); it was at the end of its script; "
+    if end:  # MPI takes it for the other rank's all_reduce
+        cause = r"rank 1 has left the group \(destroy_process_group\), but rank 0 makes another call; .*"
+    assert re.search(f"^cpudist: {cause}ending", result.stderr, re.MULTILINE), result.output
+
+
+@pytest.mark.job
+def test_under_torchrun_the_failed_rank_is_blamed(tmp_path: Path) -> None:
+    script = _script(tmp_path, "raise ValueError('the reason')", _SLEEP)
+    options = ["--backend", "gloo", "--record", str(tmp_path / "record.json")]
+    result = run(torchrun(2, "--no-python", *train(*options, script)), timeout=BOUND)
+    assert result.returncode == 1, result.output
+    assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+    _, _, root_cause = result.stderr.partition("Root Cause")
+    assert "rank      : 1 " in root_cause, result.output
+    assert _record(tmp_path) == "failed"
+
+
+@pytest.mark.job
+def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_first(tmp_path: Path) -> None:
+    """As a launcher kills it, which ends all ranks of a host at once: the store has the last word."""
+    path = tmp_path / "plain.py"
+    path.write_text(_KILLED_REPORTER)
+    result = run(by_hand([sys.executable, str(path)]), timeout=BOUND)
+    said = [line for line in result.stderr.splitlines() if line.startswith("cpudist:")]
+    assert len(said) == 1, result.output
+    assert re.fullmatch(r"cpudist: rank 1 on \S+ ended without an error message.*; the job is over", said[0]), said
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(tmp_path: Path, rank: int) -> None:
+    """As where its group cannot be made."""
+    ends = "from cpudist.console import end_now; end_now(1, 'the reason')"
+    ways = [ends, _SLEEP] if rank == 1 else [_SLEEP, ends]
+    result = run(by_hand(train("--backend", "gloo", _script(tmp_path, *ways))), timeout=BOUND)
+    assert result.stdout.splitlines()[-1] == "1 1", result.output
+    assert result.stderr.splitlines()[-1] == "cpudist: the reason", result.output
+
+
+@pytest.mark.job
+def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) -> None:
+    """Also where the working folder is removed while the job runs."""
+    what = "import tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); time.sleep(3)"
+    script = _script(tmp_path, f"{what}; raise ValueError('the reason')", _SLEEP)
+    result = run(by_hand(train("--backend", "gloo", Path(script).name)), timeout=BOUND, cwd=tmp_path)
+    # What comes before it is torch 2.8's gloo saying that it is connected.
+    assert result.stdout.splitlines()[-1] == "1 1", result.output
+    assert result.stderr.count("\nValueError: the reason\n") == 1, result.output
+    assert "cannot report its status" not in result.stderr, result.output
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(("backend", "ranks"), [("gloo", 3), ("ccl", 3), ("gloo", 1)])
+def test_a_good_end_is_one_line_even_if_a_rank_is_late(tmp_path: Path, backend: str, ranks: int) -> None:
+    result = _job(tmp_path, backend, "time.sleep(2)", "sys.exit(0)", ranks)
+    assert result.returncode == 0, result.output
+    assert re.fullmatch(STARTED + COMPLETED if ranks > 1 else "", result.stderr), result.output
+    assert _record(tmp_path) == "completed"
+
+
+@pytest.mark.job
+def test_a_rank_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import time, torch.distributed as dist\nfrom cpudist import job\n"
+        "job.require().set_timeout(6)  # the start may take longer\n"
+        "if dist.get_rank() == 1:\n    time.sleep(300)\n"
+    )
+    record = tmp_path / "record.json"
+    words = ["--backend", "gloo", "--record", str(record), str(path)]
+    result = run(mpirun(2, *train(*words)), timeout=BOUND)
+    assert result.returncode == 1, result.output
+    assert "after 6 s at the end still waiting for rank 1" in result.stderr
+    assert "last in script.py:5" in result.stderr
+    assert _record(tmp_path) == "failed"
+
+
+@pytest.mark.job
+def test_a_job_ends_also_where_nothing_can_be_written(tmp_path: Path) -> None:
+    script = _script(tmp_path, "print('x', flush=False); raise ValueError('the reason')", _SLEEP)
+    command = shlex.join(mpirun(2, "sh", "-c", shlex.join(train("--backend", "gloo", script)) + " >/dev/full 2>&1"))
+    result = run(["bash", "-c", command], timeout=BOUND)
+    assert result.returncode != 0, result.output
+
+
+@pytest.mark.job
+def test_user_errors_before_the_start_are_one_line_of_one_rank(tmp_path: Path) -> None:
+    result = run(mpirun(2, *train("--backend", "nonsense", _script(tmp_path, "pass", ""))), timeout=BOUND)
+    assert (result.returncode, result.stdout) == (2, ""), result.output
+    assert result.stderr.count("\n") == 1, result.output

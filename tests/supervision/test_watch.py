@@ -1,0 +1,89 @@
+"""Ranks that wait for each other at the end, as watches of one process on one store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cpudist.store import Address, Connection
+from cpudist.store.process import StoreProcess
+from cpudist.store.protocol import Code
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.watch import RanksMissing, Watch
+from cpudist.waiting import poll
+from cpudist.world import World
+
+pytestmark = pytest.mark.job
+
+
+@pytest.fixture
+def server() -> Iterator[StoreProcess]:
+    server = StoreProcess(["127.0.0.1"], 0, b"token", keepalive_timeout=5)
+    yield server
+    server.close()
+
+
+def watch(server: StoreProcess, rank: int, timeout: float) -> Watch:
+    address = Address(("127.0.0.1",), server.port, b"token", keepalive_timeout=5)
+    world = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",))
+    heartbeat = Heartbeat(2, address, 5)
+    status = RankStatus(rank, "h0", "train.py:9")
+    return Watch(
+        world, ["h0", "h0"], address, lambda at_end: replace(status, at_end=at_end), heartbeat, lambda: timeout
+    )
+
+
+def test_ranks_finish_together_and_the_store_ends_with_them(server: StoreProcess) -> None:
+    watches = [watch(server, rank, 20) for rank in range(2)]
+    threads = [threading.Thread(target=one.finish) for one in watches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    for one in watches:
+        one.close()
+    server.close()
+    assert server._process.poll() == 0, "it does not wait for connections that the ranks have left open"
+
+
+def test_a_rank_that_waits_for_rank_0_at_the_end_gives_up_after_ten_timeouts(
+    server: StoreProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host, other = watch(server, 0, 20), watch(server, 1, 0.1)
+    assert poll(lambda: other._store.check(["status/0"]), 20)
+    with pytest.raises(
+        RanksMissing, match=r"after 1 s at the end still waiting for rank 0 \(h0\), last in train\.py:9"
+    ):
+        other.finish()
+    assert capsys.readouterr().err.count("at the end still waiting for rank 0") == 9, "once in every timeout before"
+    for one in (host, other):
+        one.close()
+
+
+def test_a_beat_asks_the_store_four_things(server: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/scale.md says, and benchmarks/store_scale.py measures."""
+    asked: list[Code] = []
+    ask = Connection._ask
+
+    def count(self: Connection, code: Code, *fields: bytes, **within: Any) -> Any:
+        if self is one._heartbeat._store:
+            asked.append(code)
+        return ask(self, code, *fields, **within)
+
+    one = watch(server, 0, 20)
+    monkeypatch.setattr(Connection, "_ask", count)
+    assert poll(lambda: asked.count(Code.CHECK) == 3, 20)
+    one.close()
+    first = asked.index(Code.CHECK)
+    assert asked[first : asked.index(Code.CHECK, first + 1)] == [
+        Code.CHECK,
+        Code.SET,
+        Code.REPORT_ON_DISCONNECT,
+        Code.WAIT_ANY,
+    ]
