@@ -18,6 +18,7 @@ import torch
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
 from cpudist.optimization import precision
+from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -87,7 +88,8 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
 
     @functools.wraps(original)
     def post_init_for_job(self: Any) -> None:
-        seconds = job.timeout if isinstance(self.ddp_timeout, _NotGiven) else self.ddp_timeout
+        given = not isinstance(self.ddp_timeout, _NotGiven)
+        seconds = check_timeout(self.ddp_timeout, "ddp_timeout") if given else job.timeout
         self.ddp_timeout = int(seconds) if seconds == int(seconds) else seconds
         if self.ddp_backend is not None:
             self.ddp_backend = job.check_backend(self.ddp_backend)
