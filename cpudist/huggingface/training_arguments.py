@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
@@ -100,7 +101,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
             job.communication.set_compression(self.ddp_compress, f"--ddp_compress {self.ddp_compress}")
         elif self.use_ipex and job.communication.compression is None:
             job.communication.set_compression(AUTO, "--use_ipex")
-        if not self.use_cpu:
+        if job.world.device_type not in _get_fused_kernels_supported_devices():
             _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
             self.ddp_bucket_cap_mb = job.backend.ddp_options().get("bucket_cap_mb")
