@@ -31,17 +31,17 @@ def socket(number: int) -> frozenset[int]:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "rank", "ranks", "cores", "threads"),
+    ("allowed", "rank", "ranks", "cores"),
     [
-        (NODE, 0, 2, range(32), 31),  # as under torchrun: no core is wasted
-        (NODE, 1, 2, range(32, 64), 31),
-        (socket(1), 1, 2, range(32, 64), 31),  # Intel MPI pins; one hardware thread of each core computes
-        (NODE, 0, 1, range(64), 64),  # inside a host no core is kept for messages
+        (NODE, 0, 2, range(32)),  # as under torchrun: no core is wasted
+        (NODE, 1, 2, range(32, 64)),
+        (socket(1), 1, 2, range(32, 64)),  # Intel MPI pins; one hardware thread of each core computes
+        (NODE, 0, 1, range(64)),
     ],
 )
-def test_cores(allowed: frozenset[int], rank: int, ranks: int, cores: range, threads: int) -> None:
-    share = own_share(machine(allowed), NODE, rank, ranks, PlanOptions(across_hosts=ranks > 1))
-    assert (share.plan.mask, share.plan.omp_threads) == (tuple(cores), threads)
+def test_cores(allowed: frozenset[int], rank: int, ranks: int, cores: range) -> None:
+    share = own_share(machine(allowed), NODE, rank, ranks, PlanOptions())
+    assert (share.plan.mask, share.plan.omp_threads) == (tuple(cores), len(cores))
     assert share.plan.numa_nodes == ((0, 1) if ranks == 1 else (rank,))
     assert (share.plan.rank, share.bind, share.hint) == (rank, True, "")
 
