@@ -42,7 +42,7 @@ std::vector<uint64_t> bytes_of_threads() {
 
 namespace parallel {
 
-const size_t least_bytes = size_t{512} << 10;
+const size_t least_bytes = size_t{256} << 10;
 
 int lent() {
   const int threads = at::get_num_threads();

@@ -12,7 +12,6 @@ namespace {
 // Layout::kMostBytes.
 constexpr size_t kLargestSlot = size_t{256} << 10;
 constexpr size_t kLargestEager = size_t{64} << 10;
-constexpr int kAhead = 4;           // ranks whose flags are fetched before they are looked at
 constexpr size_t kPartOfEager = 8;  // at most this part of a rank's region
 
 size_t in_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
@@ -68,8 +67,6 @@ bool Channel::Published::holds() {
       channel_.find_mismatch(step_);
       return false;
     }
-    // The flags of ranks that come at the same time arrive together, and not each after the one before.
-    if (next_ + kAhead < end_) __builtin_prefetch(&channel_.control_block(next_ + kAhead, step_));
   }
   return true;
 }

@@ -115,8 +115,8 @@ Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::
       co_await channel.entered();
       const auto parts = division(piece);
       std::byte* const slot = channel.slot(self, channel.step());
-      for (int other = 1; other < ranks; ++other) {
-        const int rank = (self + other) % ranks;
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank == self) continue;
         copy_bytes(shares.of(slot, self, rank), input + (piece * length + parts.begin(rank)) * width,
                    parts.count(rank) * width);
       }
@@ -137,8 +137,8 @@ Coroutine allreduce_in_two_steps(Channel& channel, const std::byte* input, std::
       const uint64_t step = summed[piece % 2];
       const auto parts = division(piece - 2);
       co_await channel.published_by_all(step);
-      for (int other = 1; other < ranks; ++other) {  // from here on, so that ranks do not all read one rank's slot
-        const int rank = (self + other) % ranks;
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank == self) continue;
         copy_bytes(output + ((piece - 2) * length + parts.begin(rank)) * width, channel.slot(rank, step),
                    parts.count(rank) * width);
       }

@@ -31,103 +31,97 @@ struct Part {
   size_t parts;
 };
 
-// How many parts a call has where a group has so many channels.
-inline size_t parts_of(size_t bytes, size_t channels) {
-  return std::clamp<size_t>(bytes / parallel::least_bytes, 1, channels);
-}
+// How many parts a call has where a group has so many channels. All threads of the pool join where one does, so a call
+// that is worth it has a part for each.
+inline size_t parts_of(size_t bytes, size_t channels) { return bytes < parallel::least_bytes ? 1 : channels; }
 
-// The threads of a rank take the parts of a call step by step: a thread carries a part by at most two pieces, then takes
-// the one that is furthest behind of those that no thread is in. So a thread keeps its part while all others run, and a
-// thread without a core has none. A rank may carry all parts with one thread; the ranks need not agree about that.
+// The threads of a rank take the parts of a call step by step; a step carries a part by at most two pieces. Each thread
+// has parts of its own, which stay in its cache, and takes a step of those whose thread has not come: it may have no
+// core. A rank may carry all parts with one thread; the ranks need not agree about that.
 class Divided final : public Request {
  public:
   using Requests = std::vector<std::unique_ptr<CollectiveRequest>>;
 
   // `bytes`: of all parts together.
-  Divided(Requests requests, size_t bytes)
-      : parts_(requests.size()), left_(requests.size()), bytes_(bytes / requests.size()) {
+  Divided(Requests requests, size_t bytes) : parts_(requests.size()), bytes_(bytes / requests.size()) {
     for (size_t i = 0; i < parts_.size(); ++i) parts_[i].request = std::move(requests[i]);
   }
 
   // The others are called only while something moves, and not by each look of a rank that waits for a late one.
   Progress test() override {
-    while (parts_[first_].request == nullptr) ++first_;
     if (!parts_[first_].request->has_turn()) return Progress::kWaiting;
     const int threads = moved_ ? parallel::available() : 1;
-    moved_ = threads > 1 ? advance_all(threads) : advance(parts_[first_]);
-    if (left_ == 0) return Progress::kComplete;
+    moved_ = threads > 1 ? advance_all(static_cast<size_t>(threads)) : advance(parts_[first_]);
+    while (first_ < parts_.size() && !parts_[first_].request) ++first_;
+    if (first_ == parts_.size()) return Progress::kComplete;
     return moved_ ? Progress::kMoved : Progress::kWaiting;
   }
 
  private:
-  // The caller returns after this time, because the engine's other calls wait meanwhile, ...
+  // The threads return after this time, because the engine's other calls wait meanwhile, ...
   static constexpr std::chrono::microseconds kLongest{500};
   // ... and when nothing has moved for this time.
   static constexpr std::chrono::microseconds kPatience{100};
 
   struct alignas(64) Share {
-    std::atomic<bool> taken{false};
-    std::atomic<uint64_t> turns{0};
-    std::unique_ptr<CollectiveRequest> request;  // null: complete. Used by the thread that has taken the part
+    std::atomic_flag taken;
+    std::unique_ptr<CollectiveRequest> request;  // of the thread that has taken it; null: complete
   };
 
-  // Returns whether it has moved.
-  bool advance(Share& part) {
+  // Returns whether it has moved. A part that is complete is gone.
+  static bool advance(Share& part) {
     const Progress progress = part.request->test();
-    if (progress == Progress::kComplete) {
-      part.request.reset();
-      part.turns = UINT64_MAX;
-      --left_;
-    }
+    if (progress == Progress::kComplete) part.request.reset();
     return progress != Progress::kWaiting;
   }
 
-  // Takes a part and advances it; returns whether it has moved.
-  bool take(int thread) {
-    const auto behind = [](const Share& one, const Share& other) {
-      return std::pair(one.taken.load(), one.turns.load()) < std::pair(other.taken.load(), other.turns.load());
-    };
-    Share& part = *std::min_element(parts_.begin(), parts_.end(), behind);
-    if (part.taken || part.taken.exchange(true)) return false;
-    bool moved = false;
+  // Advances the part unless another thread is in it. Returns kComplete where it is gone.
+  Progress take(Share& part, size_t thread) {
+    if (part.taken.test() || part.taken.test_and_set()) return Progress::kWaiting;
+    Progress progress = Progress::kComplete;
     if (part.request) {
-      ++part.turns;
-      moved = advance(part);
-      if (!part.request) parallel::count(thread, bytes_);
+      progress = advance(part) ? Progress::kMoved : Progress::kWaiting;
+      if (!part.request) parallel::count(static_cast<int>(thread), bytes_);
     }
-    part.taken = false;
-    return moved;
+    part.taken.clear();
+    return progress;
   }
 
-  bool advance_all(int threads) {
+  bool advance_all(size_t threads) {
     const auto begin = Clock::now();
+    std::atomic<uint64_t> come{0};                                // the threads that have come, by bits
     std::atomic<Clock::duration> moved{Clock::duration::zero()};  // when a part has moved last
-    std::atomic<bool> over{false};
-    parallel::run(threads, [&](int thread) {
+    parallel::run(static_cast<int>(threads), [&](int number) {
       const kernels::DefaultFloatingPoint floating_point;  // a thread may have another state than the one that waits
-      try {
-        while (!over && left_ > 0) {
-          const bool some_moved = take(thread);
-          const auto now = Clock::now() - begin;
-          if (some_moved) {
-            moved = now;
-          } else {
-            sched_yield();
-          }
-          if (thread == 0 && (now > kLongest || now - moved.load() > kPatience)) over = true;
+      const auto thread = static_cast<size_t>(number);
+      if (thread < parts_.size()) come |= uint64_t{1} << thread;
+      for (bool left = true; left;) {
+        const auto now = Clock::now() - begin;
+        bool some_moved = left = false;
+        for (size_t i = 0; i < parts_.size(); ++i) {
+          const size_t part = (thread + i) % parts_.size();  // its own one first: meanwhile the other threads come
+          const size_t owner = part % threads;
+          if (owner != thread && (come >> owner & 1) != 0) continue;
+          const Progress progress = take(parts_[part], thread);
+          some_moved = some_moved || progress == Progress::kMoved;
+          left = left || progress != Progress::kComplete;
         }
-      } catch (...) {
-        over = true;
-        throw;
+        if (some_moved) {
+          moved = Clock::now() - begin;
+        } else if (now - moved.load() > kPatience) {
+          return;
+        } else {
+          sched_yield();
+        }
+        if (now > kLongest) return;
       }
     });
     return moved.load() > Clock::duration::zero();
   }
 
   std::vector<Share> parts_;
-  std::atomic<size_t> left_;  // parts that are not complete
-  const size_t bytes_;        // of each part
-  size_t first_ = 0;          // the parts before this one are complete
+  const size_t bytes_;  // of each part
+  size_t first_ = 0;    // the parts before this one are complete
   bool moved_ = true;
 };
 
