@@ -27,8 +27,8 @@ from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan, threa
 
 HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\
-Show on which cores each rank of a node computes, which core moves its messages, and the variables for jobs that run
-without cpudist. Ranks that `cpudist-train` starts follow this plan without further options.
+Show on which cores each rank of a node computes, and the variables for jobs that run without cpudist. Ranks that
+`cpudist-train` starts follow this plan without further options.
 
 With --measure, find the number of ranks with which this machine trains fastest: 1, 2, 4, ... ranks make some steps in
 turn, of a model of the benchmarks or of your script, until more ranks are slower. It takes about half a minute for each
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     variables, kept = export(plan, env, None if options.topology else wanted_allocator(env))
     warnings = [*plan.warnings, *kept]
     if options.json:
-        ranks = [asdict(rank) for rank in plan.ranks]
+        ranks = [{**asdict(rank), "communication_cpus": []} for rank in plan.ranks]
         fields = {"ranks": ranks, "idle_cpus": list(plan.idle_cpus), "pinned": plan.pinned}
         print(json.dumps({**fields, "environment": variables, "warnings": warnings}, indent=2))
         return

@@ -5,7 +5,7 @@ enough. OMP_PROC_BIND and KMP_AFFINITY are left alone: they bind the main thread
 starts, such as a data worker, inherits that core.
 
 oneCCL's worker threads ("Execution of Communication Operations" in its developer guide) matter only to jobs without
-cpudist's backend: its communication thread needs no variable.
+cpudist's backend. They poll, and all cores compute, so they are turned off.
 """
 
 from __future__ import annotations
@@ -36,10 +36,4 @@ def _thread_variables(plan: Plan) -> dict[str, str]:
 
     A launcher gives all ranks of a node the same environment, so OpenMP's number is that of the smallest rank.
     """
-    threads = {THREADS: str(min(rank.omp_threads for rank in plan.ranks))}
-    if not all(rank.communication_cpus for rank in plan.ranks):
-        return {**threads, "CCL_WORKER_OFFLOAD": "0"}
-    variables = {**threads, "CCL_WORKER_COUNT": "1"}  # on the rank's communication core
-    if plan.pinned:  # one entry for each worker of the node, in the order of local ranks
-        variables["CCL_WORKER_AFFINITY"] = ",".join(str(rank.communication_cpus[0]) for rank in plan.ranks)
-    return variables
+    return {THREADS: str(min(rank.omp_threads for rank in plan.ranks)), "CCL_WORKER_OFFLOAD": "0"}

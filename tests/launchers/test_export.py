@@ -53,15 +53,10 @@ def test_the_variables() -> None:
     variables, _ = export(plan, {})
     masks = ["0xff", "0xff00"]
     assert variables == {
-        "OMP_NUM_THREADS": "7",
+        "OMP_NUM_THREADS": "8",
         "I_MPI_PIN_DOMAIN": f"[{','.join(masks)}]",
-        "CCL_WORKER_COUNT": "1",
-        "CCL_WORKER_AFFINITY": "7,15",
+        "CCL_WORKER_OFFLOAD": "0",
     }
-
-
-def test_without_a_core_for_it_no_worker_of_its_own() -> None:
-    assert export(make_plan(big(), PlanOptions(16)), {})[0]["CCL_WORKER_OFFLOAD"] == "0"
 
 
 def test_ranks_that_are_not_pinned_are_not_pinned_by_hand_either() -> None:
@@ -74,7 +69,7 @@ def test_ranks_that_are_not_pinned_are_not_pinned_by_hand_either() -> None:
     [
         ({"I_MPI_PIN_DOMAIN": "core"}, "I_MPI_PIN_DOMAIN", "I_MPI_PIN_DOMAIN=core is set and stays"),
         ({"I_MPI_PIN_PROCESSOR_LIST": "0,1"}, "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST=0,1 is set and stays"),
-        ({"CCL_WORKER_COUNT": "4"}, "CCL_WORKER_COUNT", "CCL_WORKER_COUNT=4 is set and stays"),
+        ({"CCL_WORKER_OFFLOAD": "1"}, "CCL_WORKER_OFFLOAD", "CCL_WORKER_OFFLOAD=1 is set and stays"),
         ({"OMP_NUM_THREADS": "7"}, "OMP_NUM_THREADS", ""),
     ],
 )
