@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis
 import jobs
 import pytest
+from clocks import Clock
 
 # An example may take long on a busy machine.
 hypothesis.settings.register_profile("busy", deadline=None)
@@ -112,3 +113,9 @@ def alone() -> Iterator[None]:
     cpudist.init("gloo")
     yield
     cpudist.shutdown()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock for the modules that it is told to drive."""
+    return Clock(monkeypatch)
