@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import math
 import os
 import sys
 import threading
@@ -19,6 +18,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLORS = {"error": 31, "warning": 33, "ok": 32}  # red, yellow, green
 _CURVE_CELLS = 24
+_LARGEST_LOSS = 1e300  # the sum of larger ones may be infinite
 _HOSTS = 3  # named in one sentence
 _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
 
@@ -93,7 +93,7 @@ def colored(text: str, level: str) -> str:
 
 def curve(losses: Sequence[float]) -> str:
     """Return the losses as blocks between the lowest and the highest, in at most 24 cells of their means."""
-    losses = list(filter(math.isfinite, losses))  # a training that diverges logs NaN
+    losses = [loss for loss in losses if abs(loss) < _LARGEST_LOSS]  # a training that diverges logs NaN
     cells = min(len(losses), _CURVE_CELLS)
     bounds = [number * len(losses) // cells for number in range(cells + 1)] if cells else []
     means = [sum(losses[begin:end]) / (end - begin) for begin, end in itertools.pairwise(bounds)]

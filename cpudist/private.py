@@ -1,15 +1,31 @@
-"""Keep other users of a machine from the user's secret, and from folders with code to load."""
+"""Keep other users of a machine from the user's secrets, and from folders with code to load."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from cpudist.errors import UserError
 
 _SECRET = Path(".config", "cpudist", "secret")  # in the user's home folder
+
+# Names of secrets, such as HF_TOKEN, hub.token, --apikey and accessKey, but not num_key_value_heads or pad_token_id.
+_NAME = (
+    r"(?:[\w.-]*(?:secret|passw(?:or)?d|passphrase|api[-_.]?key|credential)[\w.-]*"
+    r"|[\w.-]*(?:token|key|auth(?:orization)?|pwd|sig(?:nature)?)\d*|(?:[\w.-]*[-_.])?(?:pass|pat|pw))"
+)
+_WHOLE_NAME = re.compile(_NAME, re.IGNORECASE)
+_IN_A_WORD = re.compile(
+    rf"((?<![\w.-]){_NAME}[\"']?\s*[=:]\s*|(?<!\S)-{_NAME}\s+"  # NAME=VALUE and "NAME": VALUE; --name VALUE in a text
+    r"|:(?://)?(?=[^@]*@)).+"  # USER:PASSWORD@HOST and https://TOKEN@HOST
+    r"|\b(?:hf|gh[a-z])_[a-z0-9]{20,}",  # tokens of Hugging Face and GitHub
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def home() -> Path | None:
@@ -35,14 +51,33 @@ def secret() -> str:
             _make(path)
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
             status = os.fstat(file.fileno())
-            if status.st_uid == os.getuid() and not status.st_mode & 0o077:
-                return file.read()
-        reason = "it is another user's, or others may read it"
-    except OSError as error:
-        reason = error.strerror or "it cannot be read"
+            if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                reason = "it is another user's, or others may read it"
+            elif found := file.read().strip():
+                return found
+            else:
+                reason = "it is empty"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it cannot be read"
     raise UserError(
-        f"cannot keep a secret in {path}: {reason}; mend that, or set CPUDIST_TOKEN to one text for all ranks"
+        f"cannot keep a secret in {path}: {reason}; mend or delete it, or set CPUDIST_TOKEN to one text for all ranks"
     )
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return a command's words with *** instead of secrets, which are found by names such as --hub_token."""
+    shown = [_IN_A_WORD.sub(r"\g<1>***", word) for word in words]
+    named = [False, *(_WHOLE_NAME.fullmatch(word) is not None for word in words[:-1])]
+    return ["***" if is_value else word for is_value, word in zip(named, shown, strict=bool(words))]
+
+
+def new_file(path: Path) -> IO[str]:
+    """Return a new text file to write, which only this user may read.
+
+    Raises:
+        OSError: it exists, or cannot be made.
+    """
+    return open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")
 
 
 def why_not_trusted(path: Path) -> str | None:
@@ -61,7 +96,7 @@ def _make(path: Path) -> None:
     """Make the secret; where several processes do so, the first secret is kept."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    with open(os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as file:
+    with new_file(written) as file:
         file.write(secrets.token_hex(32))
         file.flush()
         os.fsync(file.fileno())

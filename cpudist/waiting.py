@@ -12,10 +12,11 @@ from cpudist.console import end_now
 from cpudist.errors import UserError
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
+_LONGEST_TIMEOUT = 1e9  # seconds: sockets, timers and timedelta take no infinity
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
-    """Return the timeout `name` that a user has given as a number or a text, in seconds.
+    """Return the timeout `name` that a user has given as a number or a text, in seconds and `usable`.
 
     Raises:
         UserError: it is not a number above 0.
@@ -26,21 +27,32 @@ def check_timeout(value: object, name: str = "timeout") -> float:
         seconds = 0.0
     if not 0 < seconds < math.inf:
         raise UserError(f"{name} must be a number of seconds above 0, not {value!r}")
-    return seconds
+    return usable(seconds)
 
 
-def poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], object] | None = None) -> bool:
-    """Call `done` until it returns True, with growing pauses up to a tenth of a second.
+def usable(seconds: float, least: float = 0.0) -> float:
+    """Return a timeout that sockets and timers take: at least `least`, also for NaN, and at most 31 years."""
+    return min(max(least, seconds), _LONGEST_TIMEOUT)  # max returns its first argument if the second one is NaN
+
+
+def poll(
+    done: Callable[[], bool],
+    timeout: float,
+    meanwhile: Callable[[], object] | None = None,
+    longest_pause: float = _LONGEST_PAUSE,
+) -> bool:
+    """Call `done` until it returns True, with growing pauses.
 
     Args:
-        done: returns whether the awaited event has happened.
+        done: returns whether the awaited event has happened; called at least once.
         timeout: seconds to wait.
         meanwhile: called before each pause, to make progress that the other ranks may need.
+        longest_pause: seconds up to which pauses grow.
 
     Returns:
         Whether `done` returned True in time.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + usable(timeout)
     pause = _SHORTEST_PAUSE
     while not done():
         if time.monotonic() > deadline:
@@ -48,7 +60,7 @@ def poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], objec
         if meanwhile is not None:
             meanwhile()
         time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, longest_pause)
     return True
 
 
@@ -62,7 +74,7 @@ def bounded(what: str, timeout: float) -> Iterator[None]:
         why = "a rank is gone or cannot be reached; cpudist doctor --hostfile FILE looks for closed ports"
         end_now(1, f"{what} did not finish within {timeout:g} s: {why}")
 
-    timer = threading.Timer(timeout, end)
+    timer = threading.Timer(usable(timeout), end)
     timer.daemon = True
     timer.start()
     try:

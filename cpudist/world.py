@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from cpudist import answers
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher, Placement
 from cpudist.topology.identity import node_identity
@@ -93,10 +94,15 @@ class RankInfo:
 
     @classmethod
     def from_json(cls, text: str) -> RankInfo:
-        """Read what `to_json` has written."""
-        fields = json.loads(text)
-        placement, cpus = Placement(**fields.pop("placement")), tuple(fields.pop("cpus"))
-        return cls(placement=placement, cpus=cpus, **fields)
+        """Read what `to_json` has written.
+
+        Raises:
+            UserError: another version of cpudist has written it.
+        """
+        try:
+            return answers.read(cls, answers.last_line(text))
+        except ValueError:
+            raise UserError("a rank runs another version of cpudist; install the same one on all hosts") from None
 
 
 @dataclass

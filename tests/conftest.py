@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -103,6 +104,22 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
         pytest.fail(
             f"{_unmarked[0]} starts a process, so mark it with pytest.mark.job: {event} {args[:2]}", pytrace=False
         )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that only `sleep` advances, for the modules that wait for other processes."""
+    from cpudist import waiting
+    from cpudist.notebook import nodes
+    from cpudist.rendezvous import connecting
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    clock = SimpleNamespace(now=1000.0, sleep=sleep, monotonic=lambda: clock.now)
+    for module in (waiting, connecting, nodes):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture

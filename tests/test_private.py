@@ -1,4 +1,4 @@
-"""The user's secret, and what only this user or root could have put somewhere."""
+"""The user's secrets, and folders that another user could have written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from cpudist import private
 from cpudist.errors import UserError
@@ -39,6 +41,16 @@ def test_a_secret_that_others_can_read_is_none(home: Path) -> None:
         private.secret()
 
 
+@pytest.mark.parametrize("text", ["", "\n", "\udcff"])
+def test_a_secret_file_without_a_secret_is_an_error_that_names_it(home: Path, text: str) -> None:
+    file = home / ".config/cpudist/secret"
+    file.parent.mkdir(parents=True)
+    file.touch(mode=0o600)
+    file.write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError, match=str(file)):
+        private.secret()
+
+
 def test_a_link_in_its_place_is_not_followed(home: Path) -> None:
     (home / ".config/cpudist").mkdir(parents=True)
     (home / "other").write_text("known to others")
@@ -67,3 +79,37 @@ def test_who_could_change_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     else:
         monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert private.why_not_trusted(tmp_path) == f"{tmp_path} belongs to another user, not to you or root"
+
+
+NAMES = ["HF_TOKEN", "hub.token", "apikey", "api-key", "passwd", "WANDB_API_KEY", "db.password", "accessKey", "auth"]
+FORMS = {
+    "option": ("--{name}", "{value}"),
+    "one word": ("--{name}={value}",),
+    "one dash": ("-{name}", "{value}"),
+    "assignment": ("{name}={value}", "python"),
+    "override": ("+{name}={value}",),
+    "within a command": ("sh", "-c", "{name}={value} python run.py --{name} {value}"),
+    "JSON": ("--config", '{{"lr": 1, "{name}": "{value}"}}'),
+    "header": ("--header", "X-{name}: {value}"),
+    "query": ("https://host/path?a=1&{name}={value}",),
+    "after a flag of that name": ("--use_auth_token", "--{name}", "{value}"),
+    "password in an address": ("--store=redis://user:{value}@host/0",),
+    "token in an address": ("https://{value}@host/repository",),
+}
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(list(FORMS)), st.text("sS3kr37/+=_-.:?&,; @", min_size=3), st.booleans())
+@example("HF_TOKEN", "option", "--secret", True)
+def test_no_secret_survives(name: str, form: str, value: str, small: bool) -> None:
+    value = f"<{value}>"
+    words = [word.format(name=name.lower() if small else name, value=value) for word in FORMS[form]]
+    shown = private.without_secrets(["run.py", *words, "--lr", "3"])
+    assert not any(value in word for word in shown)
+    assert (shown[0], shown[-2:], len(shown)) == ("run.py", ["--lr", "3"], len(words) + 3)
+
+
+def test_other_words_stay() -> None:
+    words = ["--tokenizer_name", "x", "--max_new_tokens", "5", "--pad_token_id=0", "--config", "a:b", "me@host", ""]
+    assert private.without_secrets(words) == words
+    assert private.without_secrets(["login", "hf_" + "aB3" * 12]) == ["login", "***"]
+    assert private.without_secrets([]) == []

@@ -12,15 +12,25 @@ import struct
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cpudist import answers
 from cpudist.job.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
 
 _ANSWER_SECONDS = 2.0  # for a rank's thread, which needs Python's interpreter lock
 _SIGNAL_SECONDS = 2.0  # for the signal's handler, which does not need it
 _AT_ONCE = 32  # ranks that are asked
+
+# The figures that are read, with their types; a rank of another version may have others.
+_FIGURES = {
+    **dict.fromkeys(("host", "checkpoint"), str | None),
+    **dict.fromkeys(("steps", "bytes", "memory", "threads", "restarts"), int | None),
+    **dict.fromkeys(("waited", "loading", "processor"), float | None),
+    "at": float,
+    "losses": list[float],
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +41,7 @@ class RankStacks:
         address: its address.
         user: the user of its process.
         text: its status in the first line, then its stacks.
-        figures: its `Pace`, host, losses and restarts; empty where its thread does not answer.
+        figures: those of `_FIGURES` that it has; empty where its thread does not answer.
     """
 
     address: StackAddress
@@ -40,9 +50,14 @@ class RankStacks:
     figures: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> RankStacks:
-        """Read what `main` has written."""
-        return cls(StackAddress(**fields.pop("address")), **fields)
+    def from_json(cls, fields: Any) -> RankStacks:
+        """Read one of the answers that `main` has written.
+
+        Raises:
+            ValueError: it is none.
+        """
+        one = answers.read(cls, fields)
+        return replace(one, figures=_known(one.figures))
 
 
 def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
@@ -56,10 +71,10 @@ def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
     """
     addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = pool.map(lambda address: _ask(address, processes), addresses)
+        answered = pool.map(lambda address: _ask(address, processes), addresses)
     return [
         RankStacks(address, user, *_parts(text))
-        for address, (user, text) in zip(addresses, answers, strict=True)
+        for address, (user, text) in zip(addresses, answered, strict=True)
         if text
     ]
 
@@ -74,8 +89,14 @@ def _parts(answer: str) -> tuple[str, dict[str, Any]]:
     first, _, text = answer.partition("\n")
     if first.startswith("{"):
         with suppress(ValueError):  # of a process that only has a rank's name
-            return _printable(text), json.loads(first)
+            return _printable(text), _known(answers.last_line(first))
     return _printable(answer), {}
+
+
+def _known(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: figures[name] for name, kind in _FIGURES.items() if name in figures and answers.fits(kind, figures[name])
+    }
 
 
 def _printable(text: str) -> str:

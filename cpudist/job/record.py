@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import resource
 import sys
 from collections import deque
@@ -27,6 +26,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.console import duration, names_of, number_of, say
+from cpudist.private import new_file, without_secrets
 from cpudist.processes import own_age
 from cpudist.version import __version__
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _FILE = "cpudist.json"
 _STEPS = 10_000  # whose times are kept, the newest
-_SECRET = re.compile(r"((?:^|\0)[^\0=]*[-_](?:token|password|secret|key)[=\0])[^\0]*")
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
@@ -194,9 +193,14 @@ class RunRecord:
                     self._attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"][: self._restarts]
         fields["attempts"][:0] = self._attempts
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.is_file() or not path.exists()  # /dev/null is not replaced
-        written = path.with_name(f".{path.name}.{os.getpid()}") if whole else path
-        written.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(fields, indent=2) + "\n"
+        if path.exists() and not path.is_file():  # /dev/null is not replaced
+            path.write_text(text, encoding="utf-8")
+            return
+        written = path.with_name(f".{path.name}.{os.getpid()}")
+        written.unlink(missing_ok=True)  # of a process that was killed
+        with new_file(written) as file:
+            file.write(text)
         written.replace(path)
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
@@ -206,7 +210,7 @@ class RunRecord:
         fields = {
             "cpudist": __version__,
             "torch": torch.__version__,
-            "command": _without_secrets([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+            "command": without_secrets([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
             "launcher": world.launcher,
             "hosts": list(world.hosts),
             "world_size": world.size,
@@ -241,11 +245,6 @@ class RunRecord:
         compressed = {"compress": self.compression, "bytes": before, "compressed_bytes": after}
         rows = {"embedding_rows": self.embedding_rows} if self.embedding_rows else {}
         return {**self.gradients, **compressed, **rows}
-
-
-def _without_secrets(words: Sequence[str]) -> list[str]:
-    """Return a command's words, with *** for the values of options such as --hub_token."""
-    return _SECRET.sub(r"\1***", "\0".join(words)).split("\0")
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cpudist.console import say
+
 # Makes a rank write its stacks to standard error. Slurm's users, submitit and Lightning use SIGUSR1 and SIGUSR2 for
 # preemption, and MPICH for lost ranks; terminals and torchrun end jobs with SIGQUIT.
 SIGNAL = signal.SIGRTMIN + 7
@@ -99,9 +101,7 @@ class StackServer:
 
     def show(self) -> None:
         """Write the rank's stacks to standard error."""
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"cpudist: {self._heading()}{_stacks()}")
-            sys.stderr.flush()
+        say(f"{self._heading()}{_stacks()}".rstrip())
 
     def stop(self) -> None:
         """Stop answering; the signal does nothing afterwards."""
@@ -131,7 +131,8 @@ class StackServer:
                 for key, _ in selector.select():
                     if key.fileobj is self._stopping:
                         return
-                    with contextlib.suppress(OSError):  # the client has disconnected
+                    # The client has disconnected, or the script has replaced standard error.
+                    with contextlib.suppress(Exception):
                         if key.fileobj is self._socket:
                             self._answer()
                         else:
@@ -149,8 +150,7 @@ class StackServer:
     def _show(self) -> None:
         """Copy the stacks from the signal's handler to standard error, in one piece and with a heading."""
         text = read_pipe(self._reader, wait=0).decode(errors="replace")
-        sys.stderr.write(f"cpudist: {self._heading()}{text}")
-        sys.stderr.flush()
+        say(f"{self._heading()}{text}".rstrip())
 
     def _figures(self) -> str:
         try:

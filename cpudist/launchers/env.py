@@ -32,12 +32,12 @@ class Env(Launcher):
         return super().placement()
 
     def rendezvous(self) -> AtAddress:
-        host, port = self._variables.get("MASTER_ADDR", ""), self._variables.get("MASTER_PORT", "")
+        host, port = self._variables.get("MASTER_ADDR", ""), self.master_port
         if not host:
             raise UserError("MASTER_ADDR is not set; start the job with torchrun, or set it to rank 0's host")
-        if not port.isdigit():
-            raise UserError(f"MASTER_PORT={port!r} is not a port number; set it to a free port of rank 0's host")
-        return AtAddress(host, int(port), token=self.token)
+        if port is None:
+            raise UserError("MASTER_PORT is not set; set it to a free port of rank 0's host")
+        return AtAddress(host, port, token=self.token)
 
     def _require_all(self) -> None:
         missing = [name for name in _REQUIRED if not self._variables.get(name)]

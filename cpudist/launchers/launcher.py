@@ -183,6 +183,18 @@ class Launcher(ABC):
         """The secret that the user has set for the job's store (CPUDIST_TOKEN); empty if none."""
         return self._variables.get("CPUDIST_TOKEN", "")
 
+    @property
+    def master_port(self) -> int | None:
+        """The port in MASTER_PORT; None where it is not set, or empty.
+
+        Raises:
+            UserError: it is no port.
+        """
+        text = self._variables.get("MASTER_PORT") or None
+        if text is not None and not (text.isdecimal() and 0 < int(text) < 1 << 16):
+            raise UserError(f"MASTER_PORT={text!r} is not a port number; set it to a free port of rank 0's host")
+        return None if text is None else int(text)
+
     def integer(self, name: str) -> int:
         """Return the number in a variable that the launcher must have set.
 

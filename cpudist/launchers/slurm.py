@@ -61,7 +61,7 @@ class Slurm(Launcher):
         port = 15000 + (self.integer("SLURM_JOB_ID") * 31 + self.integer("SLURM_STEP_ID")) % 15000
         return AtAddress(
             self._variables.get("MASTER_ADDR") or self._first_host(),
-            self.optional_integer("MASTER_PORT") or port,
+            self.master_port or port,
             token=self.token or _token(f"{self.integer('SLURM_JOB_ID')}.{self.integer('SLURM_STEP_ID')}"),
         )
 

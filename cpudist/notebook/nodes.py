@@ -19,6 +19,7 @@ from cpudist.notebook.result import Failure
 from cpudist.notebook.settings import Settings
 from cpudist.store import Address, Connection, StoreLost, keepalive_timeout
 from cpudist.store.process import StoreProcess
+from cpudist.waiting import poll
 
 _LOOPBACK = "127.0.0.1"
 _SETTINGS = "settings"  # key of the arguments in node 0's cell
@@ -53,7 +54,7 @@ class Nodes:
         # A key namespace of its own; the ranks' namespaces are the numbers of attempts.
         address = Address((settings.master_addr,), port, self._token.encode(), quiet, f"{settings.job}/nodes")
         try:
-            self._store = self._join(address)
+            self._join(address)
             self._closing.callback(self._store.close)
             self._compare()
         except BaseException as error:
@@ -102,19 +103,20 @@ class Nodes:
         """Close the connection and the store."""
         self._closing.close()
 
-    def _join(self, address: Address) -> Connection:
+    def _join(self, address: Address) -> None:
         """Connect to the store, and check that no other cell has this node's number.
 
         A cell with this number that has left the job was this notebook's last launch; then wait for node 0's next
         launch.
         """
-        deadline = time.monotonic() + self._settings.options.timeout
-        node = self._settings.node_rank
-        while True:
-            store = Connection(address, max(deadline - time.monotonic(), 0.0))
+        timeout, node = self._settings.options.timeout, self._settings.node_rank
+        deadline = time.monotonic() + timeout
+
+        def first_here() -> bool:
+            self._store = store = Connection(address, deadline - time.monotonic())
             with suppress(StoreLost):  # the store of the last launch is just closing
                 if store.add(f"arrived/{node}", 1) == 1:
-                    return store
+                    return True
                 if not store.check([_left(node)]):
                     store.close()
                     raise UserError(
@@ -122,7 +124,10 @@ class Nodes:
                         " number of its own, or another use_port if that is another job"
                     )
             store.close()
-            time.sleep(_RETRY_SECONDS)
+            return False
+
+        if not poll(first_here, timeout, longest_pause=_RETRY_SECONDS):
+            raise StartupTimeout("only the store of the last launch is there")
 
     def _compare(self) -> None:
         """Check that all cells have the same arguments; report a difference to the other nodes."""

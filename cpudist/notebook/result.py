@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import cloudpickle
 
+from cpudist import answers
 from cpudist.console import one_line
 from cpudist.errors import UserError
 from cpudist.lost_ranks import killed_by
@@ -92,7 +93,11 @@ class Failure:
     @classmethod
     def from_json(cls, text: str) -> Failure:
         """Return the failure of another node's rank, at this machine's time."""
-        return cls(**json.loads(text), at=time.monotonic())
+        now = time.monotonic()
+        try:
+            return answers.read(cls, {**answers.last_line(text), "at": now})
+        except (TypeError, ValueError):
+            return cls("another node", "reports a failure by another version of cpudist; install the same there", now)
 
     def raise_here(self) -> None:
         """Raise the failure in this process.

@@ -17,14 +17,15 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from cpudist import answers
 from cpudist.console import first_line
 from cpudist.errors import UserError
 from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, RendezvousMethod
 from cpudist.rendezvous import mpi
-from cpudist.store.client import LONGEST_KEEPALIVE, Address, keepalive_timeout
+from cpudist.store.client import LONGEST_KEEPALIVE, Address, StoreLost, keepalive_timeout
 from cpudist.store.process import StoreProcess
 from cpudist.topology.identity import addresses, free_port, node_identity, resolved
-from cpudist.waiting import bounded
+from cpudist.waiting import bounded, poll
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from cpudist.store.torch_store import JobStore
 
 _LOOPBACK = "127.0.0.1"
-_RETRY_SECONDS = 2.0  # a rank that does not reach the store then reads its address again
+_RETRY_SECONDS = 2.0  # longest attempt, and longest pause, until a rank reads the store's address again
 
 
 @dataclass(frozen=True)
@@ -123,21 +124,27 @@ def _connect_by_agent(
     key, agents_token = f"cpudist/{attempt}", address.token.encode()
     server, offer = _serve(placement, placement.node_count == 1, timeout, interface, agents_token)
     deadline = time.monotonic() + timeout
+    result: Rendezvous | Exception | None = None
+
+    def has_joined() -> bool:
+        nonlocal result
+        try:
+            found = answers.read(_Offer, answers.last_line(agent.get(key).decode()))
+            result = _accept(found, server, min(deadline - time.monotonic(), _RETRY_SECONDS), timeout, agents_token)
+            _arrive(result, placement)
+        except (UserError, StoreLost, ValueError) as error:
+            result = error
+        return isinstance(result, Rendezvous)
+
     try:
         agent = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout))
         if offer is not None:
             agent.set(key, json.dumps(asdict(offer)))
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                found = _Offer(**json.loads(agent.get(key)))
-                joined = _accept(found, server, min(left, _RETRY_SECONDS), timeout, agents_token)
-                _arrive(joined, placement)
-                return replace(joined, host=address.host, port=address.port)
-            except UserError:
-                if left < _RETRY_SECONDS:
-                    raise
-    except RuntimeError as error:
+        poll(has_joined, deadline - time.monotonic(), longest_pause=_RETRY_SECONDS)
+        if not isinstance(result, Rendezvous):
+            raise cast("Exception", result)
+        return replace(result, host=address.host, port=address.port)
+    except (RuntimeError, ValueError) as error:
         raise UserError(
             f"rank {placement.rank} cannot reach the others at {address.host}:{address.port} (MASTER_ADDR,"
             f" MASTER_PORT): {first_line(error)}; look at rank 0's output and at the firewall"
@@ -177,9 +184,10 @@ def _arrive(joined: Rendezvous, placement: Placement) -> None:
     """Register this rank in the store.
 
     Raises:
-        UserError: the rank is registered already, so the store belongs to another job.
+        UserError: the rank is registered already, so the store belongs to another job; the connection is closed.
     """
     if joined.store.add(f"arrived/{placement.rank}", 1) != 1:
+        cast("JobStore", joined.store).close()
         raise UserError(
             f"rank {placement.rank} is in the job at {joined.host}:{joined.port} already: another job uses this port,"
             " or only this rank was started again; choose another MASTER_PORT, or start all ranks again"

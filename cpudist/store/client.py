@@ -12,10 +12,10 @@ from cpudist.console import first_line
 from cpudist.errors import StartupTimeout
 from cpudist.store import protocol
 from cpudist.store.protocol import Code
-from cpudist.waiting import poll
+from cpudist.waiting import poll, usable
 
 LONGEST_KEEPALIVE = 30.0
-_ATTEMPT_SECONDS = 5.0  # for one address to answer
+_ATTEMPT_SECONDS, _SHORTEST_ATTEMPT_SECONDS = 5.0, 0.1  # for one address to answer
 _ANSWER_SECONDS = 15.0  # for the server to answer a request that needs no waiting
 
 
@@ -44,7 +44,7 @@ class Address:
 
 def keepalive_timeout(timeout: float) -> float:
     """Return the seconds after which a rank without network is treated as lost: half the timeout, 5 to 30 seconds."""
-    return min(LONGEST_KEEPALIVE, max(5.0, timeout / 2))
+    return min(LONGEST_KEEPALIVE, usable(timeout / 2, 5.0))
 
 
 class Connection:
@@ -54,7 +54,7 @@ class Connection:
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
-        """Connect and authenticate within `timeout` seconds.
+        """Connect and authenticate within `timeout` seconds; try once where none are left.
 
         Raises:
             StartupTimeout: it cannot be reached in time, or another program answers there.
@@ -62,18 +62,19 @@ class Connection:
         self._received = bytearray()
         self._job = address.job
         other = why = ""
+        attempt = min(_ATTEMPT_SECONDS, usable(timeout, _SHORTEST_ATTEMPT_SECONDS))
 
         def reached() -> bool:
             nonlocal other, why
             for host in address.hosts:
                 try:
-                    self._socket = _connected(host, address, min(_ATTEMPT_SECONDS, timeout))
+                    self._socket = _connected(host, address, attempt)
                     self.host = host
                     return True
                 except protocol.Garbage as error:
                     other = str(error)
-                except OSError as error:
-                    why = error.strerror or first_line(error)
+                except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+                    why = getattr(error, "strerror", None) or first_line(error)
             return False
 
         if not poll(reached, timeout):
@@ -163,8 +164,9 @@ class Connection:
         return f"{self._job}/{key}".encode()
 
     def _wait(self, code: Code, keys: list[str], timeout: float) -> bool:
-        milliseconds = protocol.number(round(1000 * timeout))
-        return bool(self._number(code, milliseconds, *map(self._name, keys), within=timeout + _ANSWER_SECONDS))
+        seconds = usable(timeout)
+        milliseconds = protocol.number(round(1000 * seconds))
+        return bool(self._number(code, milliseconds, *map(self._name, keys), within=seconds + _ANSWER_SECONDS))
 
     def _number(self, code: Code, *fields: bytes, within: float = _ANSWER_SECONDS) -> int:
         return protocol.to_number(self._ask(code, *fields, within=within)[1][0])

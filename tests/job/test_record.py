@@ -97,6 +97,17 @@ def test_written_whole_and_in_place(record: RunRecord) -> None:
     assert [path.name for path in record.path.parent.iterdir()] == ["record.json"]
 
 
+def test_other_users_cannot_read_it_at_any_moment(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.path.parent.mkdir()
+    record.path.touch(mode=0o644)  # of a version that let them
+    record.path.with_name(f".{record.path.name}.{os.getpid()}").touch(mode=0o644)  # of a killed process with this id
+    modes = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda new, old: modes.append(new.stat().st_mode) or replace(new, old))
+    record.write("running")
+    assert [mode & 0o777 for mode in (*modes, record.path.stat().st_mode)] == [0o600, 0o600]
+
+
 def test_a_plain_scripts_record_lies_beside_its_results_only(record: RunRecord, tmp_path: Path) -> None:
     record.path, folder = None, tmp_path / "out"
     record.leave_in(folder)

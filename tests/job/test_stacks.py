@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -125,6 +126,21 @@ def test_the_signal_makes_a_rank_write_its_stacks_and_go_on() -> None:
         assert process.poll() is None
         process.communicate("")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("stream", ["closed", None, "replaced"])
+def test_a_rank_without_standard_error_answers_also_after_the_signal(
+    stream: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced = open(os.devnull, "w") if stream == "closed" else stream  # noqa: SIM115
+    if stream == "closed":
+        replaced.close()
+    answers = StackServer("again", 0, 1, "rank 0 on h0", lambda: "here")
+    monkeypatch.setattr(sys, "stderr", replaced)
+    os.kill(os.getpid(), SIGNAL)
+    assert poll(lambda: not select.select([answers._reader], [], [], 0)[0], 10), "the thread has read the stacks"
+    assert len(asked(os.getpid())) == 1
+    answers.stop()
 
 
 def test_after_stop_nobody_answers_and_files_are_closed() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from cpudist.errors import StartupTimeout, UserError
 from cpudist.launchers import Alone, AtAddress, Placement
 from cpudist.rendezvous import all_gather, connect
+from cpudist.store import Address, Connection, keepalive_timeout
+from cpudist.store.process import StoreProcess
 from cpudist.topology.identity import free_port
 
 SECONDS = timedelta(seconds=10)
@@ -80,3 +86,46 @@ def test_another_jobs_rank_is_not_taken_for_ours() -> None:
     with pytest.raises(UserError, match=r"rank 1 is in the job at .* already: another job uses this port"):
         connect(address, Placement(1, 2), "0", timeout=5)
     first.close()
+
+
+@pytest.mark.job
+def test_a_rank_that_is_refused_pauses_ever_longer(server: TCPStore, clock: SimpleNamespace) -> None:
+    """Under torchrun, whose agent's store still has the address of the last attempt."""
+    address = AtAddress("127.0.0.1", server.port, served=True)
+    first = connect(address, Placement(0, 2, node_rank=0, node_count=1), "0", timeout=30)
+    second = connect(address, Placement(1, 2, node_rank=0, node_count=1), "0", timeout=30)
+    begin = clock.now
+    with pytest.raises(UserError, match=r"rank 1 is in the job at .* already"):
+        connect(address, Placement(1, 2, node_rank=0, node_count=1), "0", timeout=300)
+    assert 300 <= clock.now - begin <= 303
+    assert 10 < first.store.add("arrived/1", 0) < 170
+    second.close()
+    first.close()
+
+
+@pytest.mark.job
+def test_an_address_of_another_version_is_an_error_in_time(server: TCPStore, clock: SimpleNamespace) -> None:
+    client(server).set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
+    with pytest.raises(UserError, match="rank 1 cannot reach the others"):
+        connect(AtAddress("127.0.0.1", server.port, served=True), Placement(1, 2), "0", timeout=30)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(max_value=5.0), st.sampled_from(["127.0.0.1", "..", "\udcff", "a" * 70]))
+def test_whatever_the_timeout_it_says_that_rank_0_cannot_be_reached(
+    clock: SimpleNamespace, timeout: float, host: str
+) -> None:
+    with pytest.raises(StartupTimeout, match="rank 0 cannot be reached"):
+        Connection(Address((host,), free_port(), b"", 5), timeout)
+
+
+@pytest.mark.job
+def test_whatever_the_timeout_a_store_that_answers_is_reached(clock: SimpleNamespace) -> None:
+    store = StoreProcess(["127.0.0.1"], 0, b"", 5)
+    for timeout in (-1e9, -0.5, 0.0, 1e-9, math.nan, 1e9, 1e300, math.inf):
+        one = Connection(Address(("127.0.0.1",), store.port, b"", keepalive_timeout(timeout)), timeout)
+        one.set({"there": b"1"})
+        assert one.wait_all(["there"], timeout)
+        assert timeout > 1 or not one.wait_any(["missing"], timeout)
+        one.close()
+    store.close()
