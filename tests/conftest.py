@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -60,7 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what tests have cost to the process that reports it, where pytest-xdist runs them in several."""
+    """Kill processes that tests have forked and left behind, for which the interpreter would wait at its exit.
+
+    Hand what tests have cost to the process that reports it, where pytest-xdist runs them in several.
+    """
+    for child in multiprocessing.active_children():
+        child.kill()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["costs"] = {folder: dict(cost) for folder, cost in _costs.items()}
 
@@ -107,22 +112,6 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that only `sleep` advances, for the modules that wait for other processes."""
-    from cpudist import waiting
-    from cpudist.notebook import nodes
-    from cpudist.rendezvous import connecting
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    clock = SimpleNamespace(now=1000.0, sleep=sleep, monotonic=lambda: clock.now)
-    for module in (waiting, connecting, nodes):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-@pytest.fixture
 def alone() -> Iterator[None]:
     """A job of this process alone, on gloo."""
     import cpudist
@@ -134,5 +123,11 @@ def alone() -> Iterator[None]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock for the modules that it is told to drive."""
-    return Clock(monkeypatch)
+    """A clock that only sleeping advances, for the modules that wait for other processes."""
+    from cpudist import waiting
+    from cpudist.notebook import nodes
+    from cpudist.rendezvous import connecting
+
+    clock = Clock(monkeypatch)
+    clock.drives(waiting, connecting, nodes)
+    return clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -43,6 +44,31 @@ def test_a_frozen_host_of_an_earlier_attempt_writes_into_no_later_checkpoint(tmp
     assert (frozen / "late").exists(), "once a job has begun to save, only the next one clears all"
     _complete(Publisher(tmp_path), _begin(Publisher(tmp_path), "checkpoint-7", "new"))
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-5", "checkpoint-6", "checkpoint-7"]
+
+
+def test_what_a_power_failure_leaves_is_a_complete_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may write a rename to the disk before the content of files that were not synced."""
+    fsync, rename, synced, folder = os.fsync, os.rename, set(), tmp_path / "out"
+    publisher = Publisher(folder)
+
+    def noted_fsync(file: int) -> None:
+        fsync(file)
+        synced.add(Path(os.readlink(f"/proc/self/fd/{file}")))
+
+    def checked_rename(source: Path, target: Path) -> None:
+        if source == written:  # the first of the renames that publish it
+            assert synced == {written, *written.rglob("*")}
+            assert (written / "seal").exists()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", checked_rename)
+    written = _begin(publisher, "checkpoint-5", "part")
+    (written / "inner").mkdir()
+    (written / "inner" / "part").touch()
+    _complete(publisher, written)
+    assert _content(folder) == [f"checkpoint-5{name}" for name in ("", "/inner", "/inner/part", "/part", "/seal")]
+    assert folder in synced, "the new name, too"
 
 
 def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:

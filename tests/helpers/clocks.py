@@ -8,14 +8,10 @@ import pytest
 
 
 class Clock:
-    """Stands in for the module `time`; its time passes while a module sleeps, or when a test changes `now`.
-
-    Attributes:
-        now: seconds, by every clock.
-    """
+    """Stands in for the module `time`: `now` passes while a module sleeps, or when a test changes it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1e9
+        self.now = 1000.0
         self._monkeypatch = monkeypatch
 
     def drives(self, *modules: ModuleType) -> None:

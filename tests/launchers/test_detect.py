@@ -39,7 +39,7 @@ from cpudist.launchers.mpich import requested_nodes
         ),
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
         (BATCH_SCRIPT, "single", Alone(), 0),
-        (TORCHRUN, "torchrun", AtAddress("localhost", 42805), 1),
+        (TORCHRUN | {"CPUDIST_TOKEN": "known"}, "torchrun", AtAddress("localhost", 42805, token="known"), 1),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", AtAddress("localhost", 42805, True), 1),
         (ONE_IN_A_POD, "pytorchjob", AtAddress("job-master-0", 23456), 1),
         (BY_HAND, "env", AtAddress("h0", 29500), 1),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
+from clocks import Clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
@@ -89,7 +91,7 @@ def test_another_jobs_rank_is_not_taken_for_ours() -> None:
 
 
 @pytest.mark.job
-def test_a_rank_that_is_refused_pauses_ever_longer(server: TCPStore, clock: SimpleNamespace) -> None:
+def test_a_rank_that_is_refused_pauses_ever_longer(server: TCPStore, clock: Clock) -> None:
     """Under torchrun, whose agent's store still has the address of the last attempt."""
     address = AtAddress("127.0.0.1", server.port, served=True)
     first = connect(address, Placement(0, 2, node_rank=0, node_count=1), "0", timeout=30)
@@ -104,7 +106,25 @@ def test_a_rank_that_is_refused_pauses_ever_longer(server: TCPStore, clock: Simp
 
 
 @pytest.mark.job
-def test_an_address_of_another_version_is_an_error_in_time(server: TCPStore, clock: SimpleNamespace) -> None:
+def test_whoever_reads_the_agents_store_needs_the_token_of_the_user(server: TCPStore) -> None:
+    """torchrun's agents serve that store without any authentication."""
+    address = AtAddress("127.0.0.1", server.port, served=True, token="the user's")
+    first = connect(address, Placement(0, 2, node_rank=0, node_count=1), "0", timeout=20)
+    offer = json.loads(client(server).get("cpudist/0"))
+    for token in (bytes.fromhex(offer["token"]), b"the user's", b""):
+        with pytest.raises(StartupTimeout, match="another job"):
+            Connection(Address(("127.0.0.1",), offer["port"], token, 5), 0.1)
+    with pytest.raises(UserError):
+        connect(replace(address, token=""), Placement(1, 2, node_rank=0, node_count=1), "0", timeout=1)
+    second = connect(address, Placement(1, 2, node_rank=0, node_count=1), "0", timeout=20)
+    first.store.set("key", "value")
+    assert second.store.get("key") == b"value"
+    assert (second.host, second.port) == ("127.0.0.1", server.port), "MASTER_ADDR and MASTER_PORT stay the agent's"
+    second.close(), first.close()
+
+
+@pytest.mark.job
+def test_an_address_of_another_version_is_an_error_in_time(server: TCPStore, clock: Clock) -> None:
     client(server).set("cpudist/0", '{"hosts": ["h0"], "port": "x"}')
     with pytest.raises(UserError, match="rank 1 cannot reach the others"):
         connect(AtAddress("127.0.0.1", server.port, served=True), Placement(1, 2), "0", timeout=30)
@@ -112,15 +132,13 @@ def test_an_address_of_another_version_is_an_error_in_time(server: TCPStore, clo
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(max_value=5.0), st.sampled_from(["127.0.0.1", "..", "\udcff", "a" * 70]))
-def test_whatever_the_timeout_it_says_that_rank_0_cannot_be_reached(
-    clock: SimpleNamespace, timeout: float, host: str
-) -> None:
+def test_whatever_the_timeout_it_says_that_rank_0_cannot_be_reached(clock: Clock, timeout: float, host: str) -> None:
     with pytest.raises(StartupTimeout, match="rank 0 cannot be reached"):
         Connection(Address((host,), free_port(), b"", 5), timeout)
 
 
 @pytest.mark.job
-def test_whatever_the_timeout_a_store_that_answers_is_reached(clock: SimpleNamespace) -> None:
+def test_whatever_the_timeout_a_store_that_answers_is_reached(clock: Clock) -> None:
     store = StoreProcess(["127.0.0.1"], 0, b"", 5)
     for timeout in (-1e9, -0.5, 0.0, 1e-9, math.nan, 1e9, 1e300, math.inf):
         one = Connection(Address(("127.0.0.1",), store.port, b"", keepalive_timeout(timeout)), timeout)
