@@ -1,6 +1,6 @@
 """Change one expression at a time, and list the changes that no test notices; see scripts/mutants.sh.
 
-mutmut changes a copy of the checkout and forks a process for each mutant, which ends after 15 times the time of its
+mutmut changes a copy of the checkout, and forks a process for each mutant, which ends after 5 times the time of its
 tests. `tests/survivors.txt` has the mutants that may survive, each with the reason.
 """
 
@@ -29,6 +29,9 @@ only_mutate = {modules}
 also_copy = {others}
 pytest_add_cli_args_test_selection = [{tests!r}]
 pytest_add_cli_args = {arguments}
+process_isolation = "forkserver"
+timeout_multiplier = 5.0
+timeout_constant = 3.0
 do_not_mutate_patterns = ['^\\s*raise \\w', '^\\s*(say|warn|print)\\(']
 """
 

@@ -88,3 +88,30 @@ def test_a_name_that_another_rank_gives_is_no_path(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Ranks, "all_gather", lambda self, value: [("../../.ssh", None)])
     with pytest.raises(UserError, match="a stranger writes to the job's store; set CPUDIST_TOKEN"):
         Publisher(tmp_path).begin("checkpoint-5", Ranks(), publishes=True)
+
+
+def test_an_error_of_any_rank_is_raised_on_all() -> None:
+    class Two(Ranks):
+        def all_gather(self, value: object) -> list[object]:
+            return [value, self.other]
+
+    ranks, own, ours = Two(), ValueError("own"), UserError("ours")
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    for error in (own, ours):
+        with pytest.raises(type(error)) as caught:
+            Ranks().each(lambda error=error: fail(error))
+        assert caught.value is error, "of a process that is alone"
+    ranks.size, ranks.other = 2, ("value", None)
+    assert ranks.each(lambda: "mine") == ["mine", "value"]
+    with pytest.raises(ValueError, match="own"):
+        ranks.each(lambda: fail(own))
+    with pytest.raises(UserError, match="rank 0: ours"):
+        ranks.each(lambda: fail(ours))
+    ranks.other = (None, "full")
+    with pytest.raises(UserError, match="rank 1: full"):
+        ranks.each(lambda: None)
+    ranks.rank, ranks.other = 1, ("theirs", None)
+    assert ranks.first(lambda: pytest.fail("rank 0 alone does it")) is None

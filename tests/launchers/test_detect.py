@@ -20,8 +20,9 @@ from launcher_variables import (
 )
 
 from cpudist.errors import UserError
-from cpudist.launchers import Alone, AtAddress, OverMpi, RendezvousMethod, detect
+from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, RendezvousMethod, detect
 from cpudist.launchers.mpich import requested_nodes
+from cpudist.launchers.notebook import rank_variables, without_launcher
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,28 @@ def test_torchrun_wins_over_the_srun_and_the_pod_it_runs_in() -> None:
     assert detect(STEP | POD | TORCHRUN).name == "torchrun"
 
 
+@pytest.mark.parametrize("around", [INTEL, OPEN_MPI, STEP, TORCHRUN, POD])
+def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[str, str]) -> None:
+    """Its ranks do not get the variables by which the launcher numbers its own ranks."""
+    store, place = InStore("h0", 29500, "job", "secret"), Placement(3, 4, 1, 2, 1, 2)
+    found = detect({**without_launcher(around), **rank_variables(place, store)})
+    assert (found.name, found.placement(), found.rendezvous()) == ("notebook", place, store)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("n[01-03,7],gpu-a", "n01"), ("a-b.c,n[1-2]", "a-b.c"), ("r[2]n[5-6]-x", "r2n5-x"), ("", ""), ("n[1-2", "")],
+)
+def test_slurms_first_host_is_rank_0s(hosts: str, first: str) -> None:
+    for variables in ({"SLURM_STEP_NODELIST": hosts}, {"SLURM_JOB_NODELIST": hosts}):
+        launcher = detect(STEP | {"CPUDIST_TOKEN": "known"} | variables)
+        if first:
+            assert launcher.rendezvous() == AtAddress(first, 15217, token="known")
+        else:
+            with pytest.raises(UserError, match="not understood"):
+                launcher.rendezvous()
+
+
 @pytest.mark.parametrize(("text", "sizes"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("3(x2),1", [3, 3, 1])])
 def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -> None:
     for node, local_size in enumerate(sizes):
@@ -196,6 +219,7 @@ def test_half_set_and_contradicting_variables_are_one_clear_line(env: dict[str, 
         ("mpirun -ppn 2 -n 2 train -n 8", 1),
         ("mpirun -n 4 train", None),
         ("mpirun -ppn 2 train", None),
+        ("mpirun -n 4 -ppn 0 train", None),
     ],
 )
 def test_on_how_many_nodes_hydra_was_asked_to_start_ranks(line: str, nodes: int | None) -> None:
