@@ -11,8 +11,10 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -45,19 +47,26 @@ def main() -> None:
     parser.add_argument("--tests", help="file or folder of tests/; default: that of the module")
     parser.add_argument("--jobs", action="store_true", help="run the tests marked `job`, too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # of `timeout`: leave no copy and no process
     os.environ["OMP_NUM_THREADS"] = "1"  # a forked process does not have OpenMP's threads
     with tempfile.TemporaryDirectory(prefix="cpudist-mutants-") as folder:
-        for name in _output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
-            if os.path.lexists(ROOT / name) and name:
+        listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.rstrip("\0").split("\0"):
+            if os.path.lexists(ROOT / name):
                 (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, Path(folder) / name, follow_symlinks=False)
         os.chdir(folder)
+        # The store's process runs in Python's isolated mode, without the environment's packages.
+        for found in Path(sysconfig.get_path("purelib")).glob("mutmut*"):
+            shutil.copytree(found, found.name)
         enough = [_report(module, options) for module in options.modules]
     sys.exit(not all(enough))
 
 
 def _report(module: str, options: argparse.Namespace) -> bool:
     """Print the surviving mutants of `module`; return whether enough were killed."""
+    from mutmut.mutation.diff_apply import get_diff_for_mutant
+
     source = Path("cpudist", module)
     modules = [str(source)] if source.is_file() else sorted(map(str, source.rglob("*.py")))
     tests = _tests_of(options.tests or module)
@@ -84,8 +93,8 @@ def _report(module: str, options: argparse.Namespace) -> bool:
     survivors = [name for name in names if codes[name] in _SURVIVED]
     may_survive, accepted = _SURVIVORS.read_text().splitlines(), 0
     for name in survivors:
-        lines = _output("mutmut", "show", name, folder=Path()).splitlines()
-        diff = [line for line in lines if line[:1] in ("-", "+") and line[:3] not in ("---", "+++")]
+        _, _, *lines = get_diff_for_mutant(name).splitlines()
+        diff = [line for line in lines if line.startswith(("-", "+"))]
         if any(line.removeprefix("+").strip() in may_survive for line in diff):
             accepted += 1
         else:
@@ -112,13 +121,8 @@ def _mutants(path: str) -> list[str]:
     from mutmut.utils.format_utils import get_mutant_name
 
     reset_config()  # it was read for the last module
-    return [
-        get_mutant_name(Path(path), name) for name in mutate_file_contents(path, Path(path).read_text()).mutant_names
-    ]
-
-
-def _output(*command: str, folder: Path = ROOT) -> str:
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    mutated = mutate_file_contents(path, Path(path).read_text())
+    return [get_mutant_name(Path(path), name) for name in mutated.mutant_names]
 
 
 if __name__ == "__main__":

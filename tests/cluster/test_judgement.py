@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpudist.cli.main import main
 from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFigures, keep, last_time
 from cpudist.cluster.judgement import judge, slower
 from cpudist.cluster.links import pairs_in_rounds
@@ -209,8 +208,3 @@ def test_the_odd_link_has_another_color(monkeypatch: pytest.MonkeyPatch) -> None
     assert (text.count("\033[31m  10\033[0m"), text.count("\033[33m  70\033[0m"), text.count("\033[32m")) == (1, 1, 10)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in tables(odd)
-
-
-def test_a_file_that_cannot_be_written_is_told_before_the_measurement(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["test", "--hostfile", "hosts", "--json", "/proc/cluster.json"]) == 2
-    assert capsys.readouterr().err.startswith("cpudist: cannot write /proc/cluster.json: ")

@@ -25,38 +25,6 @@ from cpudist.launchers.mpi_launcher import Host, Mpirun
 MPIRUN = Mpirun(IntelMpi, Path("mpirun"))
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "no TARGET"),
-        (["--ppn", "0", "--", "t.py"], "give a number of ranks from 1 to 10000, socket, numa or l3, not '0'"),
-        (["--nproc", "two", "--", "t.py"], "give a whole number from 1 on, not 'two'"),
-        (["--min-nodes", "2", "--", "t.py"], "--max-restarts"),
-        (
-            ["--timeout=20", "--", "t.py"],
-            "launch has no option --timeout; if it is an option of cpudist-train",
-        ),
-        (["--mpi", "lam", "--", "t.py"], "invalid choice: 'lam'"),
-        (["--hostfile", "/no/such/file", "--", "t.py"], "cannot read the hostfile /no/such/file"),
-    ],
-)
-def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", *words]) == 2
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert shown.count("\n") == 1
-
-
-@pytest.mark.job
-def test_ranks_that_do_not_fit_are_found_before_any_host_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "hosts"  # these have no address
-    path.write_text("h0:2\nh1:2\n")
-    assert main(["launch", "--hostfile", str(path), "--nproc", "5", "--", "train.py"]) == 2
-    assert "5 ranks do not fit on 2 hosts with room for 4" in capsys.readouterr().err
-
-
 def test_inside_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**HYDRA, "PMI_RANK": "0", "MPI_LOCALRANKID": "0"}.items():
         monkeypatch.setenv(name, value)
