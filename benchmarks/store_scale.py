@@ -21,13 +21,13 @@ from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 import psutil
 
 from cpudist.backends.interface import Call
-from cpudist.job.rank_status import RankStatus
 from cpudist.launchers import Placement
 from cpudist.lost_ranks import LostRank
 from cpudist.store import protocol
 from cpudist.store.client import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
+from cpudist.supervision.rank_status import RankStatus
 from cpudist.world import RankInfo
 
 _RANKS_PER_NODE = 16

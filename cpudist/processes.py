@@ -1,7 +1,7 @@
 """Processes of this machine, read from /proc.
 
-psutil is not used: a job reads processes when Python's file system may be gone (`job/abort.py`), and it needs start
-times in the kernel's ticks.
+psutil is not used: a job reads processes when Python's file system may be gone (`supervision/abort.py`), and it needs
+start times in the kernel's ticks.
 """
 
 from __future__ import annotations

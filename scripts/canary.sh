@@ -37,7 +37,7 @@ timeout --foreground 1200 python -m pip install --quiet --disable-pip-version-ch
 build_backend
 failed=0 rows=
 tried "oneccl-cpu-devel impi-rt" -m versions tests/backends/ccl
-tried "torch" -m versions tests/backends tests/bench tests/checkpoints tests/job tests/optimization --ignore tests/backends/ccl
+tried "torch" -m versions tests/backends tests/bench tests/checkpoints tests/job tests/observability tests/optimization tests/supervision --ignore tests/backends/ccl
 tried "transformers accelerate datasets" -m versions tests/huggingface tests/notebook tests/examples
 tried "trl peft" --long tests/examples/test_trl.py tests/examples/test_lora.py
 say "$(date -u +%F), Python $(python -c 'import platform; print(platform.python_version())')"

@@ -23,6 +23,7 @@ MODULES = {
     "rendezvous": {"cpudist.rendezvous"},
     "backends": {"cpudist.backends"},
     "jobs": {"cpudist.job"},
+    "observers": {"cpudist.observability"},
     "optimization": {"cpudist.optimization"},
     "Trainer's patches": {"cpudist.huggingface"},
     "programs": {"cpudist.training"},

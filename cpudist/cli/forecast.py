@@ -7,13 +7,13 @@ import json
 import re
 from pathlib import Path
 
-from cpudist import forecast, summary
 from cpudist.bench import rank_counts
 from cpudist.cli.parser import Parser, count
 from cpudist.cluster import cluster_figures
 from cpudist.console import aligned, counted_seconds, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
+from cpudist.observability import forecast, summary
 from cpudist.target import resolve
 from cpudist.topology import measured_ranks
 

@@ -14,10 +14,10 @@ from cpudist.cli.parser import Parser
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
 from cpudist.hosts.remote import ask_all, run_on
-from cpudist.job.rank_answers import RankStacks, ask_ranks
-from cpudist.job.stack_server import SIGNAL
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.observability.rank_answers import RankStacks, ask_ranks
+from cpudist.observability.stack_server import SIGNAL
 from cpudist.processes import python_main
 
 HELP = "show what every rank of a running job is doing"
@@ -70,7 +70,7 @@ def ask(hosts: Sequence[Host] | None, task: str) -> tuple[Jobs, list[str]]:
 
 def _ask(hosts: Sequence[Host], task: str) -> tuple[list[RankStacks], list[str]]:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
-    words = python_main("cpudist.job.rank_answers", path=path)
+    words = python_main("cpudist.observability.rank_answers", path=path)
     answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS), task)
     missing = [
         f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"

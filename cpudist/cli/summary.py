@@ -6,9 +6,9 @@ import argparse
 import shutil
 from pathlib import Path
 
-from cpudist import summary
 from cpudist.cli.parser import Parser
 from cpudist.launchers import Launcher
+from cpudist.observability import summary
 
 HELP = "compare runs: speed, communication, loss"
 DESCRIPTION = """\

@@ -17,10 +17,10 @@ from cpudist.cli.stacks import Jobs, ask
 from cpudist.console import size
 from cpudist.errors import UserError
 from cpudist.hosts.hostfile import read
-from cpudist.job.rank_answers import RankStacks
-from cpudist.job.rank_table import LOOKS, loss_lines, losses_of, rows_of, table
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
+from cpudist.observability.rank_answers import RankStacks
+from cpudist.observability.rank_table import LOOKS, loss_lines, losses_of, rows_of, table
 
 HELP = "watch the ranks of running jobs"
 DESCRIPTION = """\

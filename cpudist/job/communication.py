@@ -9,15 +9,15 @@ from cpudist.backends import embedding_rows
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
-from cpudist.job.gradient_times import GradientTimes
+from cpudist.observability.gradient_times import GradientTimes
 
 if TYPE_CHECKING:
     import torch
 
     from cpudist.backends import Backend
     from cpudist.changes import Changes
-    from cpudist.job.pace import PaceMeter
-    from cpudist.job.record import RunRecord
+    from cpudist.observability.pace import PaceMeter
+    from cpudist.observability.record import RunRecord
     from cpudist.world import World
 
 

@@ -16,14 +16,14 @@ from cpudist.backends.compression import check_backend
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.job import failure
 from cpudist.job.communication import Communication, TrainedAlone
-from cpudist.job.heartbeat import Heartbeat
 from cpudist.job.job_options import JobOptions
-from cpudist.job.peers import Peers
+from cpudist.job.rank_context import RankContext
 from cpudist.job.rank_pinning import follow
-from cpudist.job.rank_status import waiting
-from cpudist.job.record import Exit, RunRecord
+from cpudist.observability.rank_table import waiting
+from cpudist.observability.record import Exit, RunRecord
+from cpudist.supervision import failure
+from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import check_timeout
 
@@ -55,58 +55,58 @@ class Job:
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
-        peers: this process among the ranks.
+        context: this process among the ranks.
         pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
-    def __init__(self, peers: Peers, backend: Backend, options: JobOptions, pinning: Pinning | None) -> None:
-        self._peers = peers
+    def __init__(self, context: RankContext, backend: Backend, options: JobOptions, pinning: Pinning | None) -> None:
+        self._context = context
         self.backend = backend
         self.options = options
         self.timeout = options.timeout
         self.pinning = pinning
         self.owned_by_cli = False
         self._overruled: set[str | None] = set()  # backends that the script has asked for
-        self.launcher = peers.launcher
-        self.changes = peers.changes
-        self.world = replace(peers.world, backend=backend.name, device_type=backend.devices.type)
-        self.restarts = max(member.restarts for member in peers.members)
-        run_ids = [item for member in peers.members for item in member.run_ids.items()]
+        self.launcher = context.launcher
+        self.changes = context.changes
+        self.world = replace(context.world, backend=backend.name, device_type=backend.devices.type)
+        self.restarts = max(member.restarts for member in context.members)
+        run_ids = [item for member in context.members for item in member.run_ids.items()]
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
-        self.record = RunRecord(self.world, backend, peers.members, self.restarts)
+        self.record = RunRecord(self.world, backend, context.members, self.restarts)
         self.communication = Communication(backend, self.world, self.changes, self.record, options.compress)
-        host = peers.rendezvous.host
+        host = context.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
-        peers.on_failure = lambda: self.record.write("failed")
-        peers.on_end = self.finish
-        self.statuses = peers.statuses
-        pace = peers.watch_the_pace(self.record)
+        context.on_failure = lambda: self.record.write("failed")
+        context.on_end = self.finish
+        self.statuses = context.statuses
+        pace = context.watch_the_pace(self.record)
         known = {"host": self.world.hosts[self.world.node_rank], "restarts": self.restarts}
-        peers.serve_figures(lambda: {**known, **asdict(pace.read()), **self.record.newest()})
+        context.serve_figures(lambda: {**known, **asdict(pace.read()), **self.record.newest()})
         self._alone = TrainedAlone(backend, self.world, pace)
         if options.stall is not None:
-            peers.end_when_stalled(options.stall)
+            context.end_when_stalled(options.stall)
         if options.record is not None:
             self.record.write_to(options.record)
 
     @property
     def store(self) -> Store:
         """The key-value store that all ranks share."""
-        return self._peers.rendezvous.store
+        return self._context.rendezvous.store
 
     @property
     def heartbeat(self) -> Heartbeat:
         """The thread of this rank that does once a second what is added to it."""
-        return self._peers.heartbeat
+        return self._context.heartbeat
 
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""
         if exit == "completed":
             self._alone.tell()
-        self._peers.wait_for_all()
+        self._context.wait_for_all()
         if self.world.rank == 0:
-            self.record.waiting = waiting(self._peers.statuses())
+            self.record.waiting = waiting(self._context.statuses())
         self.record.write(exit)
 
     def shutdown(self, exit: Exit = "completed") -> None:
@@ -116,7 +116,7 @@ class Job:
 
     def finish_before_end(self, wait: Callable[[], None]) -> None:
         """Have `wait` called before this rank says that it has finished; it returns at once when called again."""
-        self._peers.unfinished.append(wait)
+        self._context.unfinished.append(wait)
 
     def close(self) -> None:
         """Undo all changes without waiting for the other ranks."""
@@ -132,7 +132,7 @@ class Job:
             check_timeout(seconds)
             self.backend.set_timeout(seconds)
             self.timeout = seconds
-            self._peers.set_timeout(seconds)
+            self._context.set_timeout(seconds)
 
     def take(self, options: JobOptions) -> None:
         """Take a script's options from its `cpudist.init` in this job, where the user has given none.
@@ -143,7 +143,7 @@ class Job:
         if options.compress is not None and self.communication.compression is None:
             self.communication.set_compression(options.compress, options.written("compress"))
         if options.stall is not None and self.options.stall is None:
-            self._peers.end_when_stalled(options.stall)
+            self._context.end_when_stalled(options.stall)
         self.options = self.options.filled_from(options)
 
     def check_backend(self, name: str | None) -> str:
@@ -179,12 +179,12 @@ class Job:
 
     def fail(self, error: BaseException, show: failure.Show = traceback.print_exception) -> NoReturn:
         """End the job on every rank because of `error`; see `failure.fail`."""
-        self._peers.fail(error, show)
+        self._context.fail(error, show)
 
 
 # The job that runs or starts, and the changes of its start so far.
 _changes: Changes | None = None
-_peers: Peers | None = None
+_context: RankContext | None = None
 _job: Job | None = None
 _attempts = itertools.count()  # how often this process has started a job; the same on all ranks
 
@@ -201,7 +201,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
             exists that cpudist did not make.
         StartupTimeout: a rank did not arrive in time; the message names it.
     """
-    global _changes, _peers, _job
+    global _changes, _context, _job
     import torch.distributed as dist
 
     _forget()  # an earlier job whose start failed
@@ -216,18 +216,18 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
         attempt = str(next(_attempts))  # a store may outlive a job
-        _peers = peers = Peers(launcher, attempt, options.timeout, options.interface, changes)
-        chosen = backends.choose(options.backend, options.backend_options, peers.all_gather, peers.world.rank == 0)
+        _context = context = RankContext(launcher, attempt, options.timeout, options.interface, changes)
+        chosen = backends.choose(options.backend, options.backend_options, context.all_gather, context.world.rank == 0)
         if options.compress is not None:
             check_backend(chosen, options.compress, options.written("compress"))
-        _start(chosen, peers.world, peers.rendezvous.store, options.timeout)
+        _start(chosen, context.world, context.rendezvous.store, options.timeout)
         changes.then(chosen.stop)
-        peers.set_timeout(options.timeout)
-        peers.backend = chosen
+        context.set_timeout(options.timeout)
+        context.backend = chosen
     if pinning is not None:
         pinning.settle(changes)
-    job = Job(peers, chosen, options, pinning)
-    for name, value in _variables(peers).items():
+    job = Job(context, chosen, options, pinning)
+    for name, value in _variables(context).items():
         changes.variable(name, value)
     chosen.change_libraries(changes)
     _job = job
@@ -252,15 +252,15 @@ def require() -> Job:
 
 def fail(error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None) -> NoReturn:
     """End this process and the job, running or starting, because of `error`; see `failure.fail`."""
-    if _peers is not None:
-        _peers.fail(error, show, rank)
+    if _context is not None:
+        _context.fail(error, show, rank)
     failure.fail(error, None, show, rank)
 
 
 def _forget() -> None:
     """Undo all changes of the job that runs or has failed to start."""
-    global _changes, _peers, _job
-    changes, _changes, _peers, _job = _changes, None, None, None
+    global _changes, _context, _job
+    changes, _changes, _context, _job = _changes, None, None, None
     if changes is not None:
         changes.undo()
 
@@ -273,21 +273,21 @@ def _start(backend: Backend, world: World, store: Store, timeout: float) -> None
         sys.excepthook = hook  # init_process_group replaces it with one that withholds output
 
 
-def _variables(peers: Peers) -> dict[str, str]:
+def _variables(context: RankContext) -> dict[str, str]:
     """Return the variables that accelerate, transformers, datasets and others read."""
     return {
-        "RANK": str(peers.world.rank),
-        "WORLD_SIZE": str(peers.world.size),
-        "LOCAL_RANK": str(peers.world.local_rank),
-        "LOCAL_WORLD_SIZE": str(peers.world.local_size),
-        "MASTER_ADDR": peers.rendezvous.host,
-        "MASTER_PORT": str(peers.rendezvous.port),
+        "RANK": str(context.world.rank),
+        "WORLD_SIZE": str(context.world.size),
+        "LOCAL_RANK": str(context.world.local_rank),
+        "LOCAL_WORLD_SIZE": str(context.world.local_size),
+        "MASTER_ADDR": context.rendezvous.host,
+        "MASTER_PORT": str(context.rendezvous.port),
     }
 
 
 def _close_in_child() -> None:
-    if _peers is not None:
-        _peers.close_in_child()
+    if _context is not None:
+        _context.close_in_child()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

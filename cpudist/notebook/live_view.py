@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from html import escape
 from typing import Any
 
-from cpudist.job.rank_answers import RankStacks, ask_ranks
-from cpudist.job.rank_table import LOOKS, loss_lines, losses_of, rows_of, table
+from cpudist.observability.rank_answers import RankStacks, ask_ranks
+from cpudist.observability.rank_table import LOOKS, loss_lines, losses_of, rows_of, table
 
 _SECONDS = 2.0  # between two looks
 _COLUMNS = ("rank", "host", "steps", "steps_per_second", "waits", "delays", "memory", "doing")

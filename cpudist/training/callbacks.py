@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from cpudist.console import say
 from cpudist.huggingface.uneven_shares import SharedSampler
-from cpudist.job.record import RunRecord, Training
+from cpudist.observability.record import RunRecord, Training
 from cpudist.optimization import precision
 from cpudist.training.interruption import Interrupted, Interruption
 

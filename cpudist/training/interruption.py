@@ -3,7 +3,7 @@
 Ranks step together, since a step ends with all ranks' gradients. So at the end of a step every rank finds in the job's
 store the entries that rank 0 made before it began this step. The protocol:
 
-1. The rank that got the signal writes it into the store. Every rank looks there once a second (job/heartbeat.py).
+1. The rank that got the signal writes it into the store. Every rank reads it once a second (supervision/heartbeat.py).
 2. A rank that has seen the signal adds 1 to a counter in the store at the end of its step, and reads the store at the
    end of every later step.
 3. When the counter has reached the number of ranks, rank 0 announces the last step: the next one.
@@ -23,8 +23,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from cpudist.job.heartbeat import Heartbeat
 from cpudist.store import Connection
+from cpudist.supervision.heartbeat import Heartbeat
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # from Kubernetes, the keyboard, Slurm with --signal=USR1@60
 

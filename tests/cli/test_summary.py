@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cpudist import summary
 from cpudist.cli.main import main
+from cpudist.observability import summary
 
 
 def _run(folder: Path, losses: list[float], **fields: Any) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cpudist.cli import top
-from cpudist.job.rank_answers import RankStacks
-from cpudist.job.rank_table import rows_of
-from cpudist.job.stack_server import StackAddress
+from cpudist.observability.rank_answers import RankStacks
+from cpudist.observability.rank_table import rows_of
+from cpudist.observability.stack_server import StackAddress
 
 JOB = ("h0:29500", 0)
 

@@ -7,7 +7,7 @@ import torch
 from jobs import mpirun, run
 from packaging.requirements import Requirement
 
-from cpudist.job.peers import untested_torch
+from cpudist.job.rank_context import untested_torch
 
 _JOB = "import torch; torch.__version__ = torch.torch_version.TorchVersion('{}'); import cpudist; cpudist.init('gloo')"
 

@@ -124,7 +124,7 @@ def main() -> None:
 
     if reason := missing():
         sys.exit(reason)
-    from cpudist import forecast
+    from cpudist.observability import forecast
 
     forecast.BYTE /= _QUOTA  # they are for a whole core
     forecast.VALUE = {scheme: seconds / _QUOTA for scheme, seconds in forecast.VALUE.items()}
@@ -146,7 +146,7 @@ def main() -> None:
 
 def _compare(one: dict[str, Any], run: dict[str, Any], rate: str, hosts: int, scheme: str) -> float:
     from cpudist.cli.forecast import network_rate
-    from cpudist.forecast import forecast
+    from cpudist.observability.forecast import forecast
 
     expected, measured = forecast(one, hosts, scheme, network_rate(rate)), _step(run)
     error = expected.step / measured - 1

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from cpudist.errors import StartupTimeout
-from cpudist.job.heartbeat import Heartbeat
 from cpudist.store.client import Address, StoreLost
 from cpudist.store.process import StoreProcess
 from cpudist.store.torch_store import JobStore
+from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.training.interruption import Interruption
 from cpudist.waiting import poll
 

@@ -15,11 +15,11 @@ from jobs import mpirun, run, train
 
 from cpudist.backends.gloo import GlooBackend
 from cpudist.changes import Changes
-from cpudist.job import stall
-from cpudist.job.heartbeat import Heartbeat
-from cpudist.job.pace import PaceMeter
-from cpudist.job.record import RunRecord
-from cpudist.job.stall import Stall
+from cpudist.observability.pace import PaceMeter
+from cpudist.observability.record import RunRecord
+from cpudist.supervision import stall
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.stall import Stall
 from cpudist.waiting import poll
 from cpudist.world import World
 

@@ -14,7 +14,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +23,13 @@ import torch.utils.data.dataloader as dataloader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpudist.console import say
+from cpudist.supervision.rank_status import Pace
 from cpudist.topology.machine import clock_of
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.changes import Changes
-    from cpudist.job.record import RunRecord
+    from cpudist.observability.record import RunRecord
 
 _STEPS, _SECONDS = 40, 10.0  # that are compared, at least both: other programs disturb a shorter time
 _UNEXPLAINED = 3  # times as long without a cause: on a virtual machine equal ranks are slow for ten seconds in turn
@@ -40,39 +40,6 @@ _STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # between two readings; reading a r
 _LOST = 0.05  # of the time, beyond others': for data, or without a core
 _SLOW_CLOCK = 0.93
 _FAULTS = 10_000.0  # a second, beyond 3 times others': they take about 2 % of the time
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What a rank has done so far, in training steps and in seconds.
-
-    Attributes:
-        steps: of its optimizers.
-        at: its clock when this was read.
-        waited: blocked in communication; None: not measured.
-        bytes: communicated; None: not counted.
-        loading: waiting for its data loaders.
-        processor: of its threads on CPUs.
-        memory: in bytes.
-        coreless: its main thread ready to run, without a core; None: the kernel does not tell.
-        faults: its page faults.
-        clock: of one of its CPUs, in Hz; None: unknown.
-        threads: that compute.
-        waits: the share of communication in its training, at the end; None: not known.
-    """
-
-    steps: int
-    at: float
-    waited: float | None
-    bytes: int | None
-    loading: float
-    processor: float
-    memory: int
-    coreless: float | None
-    faults: int
-    clock: float | None
-    threads: int
-    waits: float | None = None
 
 
 class PaceMeter:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist.backends.interface import Call, Calls
-from cpudist.job.rank_status import RankStatus, status_of
+from cpudist.supervision.rank_status import RankStatus, status_of
 
 WORLD: Any = SimpleNamespace(rank=3, node_rank=1, hosts=("h0", "h1"))
 

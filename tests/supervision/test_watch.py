@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cpudist.job.heartbeat import Heartbeat
-from cpudist.job.rank_status import RankStatus
-from cpudist.job.watch import RanksMissing, Watch
 from cpudist.store import Address, Connection
 from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.watch import RanksMissing, Watch
 from cpudist.waiting import poll
 from cpudist.world import World
 

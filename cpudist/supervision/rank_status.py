@@ -10,15 +10,13 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cpudist.backends.interface import Call
 from cpudist.errors import is_user_code
-from cpudist.job.pace import Pace
-from cpudist.job.rank_table import delays
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
@@ -27,6 +25,39 @@ if TYPE_CHECKING:
 
 _KEY = "status/{rank}"
 _REQUESTS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a rank has done so far, in training steps and in seconds.
+
+    Attributes:
+        steps: of its optimizers.
+        at: its clock when this was read.
+        waited: blocked in communication; None: not measured.
+        bytes: communicated; None: not counted.
+        loading: waiting for its data loaders.
+        processor: of its threads on CPUs.
+        memory: in bytes.
+        coreless: its main thread ready to run, without a core; None: the kernel does not tell.
+        faults: its page faults.
+        clock: of one of its CPUs, in Hz; None: unknown.
+        threads: that compute.
+        waits: the share of communication in its training, at the end; None: not known.
+    """
+
+    steps: int
+    at: float
+    waited: float | None
+    bytes: int | None
+    loading: float
+    processor: float
+    memory: int
+    coreless: float | None
+    faults: int
+    clock: float | None
+    threads: int
+    waits: float | None = None
 
 
 @dataclass(frozen=True)
@@ -114,15 +145,6 @@ def published(store: Connection, size: int, seconds: float = math.inf) -> dict[i
     found = [rank for rank, age in enumerate(store.ages(keys)) if age is not None and age < seconds]
     values = store.get([keys[rank] for rank in found]) or []
     return {rank: RankStatus.from_json(text.decode()) for rank, text in zip(found, values, strict=True)}
-
-
-def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
-    """Return for each rank how long it has waited in its training, and made the others wait, where that is known."""
-    shares = {rank: one.pace.waits for rank, one in statuses.items() if one.pace and one.pace.waits is not None}
-    return [
-        {"rank": rank, "host": statuses[rank].host, "waits": round(shares[rank], 4), "delays": round(share, 4)}
-        for rank, share in delays(shares).items()
-    ]
 
 
 def _call(fields: dict[str, Any]) -> Call:

@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.changes import Changes
-    from cpudist.job.record import RunRecord
+    from cpudist.observability.record import RunRecord
 
 _FIRST, _STEPS = 6, 5  # steps to warm up, in which --compress auto chooses; steps to measure
 _GROUPS, _GROUP_BYTES = 32, 5 << 20  # most groups, and their least bytes: those of DDP's buckets across hosts

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cpudist.console import say
 from cpudist.errors import StartupTimeout
-from cpudist.job import rank_texts, reports
-from cpudist.job.abort import LAUNCHER_SECONDS, abort, end_launcher_after
-from cpudist.job.heartbeat import Heartbeat
-from cpudist.job.rank_status import RankStatus, publish, published
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
+from cpudist.supervision import rank_texts, reports
+from cpudist.supervision.abort import LAUNCHER_SECONDS, abort, end_launcher_after
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.rank_status import RankStatus, publish, published
 from cpudist.world import name_of
 
 if TYPE_CHECKING:

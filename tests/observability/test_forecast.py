@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.forecast import BYTE, SCHEMES, VALUE, Forecast, advice, check, forecast
+from cpudist.observability.forecast import BYTE, SCHEMES, VALUE, Forecast, advice, check, forecast
 
 GBIT = 1.25e8  # bytes a second
 # Eight groups, of which each is complete 0.1 s after the one before: 80 MB take 0.64 s on two hosts at 1 Gbit/s.

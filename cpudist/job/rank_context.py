@@ -15,22 +15,22 @@ import torch
 from cpudist.changes import Changes
 from cpudist.console import is_interactive, say
 from cpudist.errors import StartupTimeout
-from cpudist.job import failure
-from cpudist.job.heartbeat import Heartbeat
-from cpudist.job.pace import PaceMeter, Stragglers
-from cpudist.job.rank_status import RankStatus, published, status_of
-from cpudist.job.rank_texts import summary
-from cpudist.job.stack_server import StackServer
-from cpudist.job.stall import Stall
-from cpudist.job.watch import RanksMissing, Watch
+from cpudist.observability.pace import PaceMeter, Stragglers
+from cpudist.observability.stack_server import StackServer
 from cpudist.rendezvous import all_gather, connect
 from cpudist.store import Connection, StoreLost
+from cpudist.supervision import failure
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.rank_status import RankStatus, published, status_of
+from cpudist.supervision.rank_texts import summary
+from cpudist.supervision.stall import Stall
+from cpudist.supervision.watch import RanksMissing, Watch
 from cpudist.world import elsewhere, gather_rank_info, name_of
 
 if TYPE_CHECKING:
     from cpudist.backends import Backend
-    from cpudist.job.record import RunRecord
     from cpudist.launchers import Launcher
+    from cpudist.observability.record import RunRecord
 
 _STORE_SECONDS = 5.0
 _TESTED_TORCH = "2.15"  # the newest
@@ -42,7 +42,7 @@ def untested_torch() -> str | None:
     return f"cpudist was not tested with torch {torch.__version__}, only up to {_TESTED_TORCH}" if newer else None
 
 
-class Peers:
+class RankContext:
     """This process among the ranks of a job.
 
     Attributes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cpudist import answers
-from cpudist.job.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
+from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
 
 _ANSWER_SECONDS = 2.0  # for a rank's thread, which needs Python's interpreter lock
 _SIGNAL_SECONDS = 2.0  # for the signal's handler, which does not need it

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpudist.console import aligned, curve, size
-from cpudist.job.rank_answers import RankStacks
+from cpudist.observability.rank_answers import RankStacks
+
+if TYPE_CHECKING:
+    from cpudist.supervision.rank_status import RankStatus
 
 LOOKS = 8  # rates are taken over so many looks, since a step may take longer than one
 # The columns: for each figure its head, and how it is written.
@@ -61,6 +64,15 @@ def delays(waits: Mapping[int, float]) -> dict[int, float]:
     """Return how much longer the others wait than each rank, from the shares of their time; empty for one rank."""
     others = {rank: [share for other, share in waits.items() if other != rank] for rank in waits}
     return {rank: max(statistics.median(shares) - waits[rank], 0.0) for rank, shares in others.items() if shares}
+
+
+def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
+    """Return for each rank how long it has waited in its training, and made the others wait, where that is known."""
+    shares = {rank: one.pace.waits for rank, one in statuses.items() if one.pace and one.pace.waits is not None}
+    return [
+        {"rank": rank, "host": statuses[rank].host, "waits": round(shares[rank], 4), "delays": round(share, 4)}
+        for rank, share in delays(shares).items()
+    ]
 
 
 def table(rows: Sequence[Mapping[str, Any]], room: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:

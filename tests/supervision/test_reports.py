@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist.backends.interface import Call
-from cpudist.job.rank_status import RankStatus
-from cpudist.job.reports import explain
+from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.reports import explain
 
 MB = 1 << 20
 HOSTS = ["h0", "h0", "h1", "h1"]

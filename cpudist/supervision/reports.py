@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from cpudist.backends.interface import Call
 from cpudist.console import names_of
-from cpudist.job.rank_status import RankStatus
-from cpudist.job.rank_texts import LINES, describe, last_seen
+from cpudist.supervision.rank_status import RankStatus
+from cpudist.supervision.rank_texts import LINES, describe, last_seen
 from cpudist.topology.cpulist import format_list
 
 Statuses = Mapping[int, RankStatus | None]

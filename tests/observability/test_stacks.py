@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import BIN, mpirun, run, train
 
-from cpudist.job.rank_answers import ask_ranks
-from cpudist.job.stack_server import SIGNAL, StackAddress, StackServer
+from cpudist.observability.rank_answers import ask_ranks
+from cpudist.observability.stack_server import SIGNAL, StackAddress, StackServer
 from cpudist.waiting import poll
 
 TOP = [str(BIN / "cpudist"), "top", "--once", "--json"]
 SCRIPT = Path(__file__).parent / "checks" / "four_ways.py"
 RANK = """
 import sys
-from cpudist.job.stack_server import StackServer
+from cpudist.observability.stack_server import StackServer
 
 answers = StackServer("the-job", 5, 8, "rank 5 on h1", lambda: "in the text")
 print("ready", flush=True)
@@ -35,7 +35,7 @@ answers.stop()
 TAKEN = """
 import socket
 import cpudist
-from cpudist.job.stack_server import StackAddress
+from cpudist.observability.stack_server import StackAddress
 
 StackAddress.socket_name = lambda self: "\\0cpudist-test-taken-too"
 taken = socket.socket(socket.AF_UNIX)
@@ -46,7 +46,7 @@ cpudist.shutdown()
 """
 FORKED = """
 import os, sys
-from cpudist.job.stack_server import StackServer
+from cpudist.observability.stack_server import StackServer
 
 answers = StackServer("forked", 0, 1, "rank 0 on h0", lambda: "here")
 child = os.fork()

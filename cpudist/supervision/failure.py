@@ -17,8 +17,8 @@ from typing import NoReturn
 
 from cpudist.console import one_line, say
 from cpudist.errors import USER_ERROR, StartupTimeout, UserError
-from cpudist.job.abort import abort
-from cpudist.job.watch import GRACE_SECONDS, Watch
+from cpudist.supervision.abort import abort
+from cpudist.supervision.watch import GRACE_SECONDS, Watch
 from cpudist.world import name_of
 
 INTERRUPTED = 130

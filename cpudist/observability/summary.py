@@ -11,7 +11,7 @@ from typing import Any
 
 from cpudist.console import aligned, curve, names_of, number_of
 from cpudist.errors import UserError
-from cpudist.job.rank_table import table as table_of_ranks
+from cpudist.observability.rank_table import table as table_of_ranks
 
 _RECORD, _LOG = "cpudist.json", "trainer_state.json"
 _RANKS = 8  # in a table

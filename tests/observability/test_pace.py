@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
 
-from cpudist.job import pace
-from cpudist.job.pace import Pace, Stragglers
+from cpudist.observability import pace
+from cpudist.observability.pace import Stragglers
+from cpudist.supervision.rank_status import Pace
 
 FIRST = Pace(10, 5.0, 0.0, 0, 0.0, 0.0, 1 << 30, 0, 0, 3e9, 8)
 

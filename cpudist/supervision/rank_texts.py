@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from cpudist.backends.interface import Call
 from cpudist.console import size
-from cpudist.job.rank_status import RankStatus
 from cpudist.lost_ranks import LostRank
+from cpudist.supervision.rank_status import RankStatus
 
 LINES = 3  # of each kind, so that a report about 1 000 ranks stays short
 

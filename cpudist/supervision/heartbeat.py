@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from cpudist.job.rank_status import beat_seconds
 from cpudist.store import Address, Connection, StoreLost
+from cpudist.supervision.rank_status import beat_seconds
 
 Beat = Callable[[Connection | None], None]
 

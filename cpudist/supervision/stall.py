@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpudist.console import say
-from cpudist.job.abort import abort
-from cpudist.job.heartbeat import Heartbeat
-from cpudist.job.watch import CLAIMS, REPORTED
 from cpudist.store import Connection, StoreLost
+from cpudist.supervision.abort import abort
+from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.watch import CLAIMS, REPORTED
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes

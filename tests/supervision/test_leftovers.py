@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from cpudist.job import abort
-from cpudist.job.abort import _left_by_launcher
 from cpudist.processes import Process, read
+from cpudist.supervision import abort
+from cpudist.supervision.abort import _left_by_launcher
 
 RANK = 100
 

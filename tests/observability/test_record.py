@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cpudist.backends.gloo import GlooBackend
-from cpudist.job.pace import Pace
-from cpudist.job.rank_status import RankStatus, waiting
-from cpudist.job.record import Exit, RunRecord, Training
 from cpudist.launchers import Placement
+from cpudist.observability.rank_table import waiting
+from cpudist.observability.record import Exit, RunRecord, Training
+from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.world import RankInfo, World
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()

@@ -13,8 +13,8 @@ import pytest
 from jobs import COMPLETED, STARTED, Result, by_hand, mpirun, run, torchrun, train
 
 from cpudist.errors import StartupTimeout, UserError
-from cpudist.job import failure
 from cpudist.lost_ranks import JOB_ID, told
+from cpudist.supervision import failure
 
 BACKENDS = ["gloo", "ccl"]
 
@@ -38,7 +38,7 @@ if dist.get_rank() == 1:
 _KILLED_REPORTER = """
 import os, signal, time
 import cpudist
-from cpudist.job import watch
+from cpudist.supervision import watch
 world = cpudist.init("gloo", pin=False)  # nobody says how many ranks share the node
 if world.rank == 0:
     watch.published = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # what it asks for its report

@@ -10,8 +10,8 @@ import torch
 
 from cpudist.backends.gloo import GlooBackend
 from cpudist.changes import Changes
-from cpudist.job.gradient_times import GradientTimes
-from cpudist.job.record import RunRecord
+from cpudist.observability.gradient_times import GradientTimes
+from cpudist.observability.record import RunRecord
 from cpudist.world import World
 
 LAYER_BYTES = 4 * 1536 * 1024
