@@ -8,10 +8,14 @@ import pytest
 
 
 class Clock:
-    """Stands in for the module `time`: `now` passes while a module sleeps, or when a test changes it."""
+    """Stands in for the module `time`: `now` passes while a module sleeps, or when a test changes it.
+
+    Attributes:
+        slept: how long each sleep was.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
+        self.now, self.slept = 1000.0, list[float]()
         self._monkeypatch = monkeypatch
 
     def drives(self, *modules: ModuleType) -> None:
@@ -27,3 +31,4 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        self.slept.append(seconds)

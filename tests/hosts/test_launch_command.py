@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import jobs
 import pytest
+from clocks import Clock
 from launcher_variables import HYDRA
 
 from cpudist.cli.main import main
@@ -64,16 +64,12 @@ def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
     assert module._as_many_as_fit(options, [h2], checked) == [h2]
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time `now` in `restarts`, which a test moves, and what was slept."""
-    slept: list[float] = []
-    clock = SimpleNamespace(now=0.0, slept=slept, monotonic=lambda: clock.now, sleep=slept.append)
-    monkeypatch.setattr(restarts, "time", clock)
-    return clock
+@pytest.fixture(autouse=True)
+def _clock(clock: Clock) -> None:
+    clock.drives(restarts)
 
 
-def attempts(job: Restarts, clock: SimpleNamespace, *seconds: float) -> list[bool]:
+def attempts(job: Restarts, clock: Clock, *seconds: float) -> list[bool]:
     """Let attempts fail after so many seconds, 10 s apart; return whether each is followed by another one."""
     goes_on = []
     for number in seconds:
@@ -84,12 +80,12 @@ def attempts(job: Restarts, clock: SimpleNamespace, *seconds: float) -> list[boo
     return goes_on
 
 
-def test_restarts_come_later_and_later(clock: SimpleNamespace) -> None:
+def test_restarts_come_later_and_later(clock: Clock) -> None:
     assert all(attempts(Restarts(9), clock, 1, 1, 1, 130, 1))
     assert clock.slept == [0, 5, 10, 0, 5], "the fourth attempt was long"
 
 
-def test_failures_of_long_ago_do_not_count(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_of_long_ago_do_not_count(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Two may be within a day; the last three are."""
     job, hour = Restarts(2), 3600
     assert attempts(job, clock, 12 * hour, 20 * hour, 12 * hour, 47 * hour, 10, 10) == [True] * 5 + [False]
@@ -111,7 +107,7 @@ def test_a_host_that_fails_twice_in_a_row_is_left_out(capsys: pytest.CaptureFixt
 
 
 def test_hosts_that_fail_or_are_away_at_a_restart(
-    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     h0, h1 = hosts = parse("h0:2\nh1:2\n")
     failed = JobExit(1, suspect=h1, output_lost=True)

@@ -2,22 +2,103 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
-import subprocess
+import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from cpudist.errors import UserError
-from cpudist.store import process
+from cpudist.store import process, serve
 from cpudist.store.client import Address, Connection
 from cpudist.store.process import StoreProcess
 
-pytestmark = pytest.mark.job
-
 TOKEN = b"the token"
+OPTIONS = {"token": TOKEN.hex(), "addresses": ["127.0.0.1"], "port": 0, "keepalive_timeout": 5}
+
+
+@contextmanager
+def streams(monkeypatch: pytest.MonkeyPatch, stderr: Path) -> Iterator[tuple[TextIO, TextIO]]:
+    """Give this process other standard streams; yield the other ends of the first two."""
+    (reading, asks), (answers, writing) = os.pipe(), os.pipe()
+    with monkeypatch.context() as patch, open(asks, "w") as asking, open(answers) as answering:
+        patch.setattr(sys, "stdin", open(reading))  # noqa: SIM115 - the garbage collector closes these three
+        patch.setattr(sys, "stdout", open(writing, "w"))  # noqa: SIM115
+        patch.setattr(sys, "stderr", stderr.open("w"))
+        yield asking, answering
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Signals are handled as before once the test has ended."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    yield
+    ignored = [signal.signal(number, handler) for number, handler in before.items()]
+    assert ignored == [signal.SIG_IGN] * 4, "only the end of the owner ends the store"
+
+
+def test_the_store_serves_until_standard_input_ends(
+    handlers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process's own program, here in this one."""
+
+    def use(asks: TextIO, answers: TextIO) -> None:
+        with asks:
+            asks.write(json.dumps(OPTIONS) + "\n")
+            asks.flush()
+            lose_ranks(answers)
+
+    def lose_ranks(answers: TextIO) -> None:
+        address = Address(("127.0.0.1",), int(answers.readline()), TOKEN, 5)
+        ranks = [Connection(address, 5) for _ in range(3)]
+        for number, rank in enumerate(ranks):
+            rank.on_disconnect("lost", str(number))
+            rank.report_on_disconnect("lost", str(number), "claimed", f"{number} was lost")
+        ranks[1].close()
+        ranks[0].wait_all(["lost"], 5)
+        ranks[0].close(), ranks[2].close()
+
+    with ThreadPoolExecutor() as pool, streams(monkeypatch, tmp_path / "stderr") as (asks, answers):
+        used = pool.submit(use, asks, answers)
+        serve.main()
+        used.result()
+    assert (tmp_path / "stderr").read_text() == "cpudist: 1 was lost\n", "the others are consequences"
+
+
+def test_a_port_that_cannot_be_listened_at_is_answered(
+    handlers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with streams(monkeypatch, tmp_path / "stderr") as (asks, answers), socket.create_server(("127.0.0.1", 0)) as taken:
+        asks.write(json.dumps(OPTIONS | {"port": taken.getsockname()[1]}) + "\n")
+        asks.flush()
+        serve.main()
+        assert answers.readline() == "error Address already in use\n"
+
+
+def test_standard_error_is_given_up_without_closing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with streams(monkeypatch, tmp_path / "stderr"):
+        serve._release_output()
+        os.write(sys.stderr.fileno(), b"nobody reads it")
+    assert (tmp_path / "stderr").read_text() == ""
+
+
+@pytest.mark.parametrize("addresses", [[], ["127.0.0.1", "::1"]])
+def test_all_addresses_have_one_port(addresses: list[str]) -> None:
+    listening = serve.listen(addresses, 0)
+    port = listening[0].getsockname()[1]
+    for address in ("127.0.0.1", "::1"):
+        socket.create_connection((address, port), timeout=20).close()
+    assert len(listening) == max(1, len(addresses))
+    for one in listening:
+        one.close()
 
 
 @pytest.fixture
@@ -27,34 +108,13 @@ def server() -> Iterator[StoreProcess]:
     process.close()
 
 
-KILLED_TOGETHER = """
-import os, signal
-from cpudist.store.client import Address, Connection
-from cpudist.store.process import StoreProcess
-server = StoreProcess(["127.0.0.1"], 0, b"token", keepalive_timeout=5)
-ranks = [Connection(Address(("127.0.0.1",), server.port, b"token", 5), 5) for _ in range(2)]
-for number, rank in enumerate(ranks):
-    rank.on_disconnect("lost", str(number))
-    rank.report_on_disconnect("lost", str(number), "claimed", f"{number} was lost")
-ranks[1].close()
-ranks[0].wait_all(["lost"], 5)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_where_no_rank_is_left_the_store_reports_the_first_lost_one() -> None:
-    """It holds standard error open until its process ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_TOGETHER], stderr=subprocess.PIPE, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "cpudist: 1 was lost\n")
-
-
+@pytest.mark.job
 def test_a_port_that_is_taken_is_a_users_error(server: StoreProcess) -> None:
     with pytest.raises(UserError, match="Address already in use"):
         StoreProcess(["127.0.0.1"], server.port, TOKEN, 5)
 
 
+@pytest.mark.job
 def test_a_server_that_does_not_start_is_a_users_error_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +129,7 @@ def test_a_server_that_does_not_start_is_a_users_error_and_killed(
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
+@pytest.mark.job
 def test_the_process_ends_with_its_owner(server: StoreProcess) -> None:
     client = Connection(Address(("127.0.0.1",), server.port, TOKEN, 5), 5)
     assert client.count() == 0
@@ -77,6 +138,7 @@ def test_the_process_ends_with_its_owner(server: StoreProcess) -> None:
     assert server._process.poll() == 0
 
 
+@pytest.mark.job
 def test_modules_in_the_working_folder_are_not_taken_for_pythons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
