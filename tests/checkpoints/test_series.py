@@ -314,24 +314,26 @@ def test_a_restart_goes_on_with_its_own_run_alone(
 ) -> None:
     training = Training()
 
-    def run(name: str, step: int, restarts: int = 0, **options: Any) -> int:
+    def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out") -> int:
         publisher_of.cache_clear()  # as in a new process
         monkeypatch.setenv("CPUDIST_RUN_ID", name)
         monkeypatch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
-        cpudist.init("gloo", pin=False, **options)
+        cpudist.init("gloo", pin=False)
         try:
             assert Ranks().all_gather("value") == ["value"]
-            checkpoints = cpudist.Checkpoints(tmp_path, keep=3)
+            checkpoints = cpudist.Checkpoints(folder, keep=3)
             found = checkpoints.restore(**training.parts)
             checkpoints.save(step, **training.parts)
             return found
         finally:
             cpudist.shutdown()
 
-    assert run("one", 5, restarts=1) == 0
+    assert run("one", 5) == 0
+    assert "from the beginning" not in capsys.readouterr().err
+    assert run("one", 5, restarts=1, folder=tmp_path / "other") == 0
     assert "restart 1: no checkpoint of this run" in capsys.readouterr().err
-    assert (run("one", 7, restarts=2), _steps(tmp_path)) == (5, [5, 7])
-    assert f"restart 2: going on from {tmp_path}/checkpoint-5\n" in capsys.readouterr().err
+    assert (run("one", 7, restarts=2), _steps(tmp_path / "out")) == (5, [5, 7])
+    assert f"restart 2: going on from {tmp_path}/out/checkpoint-5\n" in capsys.readouterr().err
     with pytest.raises(UserError, match="CPUDIST_RUN_ID=one"):
         run("two", 9)
 
