@@ -100,6 +100,7 @@ AGENT = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_xy/none_uw/attempt_1/0/er
         (BATCH_SCRIPT | INTEL, {}),
         (STEP | INTEL | {"SLURM_RESTART_COUNT": "1"}, {"slurm-7.0": True}),
         (TORCHRUN | AGENT, {"torchrun-none_uw": True}),
+        (TORCHRUN | {"TORCHELASTIC_ERROR_FILE": "/attempt_2/run_ab/attempt_1/0/error.json"}, {"torchrun-run_ab": True}),
         (STEP | TORCHRUN | AGENT, {"slurm-7.0": False, "torchrun-none_uw": True}),
         (TORCHRUN, {"torchrun-2eb830bd": False}),
         (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"torchrun-2eb830bd": True}),
@@ -179,6 +180,18 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
             "SLURM_PROCID": "0",
         }
         assert detect(env).placement().local_size == local_size
+
+
+def test_slurm_without_a_number_of_tasks_of_the_step_has_that_of_the_job() -> None:
+    given = {name: value for name, value in STEP.items() if name != "SLURM_STEP_NUM_TASKS"}
+    assert detect(given | {"SLURM_NTASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "3,2"}).placement().size == 5
+
+
+@pytest.mark.parametrize("wrong", [{"MASTER_ADDR": ""}, {"MASTER_PORT": ""}, {"MASTER_PORT": "65536"}])
+def test_without_an_address_ranks_do_not_meet(wrong: dict[str, str]) -> None:
+    for given in (BY_HAND | wrong, {name: value for name, value in BY_HAND.items() if name not in wrong}):
+        with pytest.raises(UserError, match="MASTER_"):
+            detect(given).rendezvous()
 
 
 def test_a_pod_with_several_processes_names_torchrun() -> None:

@@ -25,14 +25,15 @@ OPTIONS = {"token": TOKEN.hex(), "addresses": ["127.0.0.1"], "port": 0, "keepali
 
 
 @contextmanager
-def streams(monkeypatch: pytest.MonkeyPatch, stderr: Path) -> Iterator[tuple[TextIO, TextIO]]:
+def streams(monkeypatch: pytest.MonkeyPatch, errors: Path) -> Iterator[tuple[TextIO, TextIO]]:
     """Give this process other standard streams; yield the other ends of the first two."""
     (reading, asks), (answers, writing) = os.pipe(), os.pipe()
-    with monkeypatch.context() as patch, open(asks, "w") as asking, open(answers) as answering:
-        patch.setattr(sys, "stdin", open(reading))  # noqa: SIM115 - the garbage collector closes these three
-        patch.setattr(sys, "stdout", open(writing, "w"))  # noqa: SIM115
-        patch.setattr(sys, "stderr", stderr.open("w"))
-        yield asking, answering
+    with open(reading) as stdin, open(writing, "w") as stdout, errors.open("w") as stderr:
+        for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
+            monkeypatch.setattr(sys, name, stream)
+        with open(asks, "w") as asking, open(answers) as answering:
+            yield asking, answering
+        monkeypatch.undo()
 
 
 @pytest.fixture
