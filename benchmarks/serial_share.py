@@ -117,7 +117,7 @@ def make_step(model: str, dtype: torch.dtype, optimize: bool) -> Callable[[], No
     optimizer: Any = torch.optim.AdamW([p for p in made.parameters() if p.requires_grad], lr=1e-5, fused=True)
     autocast: Any = nullcontext()
     if optimize:
-        made, optimizer = cpudist.optimize(made, optimizer, dtype, autocast=model == "lora")
+        made, optimizer = cpudist.optimize(made, optimizer, dtype)
     elif dtype is torch.bfloat16:
         autocast = torch.autocast("cpu", dtype)
 

@@ -44,6 +44,17 @@ def read(kind: type[T], fields: Any) -> T:
         raise ValueError(f"this is no {kind.__name__}: {error}") from None
 
 
+def taken(fields: Any, name: str, kind: type[T]) -> tuple[T, dict[str, Any]]:
+    """Return a field of an object of JSON, and its other fields.
+
+    Raises:
+        ValueError: it has no such field of that type.
+    """
+    if not isinstance(fields, dict) or name not in fields:
+        raise ValueError(f"there is no {name}")
+    return _read_value(kind, fields[name]), {other: value for other, value in fields.items() if other != name}
+
+
 def fits(hint: Any, value: Any) -> bool:
     """Return whether a value of JSON has the type `hint`."""
     try:

@@ -16,7 +16,6 @@ from cpudist.job.job import current, require, start_job
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_pinning import decide_in_place
 from cpudist.job.script_groups import let_scripts_join
-from cpudist.optimization import master_weights
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +33,8 @@ def init(
     interface: str | None = None,
     pin: bool = True,
     compress: str | None = None,
-    resume: Literal["auto", "never"] = "auto",
-    async_checkpoint: bool = False,
+    resume: Literal["auto", "never"] | None = None,
+    async_checkpoint: bool | None = None,
     stall: float | None = None,
     **options: Any,
 ) -> World:
@@ -59,8 +58,8 @@ def init(
         compress: in which scheme gradients cross the network between hosts: ``"auto"``, ``"none"``, ``"bf16"``,
             ``"int8"``, ``"powersgd"`` or ``"powersgd:RANK"`` (docs/slow-networks.md). None: ``"none"``, and
             ``"auto"`` where Trainer is given ``use_ipex``.
-        resume: ``"auto"``: after a restart `Checkpoints` and Trainer go on from this run's newest complete checkpoint;
-            ``"never"``: they start at the first step again.
+        resume: ``"auto"`` (default): after a restart `Checkpoints` and Trainer go on from this run's newest complete
+            checkpoint; ``"never"``: they start at the first step again.
         async_checkpoint: a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy.
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.
@@ -83,7 +82,15 @@ def init(
         >>> world.size
         2
     """
-    wanted = JobOptions.of(locals(), backend_options=options)
+    wanted = JobOptions(
+        backend=backend,
+        timeout=timeout,
+        interface=interface,
+        compress=compress,
+        resume=resume,
+        async_checkpoint=async_checkpoint,
+        stall=stall,
+    )
     running = current()
     if running is None:
         launcher = launchers.detect()
@@ -156,9 +163,7 @@ def wrap(
     """
     job = require()
     scheme = job.communication.applicable(compress)
-    with job.communication.making_ddp(model):
-        wrapped = job.backend.wrap(model, **options)
-    master_weights.share(wrapped)
+    wrapped = job.backend.wrap(model, **options)
     job.communication.compress(wrapped, scheme)
     job.record.note_gradients_of(wrapped)
     return wrapped

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
+import re
+import runpy
+import shlex
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +29,6 @@ from cpudist.waiting import poll
 
 _LOG = "compile.log"
 _COMPILE_SECONDS = 900.0
-_SAY_AFTER_SECONDS = 2.0
 _SCRATCH = "compiling-"
 
 # g++ runs other programs, and a signal that kills this process reaches none of them. The shell's standard input is a
@@ -41,15 +45,30 @@ exit $status
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its command, and its name with its version, which names its folder in the cache."""
+    """A C++ compiler.
 
-    command: str
+    Attributes:
+        command: its program, after one such as ccache, and before its options.
+        label: its name, options and version, as the name of its folder in the cache.
+        openmp: options for OpenMP's threads: torch's own pool, libgomp's. clang would add a runtime with another one.
+    """
+
+    command: tuple[str, ...]
     label: str
+    openmp: tuple[str, ...] = ("-fopenmp",)
 
-    @property
-    def openmp(self) -> list[str]:
-        """Options for OpenMP's threads: torch's own pool, libgomp's. clang would add a runtime with another one."""
-        return [] if "clang" in self.label else ["-fopenmp"]
+    def torch_options(self, source: Path) -> list[str]:
+        """Return the options for a shared library of `source` that includes torch's headers and links its libraries."""
+        import torch
+
+        folder = Path(torch.__file__).parent
+        return [
+            *("-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *self.openmp),
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            *(f"-isystem{folder / include}" for include in ("include", "include/torch/csrc/api/include")),
+            f"-ffile-prefix-map={source.parent}=csrc",  # errors name source files; bytes do not depend on the folder
+            *(f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -71,16 +90,48 @@ class Library:
     command: Callable[[Compiler, Path], list[str]]
 
 
-@cache
 def find_compiler() -> Compiler | None:
-    """Find the C++ compiler $CXX, or g++; None where there is none."""
-    command = shutil.which(os.environ.get("CXX") or "g++")
-    if command is None:
+    """Find the C++ compiler $CXX, such as g++ or "ccache g++ -m64", or g++; None where there is none.
+
+    Raises:
+        UserError: quotes in $CXX are not closed.
+    """
+    command, name = _named()
+    if not command:
         return None
-    version = subprocess.run(
-        [command, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60, check=False
-    )
-    return Compiler(command, f"{Path(command).name}-{version.stdout.strip() or 'unknown'}")
+    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    version = re.search(r"\d+(?:\.\d+)+", re.sub(r"\(.*?\)", "", shown))
+    label = f"{name}-{version[0] if version else 'unknown'}"
+    return Compiler(command, label, () if "clang" in shown else Compiler.openmp)
+
+
+def _named() -> tuple[tuple[str, ...], str]:
+    """Return the compiler's command, empty where there is none, and the beginning of its label."""
+    named = os.environ.get("CXX") or "g++"
+    try:
+        words = [named] if shutil.which(named) else shlex.split(named)
+    except ValueError as error:
+        raise UserError(f"CXX={named!r} cannot be read ({error}); correct its quotes, or unset it") from None
+    programs = [word for word in words if not word.startswith("-")]
+    options = " ".join(word for word in words if word.startswith("-"))
+    name = Path(programs[-1]).name if programs else ""
+    digest = f"-{zlib.crc32(options.encode()):08x}" if options else ""
+    found = bool(programs) and all(map(shutil.which, programs))
+    return tuple(words) if found else (), f"{name}{digest}"
+
+
+@cache
+def torch_version() -> str:
+    """Return torch.__version__, read from its file: importing torch takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise UserError("torch is not installed; pip install torch==2.13.0")
+    return str(runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"])
+
+
+def torch_release() -> str:
+    """Return torch's version without "+cpu" or "+cu128": the C++ interface is the same in all builds of a release."""
+    return torch_version().partition("+")[0]
 
 
 def cache_folder() -> Path:
@@ -98,7 +149,9 @@ def cache_folder() -> Path:
 
 
 def find(library: Library, cache: Path | None = None) -> Path | None:
-    """Return the library of the cache, made by any compiler; None if it is not compiled.
+    """Return the library of the cache; None if it is not compiled.
+
+    It was made by the compiler that `find_compiler` finds, of any version, or by another one where there is none.
 
     Args:
         library: what was to be compiled.
@@ -107,8 +160,11 @@ def find(library: Library, cache: Path | None = None) -> Path | None:
     Raises:
         UserError: another user could have put it there.
     """
+    command, name = _named()
     found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"*/{library.file}"))
-    return _trusted(found[0], library.what) if found else None
+    own = [file for file in found if file.parent.name.rpartition("-")[0] == name]
+    usable = own if command else own or found
+    return _trusted(usable[-1], library.what) if usable else None
 
 
 def ensure(library: Library, cache: Path | None = None) -> Path:
@@ -130,8 +186,9 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     folder = (cache or cache_folder()) / library.key
     if compiler is None:
         raise UserError(
-            f"{library.what} must be compiled once and there is no C++ compiler; install the package g++, "
-            f"or run `cpudist build` where there is one and set CPUDIST_CACHE (looked in {folder})"
+            f"{library.what} must be compiled once and there is no C++ compiler {os.environ.get('CXX', 'g++')}; "
+            "install the package g++, or run `cpudist build` where there is one and set CPUDIST_CACHE"
+            f" (looked in {folder})"
         )
     target = folder / compiler.label / library.file
     with _lock(target.parent, library.what):
@@ -148,7 +205,7 @@ def compile_for_wheel(library: Library, target: Path) -> Path:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise UserError("there is no C++ compiler; install the package g++")
+        raise UserError(f"there is no C++ compiler {os.environ.get('CXX', 'g++')}; install the package g++")
     target.parent.mkdir(parents=True)
     _compile(compiler, library, target)
     (target.parent / _LOG).unlink()
@@ -188,14 +245,12 @@ def _lock(folder: Path, what: str) -> Iterator[None]:
             f"cannot write {what} to {folder} ({error.strerror}); set CPUDIST_CACHE to a folder that can be written"
         ) from None
     with handle:
-        if not poll(lambda: _take(handle), _SAY_AFTER_SECONDS):
-            with suppress(OSError):  # raised on other ranks: one says it
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                say(f"waiting for {_holder(handle)}, which compiles {what}")
-            with counted_seconds():
-                taken = poll(lambda: _take(handle), 2 * _COMPILE_SECONDS)
-            if not taken:
-                raise UserError(f"{_holder(handle)} still compiles {what} (lock {handle.name}); end it and try again")
+        with counted_seconds():
+            taken = poll(lambda: _take(handle), 2 * _COMPILE_SECONDS)
+        if not taken:
+            handle.seek(0)
+            holder = handle.read() or "another process"
+            raise UserError(f"{holder} still compiles {what} (lock {handle.name}); end it and try again")
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
@@ -208,12 +263,6 @@ def _take(handle: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _holder(handle: IO[str]) -> str:
-    """Return the process that has the lock, as it has written itself into the file."""
-    handle.seek(0)
-    return handle.read() or "another process"
 
 
 def _compile(compiler: Compiler, library: Library, target: Path) -> None:

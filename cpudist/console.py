@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NoReturn
@@ -21,6 +21,9 @@ _CURVE_CELLS = 24
 _LARGEST_LOSS = 1e300  # the sum of larger ones may be infinite
 _HOSTS = 3  # named in one sentence
 _FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
+
+# Called by `end_now` once it has written why this process ends, so that no other rank reports it as lost.
+after_last_line: set[Callable[[], object]] = set()
 
 
 def say(line: str, program: str = "cpudist") -> None:
@@ -147,16 +150,22 @@ def flush_output(line: str = "") -> None:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
 
-    # Another thread may hold the stream's lock, blocked in a write of its own.
-    writer = threading.Thread(target=write, daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread can be started
-        writer.start()
-        writer.join(_FLUSH_SECONDS)
+    _in_time(write)  # another thread may hold the stream's lock, blocked in a write of its own
 
 
 def end_now(status: int, line: str = "") -> NoReturn:
     """Write `line` and end this process without finalizers, which could wait for a lost peer."""
     try:
         flush_output(line)
+        for report in after_last_line if line else ():
+            _in_time(report)
     finally:
         os._exit(status)
+
+
+def _in_time(function: Callable[[], object]) -> None:
+    """Call `function`, and wait for two seconds at most."""
+    caller = threading.Thread(target=function, daemon=True)
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        caller.start()
+        caller.join(_FLUSH_SECONDS)

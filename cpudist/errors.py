@@ -64,6 +64,11 @@ class Finding:
     message: str
     remedy: str = ""
 
+    @property
+    def line(self) -> str:
+        """The finding and its remedy."""
+        return f"{self.about} {self.message}; {self.remedy}"
+
 
 def is_user_code(frame: FrameType) -> bool:
     """Return whether a frame is of the user's script or modules, not of an installed package."""

@@ -37,12 +37,10 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 ALONE = "no communication"
-_WHOLE = "bf16, tied weight whole"  # without backends/embedding_rows.py
 # By name: the group, and the compression of gradients.
 CANDIDATES: dict[str, tuple[str, str]] = {
     ALONE: (CCL, "none"),
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
-    _WHOLE: (CCL, "bf16"),
     "gloo": (GLOO, "none"),
     "gloo, powersgd": (GLOO, "powersgd"),
 }
@@ -166,15 +164,11 @@ def _training(name: str, groups: dict[str, dist.ProcessGroup], tokens: torch.Ten
     backend, scheme = CANDIDATES[name]
     plain = bert()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, fused=True)
-    own = job.require().backend
-    if name == _WHOLE:
-        model: Any = own.wrap(plain)
-        own.compress(model, scheme)
-    elif backend == CCL:
-        model = api.wrap(plain, compress=scheme)
+    if backend == CCL:
+        model: Any = api.wrap(plain, compress=scheme)
     else:
         model = DistributedDataParallel(plain, process_group=groups[backend], gradient_as_bucket_view=True)
-        own.compress(model, scheme)
+        job.require().backend.compress(model, scheme)
 
     def step() -> None:
         with model.no_sync() if name == ALONE else nullcontext():

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cpudist import api, job, optimization
 from cpudist.bench.between_hosts import bert, random_tokens
+from cpudist.observability.gradient_times import GradientTimes
 from cpudist.optimization import precision
 from cpudist.target import resolve
 
@@ -78,6 +79,8 @@ def main() -> None:
     """Run the script, or train the model."""
     folder, *words = sys.argv[1:]
     rank = api.init().rank
+    running = job.require()
+    running.observers.add(GradientTimes(running, running.record))
     register_optimizer_step_post_hook(Steps(Path(folder, f"{rank}.json")).step)
     if not words:
         _train()

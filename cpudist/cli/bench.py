@@ -22,9 +22,9 @@ what is measured:
                 gloo, beside a copy of as much memory; all-gather, reduce-scatter, broadcast and all-to-all on both
   hosts         (10 minutes, longer where the network is slow) a training step across hosts, of a 24-million-parameter
                 BERT under DistributedDataParallel, 4 x 128 tokens per rank: gradients as --compress auto chooses, as
-                they are, as bf16 (also with that of the tied embedding whole) and int8, and by PowerSGD, on ccl; as
-                they are and by PowerSGD on gloo; and a step without communication, of which the others are
-                multiples. It says what --compress is worth on this network (cpudist docs slow-networks).
+                they are, as bf16 and int8, and by PowerSGD, on ccl; as they are and by PowerSGD on gloo; and a step
+                without communication, of which the others are multiples. It says what --compress is worth on
+                this network (cpudist docs slow-networks).
                 All of it needs about 6 GB of memory a rank, less with --only
   --backend     collectives on another backend than ccl: of tensors on its device, beside gloo's of CPU tensors
 

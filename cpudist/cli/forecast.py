@@ -20,17 +20,17 @@ from cpudist.topology import measured_ranks
 HELP = "how a training would do on more hosts"
 DESCRIPTION = """\
 Forecast a training on several hosts with each --compress: a step's time, efficiency against one host, memory of a rank.
-RUN is an output folder of Trainer or a run record, of one host or more; the script makes its steps here first. Each
+The script makes its steps here first. RUN is an output folder of Trainer or the record of a run with --timeline. Each
 rank keeps its batch. The rows of this run, and of later ones that follow it, also have what was measured.
 """
 EPILOG = """\
 examples:
-  the run in the folder out, on 2, 4 and 8 hosts of a network of 1 Gbit/s:
+  a script, on the network that the last `cpudist test` has measured:
+    cpudist forecast --hosts 2,4,8 -- train.py --batch_size 8
+  the run with --timeline in the folder out, on a network of 1 Gbit/s:
     cpudist forecast out --hosts 2,4,8 --network 1gbit
   how far off it was, once the run on 4 hosts in out4 has been made:
     cpudist forecast out out4 --network 1gbit
-  a script, on the network that the last `cpudist test` has measured:
-    cpudist forecast --hosts 2,4,8 -- train.py --batch_size 8
 """
 _BITS = {"mbit": 1e6, "gbit": 1e9}
 _USABLE = 0.9  # of a network's rate: large sums reach 0.9 to 0.95 (docs/ccl-backend.md)
@@ -64,9 +64,8 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
             records = [rank_counts.one(measured_ranks.load() or 1, [name, *words]).record]
     else:
         records = [summary.read(Path(word)).record for word in options.words]
-    for record, word in zip(records, options.words, strict=False):
-        forecast.check(record, word)
-    measured = {forecast.kind(record): record["step_seconds"]["median"] for record in records}
+    forecast.check(records[0], name)
+    measured = {forecast.kind(record): (record.get("step_seconds") or {}).get("median") for record in records}
     numbers = sorted({1, *options.hosts, *(hosts for hosts, _ in measured)})
     schemes = forecast.SCHEMES if records[0]["backend"] == "ccl" else ["none"]
     pairs = [(hosts, scheme) for hosts in numbers for scheme in (schemes if hosts > 1 else ["none"])]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from cpudist.cli.parser import NO_TARGET, Parser, add_target, count, count_from_zero, own_values, ranks_per_node
 from cpudist.cli.train import script_in
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
 from cpudist.hosts.hostfile import read
+from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpis import MPI_BY_OPTION, find_mpirun
 
@@ -105,16 +107,9 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
     Raises:
         UserError: options or hosts are wrong, or there is no such mpirun.
     """
-    if launcher.name != "single":
-        raise UserError(
-            f"this process is a rank of {launcher.name} already, and cpudist launch starts the ranks itself; "
-            "run it alone, or run cpudist-train here"
-        )
     values = own_values(options)
     mpi, dry_run = values.pop("mpi"), values.pop("dry_run")
-    if not values["arguments"]:
-        raise UserError(NO_TARGET)
-    job = jobs.LaunchOptions(**values, script=script_in(values["arguments"]))
+    job = job_of(values, launcher)
     if job.min_nodes is not None and not job.max_restarts:
         raise UserError("--min-nodes applies to restarts; give --max-restarts too, or leave it out")
     mpirun = find_mpirun(mpi)
@@ -122,3 +117,19 @@ def run(options: argparse.Namespace, launcher: Launcher) -> None:
         print(jobs.show(mpirun, job))
         return
     raise SystemExit(jobs.run(mpirun, job))
+
+
+def job_of(values: dict[str, Any], launcher: Launcher) -> LaunchOptions:
+    """Return the job that a command's options describe.
+
+    Raises:
+        UserError: there is no TARGET, or this process is a rank already.
+    """
+    if launcher.name != "single":
+        raise UserError(
+            f"this process is a rank of {launcher.name} already, and cpudist starts the ranks itself; "
+            "run this command alone, or run cpudist-train here"
+        )
+    if not values["arguments"]:
+        raise UserError(NO_TARGET)
+    return LaunchOptions(**values, script=script_in(values["arguments"]))

@@ -7,13 +7,15 @@ is called with the parsed options.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 
 from cpudist import launchers
-from cpudist.cli import bench, build, docs, doctor, forecast, launch, plan, stacks, summary, test, top
+from cpudist.cli import bench, build, docs, doctor, forecast, launch, plan, run, stacks, summary, test, top
 from cpudist.cli.parser import Parser, shown_once, with_dashes
 from cpudist.console import say
 from cpudist.errors import USER_ERROR, UserError
@@ -22,8 +24,9 @@ from cpudist.version import __version__
 
 # Each has HELP, DESCRIPTION, EPILOG, `add_options` and `run`, which runs on rank 0 alone unless `every_rank` is set.
 COMMANDS = {
-    "test": test,
+    "run": run,
     "launch": launch,
+    "test": test,
     "top": top,
     "stacks": stacks,
     "summary": summary,
@@ -36,9 +39,11 @@ COMMANDS = {
 }
 
 _EPILOG = """\
-`cpudist COMMAND --help` explains a command. Training is started with `cpudist-train`.
+`cpudist COMMAND --help` explains a command. Under mpirun, srun or torchrun, training is started with `cpudist-train`.
 
 examples:
+  train on this machine, on as many ranks as fit:
+    cpudist run train.py --epochs 3
   where ranks would compute on this machine, and what stands in a job's way:
     cpudist plan
     cpudist doctor
@@ -49,8 +54,9 @@ examples:
     cpudist stacks
   how fast are collectives here, on oneCCL and on gloo:
     mpirun -n 2 cpudist bench collectives
-  a page of the documentation, such as docs/troubleshooting.md:
+  a page of the documentation, and where it speaks of something:
     cpudist docs troubleshooting
+    cpudist docs "CPU quota"
 """
 
 
@@ -60,10 +66,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     launcher = launchers.detect()
     try:
         with shown_once(launcher):
+            _check_command(words)
             options = _parser().parse_args(with_dashes(words) or ["--help"])
     except UserError as error:
         return _report(error, launcher)
     return _run(options, launcher) if launcher.is_main_process or options.every_rank else 0
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Check that the first word is a command.
+
+    Raises:
+        UserError: it is none; the message names the command that was probably meant.
+    """
+    word = words[0] if words else "--help"
+    if word.startswith("-") or word in COMMANDS:
+        return
+    if word.endswith(".py"):
+        raise UserError(f"{word} is no command; to run it on this machine: cpudist run {shlex.join(words)}")
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    raise UserError(
+        f"there is no command {word}; " + (f"did you mean {near[0]}? " if near else "") + "see cpudist --help"
+    )
 
 
 def _parser() -> Parser:

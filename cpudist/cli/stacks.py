@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections import defaultdict
@@ -11,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cpudist.cli.parser import Parser
-from cpudist.errors import UserError
+from cpudist.errors import Finding, UserError
 from cpudist.hosts.hostfile import read
-from cpudist.hosts.remote import ask_all, run_on
+from cpudist.hosts.remote import ask_all, run_on, understood
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.observability.rank_answers import RankStacks, ask_ranks
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     for (job, user), ranks in jobs.items():
         size = max(one.address.size for one in ranks.values())
         whose = "" if user == os.getuid() else f" of user {user}"
-        texts = [one.text if options.full else one.text.splitlines()[0] for one in ranks.values()]
+        texts = [one.text if options.full else one.text.partition("\n")[0] for one in ranks.values()]
         print(f"job of {job}{whose}: {len(ranks)} of {size} ranks are on {where}", *texts, sep="\n")
     if missing:
         raise UserError("\n".join(missing))
@@ -71,12 +70,10 @@ def ask(hosts: Sequence[Host] | None, task: str) -> tuple[Jobs, list[str]]:
 def _ask(hosts: Sequence[Host], task: str) -> tuple[list[RankStacks], list[str]]:
     path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
     words = python_main("cpudist.observability.rank_answers", path=path)
-    answers = ask_all(hosts, lambda host: run_on(host, words, _SECONDS), task)
-    missing = [
-        f"{host.where}: {host.name} {answer.failure}; {answer.remedy}"
-        for host, answer in zip(hosts, answers, strict=True)
-        if answer.failure
-    ]
-    # The last line: a login shell may greet first.
-    listed = [json.loads(answer.output.splitlines()[-1]) for answer in answers if not answer.failure]
-    return [RankStacks.from_json(fields) for ranks in listed for fields in ranks], missing
+
+    async def ask_host(host: Host) -> list[RankStacks] | Finding:
+        return understood(host, await run_on(host, words, _SECONDS), RankStacks.list_of)
+
+    found = ask_all(hosts, ask_host, task)
+    missing = [one.line for one in found if isinstance(one, Finding)]
+    return [rank for ranks in found if not isinstance(ranks, Finding) for rank in ranks], missing

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpudist import answers
 from cpudist.cli.bench import check_output
 from cpudist.cli.doctor import show
 from cpudist.cli.parser import Parser
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 HELP = "is this cluster all right: hosts, links, a small training"
 DESCRIPTION = """\
 Measure each host (computing, memory), each link between two hosts, collectives and a small training, in a minute for
-four hosts. Say what is out of line with the other hosts; the exit status is then 1. Say what is slower than last time.
+four hosts. Say what is out of line with the other hosts; the exit status is then 1.
 """
 EPILOG = """\
 examples:
@@ -87,28 +88,25 @@ def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
     if job.returncode:
         raise SystemExit(job.returncode)
     try:
-        return ClusterFigures.from_json(json.loads(job.stdout.splitlines()[-1])["figures"])
-    except (ValueError, IndexError, KeyError):
+        return answers.taken(answers.last_line(job.stdout), "figures", ClusterFigures)[0]
+    except ValueError:
         raise UserError("the ranks gave no figures; start them by mpirun -f hosts -ppn 1 cpudist test") from None
 
 
 def _report(figures: ClusterFigures, file: Path | None) -> None:
-    from cpudist.cluster.cluster_figures import keep, last_time
-    from cpudist.cluster.judgement import judge, slower
+    from cpudist.cluster.cluster_figures import keep
+    from cpudist.cluster.judgement import judge
     from cpudist.cluster.tables import tables
 
-    before = last_time(figures)
-    remarks = list(slower(figures, before)) if before is not None else []
     findings = judge(figures)
-    fields = json.dumps({"figures": asdict(figures), "findings": list(map(asdict, findings + remarks))})
+    fields = json.dumps({"figures": asdict(figures), "findings": list(map(asdict, findings))})
     if str(file) == "-":
         print(fields)
         return
     print(tables(figures), end="\n\n")
-    show(findings + remarks)
+    show(findings)
     if file is not None:
         file.write_text(fields + "\n", encoding="utf-8")
     if findings:
         raise SystemExit(FAILED)
-    if not remarks:
-        keep(figures)
+    keep(figures)

@@ -20,7 +20,7 @@ from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.observability.rank_answers import RankStacks
-from cpudist.observability.rank_table import LOOKS, loss_lines, losses_of, rows_of, table
+from cpudist.observability.rank_table import SAMPLES, loss_lines, losses_of, rows_of, table
 
 HELP = "watch the ranks of running jobs"
 DESCRIPTION = """\
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if options.json and not options.once:
         raise UserError("--json is for one table; give --once too")
     hosts = read(options.hostfile) if options.hostfile else None
-    looks = deque([_look(hosts, "asking the hosts")], LOOKS)
+    looks = deque([_look(hosts, "asking the hosts")], SAMPLES)
     if not looks[0]:
         where = "these hosts" if hosts else "this host"
         raise UserError(f"no rank of yours runs on {where}; run cpudist top where the job runs, as the same user")

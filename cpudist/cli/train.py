@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cpudist import backends, launchers
+from cpudist import backends, launchers, long_arguments
 from cpudist.cli.parser import Parser, count_from_zero, endpoint, shown_once, steps
 from cpudist.console import say, show_lines_at_once
 from cpudist.errors import USER_ERROR, UserError, from_user_code
@@ -45,6 +45,8 @@ Options come before TARGET; everything after it goes to TARGET untouched.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and return its exit status; ends the process when the job fails."""
+    if argv is None:
+        long_arguments.restore()
     words = sys.argv[1:] if argv is None else list(argv)
     # The process starts once more, so this comes before the command line is read, which takes 0.06 s (mostly for the
     # entry points of all packages). A --no-pin may be the script's own; if it is, `pin` starts the process again.
@@ -100,6 +102,7 @@ def _parser() -> Parser:
         epilog=_EPILOG,
         add_help=False,
     )
+    parser.unknown_option_hint = "the launcher starts the ranks, as in: cpudist run --nproc 2 train.py"
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument(
         "--backend",
@@ -156,13 +159,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--async-checkpoint",
         action="store_true",
+        default=None,
         help="a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy; all are complete "
         "when the training ends",
     )
     parser.add_argument(
         "--resume",
         choices=RESUME,
-        default="auto",
         help="auto (default): after a restart a Trainer goes on from this run's newest complete checkpoint, unless the "
         "script names one; never: it starts at its first step again",
     )
@@ -214,7 +217,23 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
-    return JobOptions.of(given, backend_options=own, from_flags=True)
+    return JobOptions(
+        backend=options.backend,
+        backend_options=own,
+        timeout=options.timeout,
+        interface=options.interface,
+        compress=options.compress,
+        resume=options.resume,
+        async_checkpoint=options.async_checkpoint,
+        stall=options.stall,
+        checkpoint_on_signal=options.checkpoint_on_signal,
+        record=options.record,
+        target=options.target,
+        metrics_port=options.metrics_port,
+        timeline=options.timeline,
+        steps=options.steps,
+        from_flags=True,
+    )
 
 
 def _run(

@@ -1,13 +1,13 @@
-"""The figures of a cluster, and the file that keeps those of the last time."""
+"""The figures of a cluster, and the file that keeps the bandwidth of its network."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from cpudist import user_cache
+
+_FILE = "network.json"  # in the user's cache folder
 
 
 @dataclass(frozen=True)
@@ -79,56 +79,26 @@ class ClusterFigures:
     backend: str
     measured_at: str
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> ClusterFigures:
-        """Return the figures from the fields of a JSON file.
-
-        Raises:
-            ValueError: they are none.
-        """
-        try:
-            return cls(
-                **{
-                    **fields,
-                    "hosts": [HostFigures(**host) for host in fields["hosts"]],
-                    "links": [LinkFigures(**link) for link in fields["links"]],
-                    "allreduces": {int(size): seconds for size, seconds in fields["allreduces"].items()},
-                    "loss": tuple(fields["loss"]),
-                }
-            )
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not the figures of a cluster: {error!r}") from None
-
-
-def last_time(now: ClusterFigures) -> ClusterFigures | None:
-    """Return the last figures of these hosts with as many cores; None where there are none."""
-    try:
-        return ClusterFigures.from_json(user_cache.read(_file(now)))
-    except ValueError:
-        return None
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second at which large sums crossed the network; None on one host, or where noise hides it."""
+        hosts = len(self.hosts)
+        (less, early), (more, late) = sorted(self.allreduces.items())[-2:]
+        return 2 * (hosts - 1) / hosts * (more - less) / (late - early) if hosts > 1 and late > early else None
 
 
 def last_bandwidth() -> float | None:
-    """Return the bytes a second at which large sums crossed the network in the last test of several hosts, if any."""
-    folder = user_cache.cache_folder()
-    kept = [user_cache.read(file.name) or {} for file in (folder.glob("cluster-*.json") if folder else [])]
-    for fields in sorted(kept, key=lambda fields: fields.get("measured_at", ""), reverse=True):
-        if (hosts := len(fields.get("hosts", ()))) > 1:
-            *_, less, more = sorted((int(size), seconds) for size, seconds in fields["allreduces"].items())
-            return 2 * (hosts - 1) / hosts * (more[0] - less[0]) / float(more[1] - less[1])
-    return None
+    """Return the bandwidth that `keep` has left, if any."""
+    kept = user_cache.read(_FILE)
+    found = kept.get("bandwidth") if isinstance(kept, dict) else None
+    return found if isinstance(found, float) else None
 
 
 def keep(now: ClusterFigures) -> None:
-    """Keep the figures for the next time.
+    """Keep the bandwidth of a network for `cpudist forecast`.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: it cannot be written.
     """
-    user_cache.write(_file(now), asdict(now))
-
-
-def _file(figures: ClusterFigures) -> str:
-    # With other cores, such as two ranks on a host, a host has other figures.
-    hosts = "\n".join(f"{host.name} {host.cores}" for host in figures.hosts)
-    return f"cluster-{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
+    if now.bandwidth is not None:
+        user_cache.write(_FILE, {"bandwidth": now.bandwidth})

@@ -1,4 +1,4 @@
-"""Sentences about hosts and links that are out of line with the others, or slower than the last time."""
+"""Sentences about hosts and links that are out of line with the others."""
 
 from __future__ import annotations
 
@@ -19,19 +19,6 @@ _LOSS = 1e-3  # relative: ranks add up in another order than one process
 def judge(now: ClusterFigures) -> list[Finding]:
     """Return what is out of line, the worst first."""
     return [*_versions(now.hosts), *_loss(now), *slow_hosts(now.hosts), *_hosts(now.hosts), *_links(now)]
-
-
-def slower(now: ClusterFigures, before: ClusterFigures) -> Iterator[Finding]:
-    """Yield hosts and links that are slower than at an earlier time by more than other programs explain."""
-    least = least_share(now.hosts)
-    for host, old in zip(now.hosts, before.hosts, strict=True):
-        for dtype, flops in host.flops.items():
-            if (share := flops / old.flops[dtype]) < least:
-                message = f"computes at {share:.2f} of what it did at {before.measured_at} in {dtype}"
-                yield Finding("warning", host.name, message, "look what runs there, and how hot it is")
-    olds = {(link.source, link.target): link.bandwidth for link in before.links}
-    slow = [link for link in now.links if link.bandwidth < least * olds[link.source, link.target]]
-    yield from _named(now, slow, f"at {before.measured_at} more than twice as much: look at cable and switch port")
 
 
 def least_share(hosts: Sequence[HostFigures], quiet: float = 0.5, busy: float = 0.33) -> float:

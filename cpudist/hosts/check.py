@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import socket
@@ -12,16 +11,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from cpudist import answers
 from cpudist.checkpoints import folders
 from cpudist.console import number_of, say, size
 from cpudist.errors import Finding, Level, UserError
-from cpudist.hosts.remote import ask_all, is_here, names, run_on
+from cpudist.hosts.remote import ask_all, is_here, names, place, run_on, understood
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.processes import python_main
 from cpudist.store.serve import listen
 from cpudist.topology.identity import addresses
+from cpudist.topology.pinning_plan import Part
 
 _ANSWER_SECONDS = 60.0  # starting Python takes long on a busy host with a slow disk
 _SKEW_SECONDS = 60.0
@@ -29,6 +30,7 @@ _UP_SECONDS = 20.0
 _BETWEEN_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _PROGRAM = "cpudist.doctor.facts"
+_PARTS = {*get_args(Part), "default"}
 _RANK_BYTES = 400 << 20  # a rank after it has imported torch and made its process group
 
 
@@ -75,11 +77,6 @@ class Checked:
     def of_level(self, level: Level) -> list[Finding]:
         """Return the findings of one level."""
         return [one for findings in self.findings.values() for one in findings if one.level == level]
-
-
-def sentence(finding: Finding) -> str:
-    """Return a finding on a host, and its remedy, as one line."""
-    return f"{finding.about} {finding.message}; {finding.remedy}"
 
 
 def check(
@@ -146,9 +143,9 @@ async def _why_not_up(host: Host) -> str:
     look_up = f"getent hosts {shlex.quote(own)} > /dev/null || echo unknown"
     answer = await run_on(host, ["sh", "-c", look_up], _UP_SECONDS)
     if answer.failure:
-        return f"{_name(host)} {answer.failure}; {answer.remedy}"
+        return f"{place(host)} {answer.failure}; {answer.remedy}"
     if "unknown" in answer.output:
-        return f"{_name(host)} cannot resolve the name {own}; add it to DNS or to /etc/hosts there"
+        return f"{place(host)} cannot resolve the name {own}; add it to DNS or to /etc/hosts there"
     return ""
 
 
@@ -159,14 +156,7 @@ async def _ask(host: Host, *asked: str) -> Facts | Finding:
         before = time.time()
         answer = await run_on(host, [*python_main(_PROGRAM, path=path), port, *asked], _ANSWER_SECONDS)
         after = time.time()
-    if answer.failure:
-        return Finding("error", _name(host), answer.failure, answer.remedy)
-    last = "".join(answer.output.strip().splitlines()[-1:])  # a login shell may greet first
-    try:
-        return _facts(json.loads(last), before, after)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        message = f"gives an answer that is not understood: {last[:80]!r}"
-        return Finding("error", _name(host), message, "install the same cpudist on all hosts")
+    return understood(host, answer, lambda fields: _facts(fields, before, after))
 
 
 async def _connect_back(asking: asyncio.StreamReader, answering: asyncio.StreamWriter) -> None:
@@ -180,17 +170,24 @@ async def _connect_back(asking: asyncio.StreamReader, answering: asyncio.StreamW
     answering.close()
 
 
-def _facts(fields: dict[str, Any], before: float, after: float) -> Facts:
-    """Return the facts that a host has written between two moments of our clock."""
-    theirs = fields.pop("seconds")
-    return Facts(skew=min(theirs - before, 0.0) or max(theirs - after, 0.0), **fields)
+def _facts(fields: Any, before: float, after: float) -> Facts:
+    """Return the facts that a host has written between two moments of our clock.
+
+    Raises:
+        ValueError: they are none of this version.
+    """
+    theirs, others = answers.taken(fields, "seconds", float)
+    facts = answers.read(Facts, {**others, "skew": min(theirs - before, 0.0) or max(theirs - after, 0.0)})
+    if not facts.ranks.keys() >= _PARTS or min(facts.ranks.values()) < 1:
+        raise ValueError("the numbers of ranks are incomplete")
+    return facts
 
 
 def _judge(host: Host, found: Facts, reference: Facts, script: str = "", among: bool = True) -> list[Finding]:
     findings = []
 
     def wrong(level: Level, message: str, remedy: str) -> None:
-        findings.append(Finding(level, _name(host), message, remedy))
+        findings.append(Finding(level, place(host), message, remedy))
 
     for name in ("python", "cpudist", "torch"):
         theirs, ours = getattr(found, name), getattr(reference, name)
@@ -229,8 +226,4 @@ def _same_machine(host: Host, found: Facts, others: dict[Host, Facts]) -> Iterat
     other = next((other for other, facts in others.items() if facts.identity == found.identity), None)
     if other is not None:
         remedy = f"name it once, with all its ranks: {other.name} slots=2"
-        yield Finding("error", _name(host), f"is the same machine as {other.name}", remedy)
-
-
-def _name(host: Host) -> str:
-    return f"{host.where}: {host.name}"
+        yield Finding("error", place(host), f"is the same machine as {other.name}", remedy)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cpudist import answers
 from cpudist.console import names_of, say
+from cpudist.errors import Finding
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import addresses, resolved
 
@@ -126,6 +128,27 @@ async def run_on(host: Host, words: Sequence[str], timeout: float) -> Answer:
             await process.wait()
     output, errors = (stream.decode(errors="replace") for stream in written)
     return _read(host, command, words[0], process.returncode or 0, output, errors)
+
+
+def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Finding:
+    """Return what `read` makes of the JSON in the last line of an answer, which a login shell's greeting may precede.
+
+    Returns:
+        An error where there is no answer, or `read` raises ValueError.
+    """
+    if answer.failure:
+        return Finding("error", place(host), answer.failure, answer.remedy)
+    try:
+        return read(answers.last_line(answer.output))
+    except ValueError:
+        last = answer.output.strip().rpartition("\n")[2]
+        message = f"gives an answer that is not understood: {last[:80]!r}"
+        return Finding("error", place(host), message, "install the same cpudist on all hosts")
+
+
+def place(host: Host) -> str:
+    """Return the name of a host, after the line that names it."""
+    return f"{host.where}: {host.name}"
 
 
 def _read(host: Host, command: list[str], program: str, status: int, output: str, errors: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Run a job on its hosts: place the ranks, check the hosts, start the job, restart it after a failure."""
+"""Run a job on its hosts: start it as `HostPlan` places its ranks, and restart it after a failure."""
 
 from __future__ import annotations
 
@@ -9,56 +9,24 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cpudist import long_arguments
 from cpudist.console import say
 from cpudist.errors import FAILED, USER_ERROR, UserError
-from cpudist.hosts.check import Checked, check, sentence, wait_for
-from cpudist.hosts.hostfile import spread, write
+from cpudist.hosts.host_plan import HostPlan, number_of_ranks
+from cpudist.hosts.hostfile import write
+from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.hosts.remote import names
 from cpudist.hosts.restarts import Restarts
 from cpudist.hosts.supervise import JobExit, supervise
 from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
 from cpudist.lost_ranks import JOB_ID
-from cpudist.topology.pinning_plan import Part
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
 RUN_ID = "CPUDIST_RUN_ID"  # the same for all attempts; the user, or a pod, may have set it
 
 _CHECKPOINT = "--checkpoint-on-signal"
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The options of `cpudist launch`.
-
-    Attributes:
-        hosts: the hosts of the hostfile; None: this host.
-        script: the script among them, which all hosts must have; empty where the target is no script.
-        ranks: the number of all ranks; None: as many as the hosts take.
-        per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise the fastest
-            number that `cpudist plan --measure` has found there, otherwise one for each NUMA node.
-        interface: the network interface for all traffic; None: each library chooses.
-        max_restarts: how many failures within a day are followed by a restart.
-        min_nodes: restart with no fewer hosts; None: with no fewer than at first.
-        wait: seconds to wait for hosts that are still starting.
-        grace: seconds that ranks get to save a checkpoint after a signal.
-        by_name: whether mpirun's processes connect to this host by its name; `run` finds out.
-    """
-
-    hosts: Sequence[Host] | None
-    arguments: Sequence[str]
-    script: str = ""
-    ranks: int | None = None
-    per_host: int | Part | None = None
-    interface: str | None = None
-    all_output: bool = False
-    max_restarts: int = 0
-    min_nodes: int | None = None
-    wait: int = 0
-    grace: int = 60
-    by_name: bool = True
 
 
 def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
@@ -67,12 +35,10 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
     Raises:
         UserError: the hosts are not usable; raised before any rank starts.
     """
-    options = replace(options, by_name=mpirun.mpi.by_name and options.interface is None)
-    hosts, restarts = options.hosts or [_this_host()], Restarts(options.max_restarts)
+    plan = HostPlan(options, by_name=mpirun.mpi.by_name and options.interface is None)
+    restarts = Restarts(options.max_restarts)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
-    if options.wait:
-        wait_for(hosts, options.wait)
-    placed = _place(options, hosts)
+    placed = plan.start()
     least = len(placed) if options.min_nodes is None else options.min_nodes
     output_lost = False
     while True:
@@ -84,23 +50,24 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
                 raise
             job = JobExit(FAILED, reason=str(error))
         output_lost = output_lost or job.output_lost
-        if job.reason and job.status:
+        if job.stopped and job.reason:
+            say(f"the job was {job.reason}")
+        elif job.reason and job.status:
             say(f"the job failed: {job.reason} (exit status {job.status})")
         elif job.reason:
             say(f"warning: {job.reason}")
         by_user = job.status == USER_ERROR and not job.reason  # a restart would fail in the same way
         if job.status == 0 or job.stopped or by_user or not restarts.after_failure():
             return job.status or FAILED * output_lost
-        restarts.leave_out(job.suspect, hosts, least)
-        kept = [host for host in hosts if host not in restarts.left_out]
+        restarts.leave_out(job.suspect, plan.hosts, least)
         # Hosts that are away may come back, as after a power cut.
-        while len(answering := _answering(kept, checked := _check(options, kept))) < least:
-            say(f"{len(answering)} of {len(hosts)} hosts can be used, fewer than {least} (--min-nodes)")
+        while len(usable := plan.usable(restarts.left_out)) < least:
+            say(f"{len(usable)} of {len(plan.hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
                 return job.status
             restarts.begin()
-        placed = _as_many_as_fit(options, answering, checked)
-        say(f"starting again ({restarts.number}) with {_count(placed)} ranks on {names(placed)}")
+        placed = plan.restart(usable)
+        say(f"starting again ({restarts.number}) with {number_of_ranks(placed)} ranks on {names(placed)}")
 
 
 def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
@@ -109,7 +76,7 @@ def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = 
     Raises:
         UserError: the ranks do not fit on the hosts.
     """
-    placed = _spread(options, options.hosts or [_this_host()])
+    placed = HostPlan(options, by_name=mpirun.mpi.by_name and options.interface is None).spread()
     file = None if options.hosts is None else "cpudist-hostfile"
     command = mpirun.command(_mpirun_options(options, placed, file, {**variables, **_own_variables(options)}))
     lines = []
@@ -118,70 +85,6 @@ def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = 
     words = [f"{name}={shlex.quote(value)}" for name, value in _own_variables(options).items()]
     lines.append(" ".join([*words, shlex.join(command)]))
     return "\n".join(lines)
-
-
-def _check(options: LaunchOptions, hosts: Sequence[Host]) -> Checked:
-    return check(hosts, options.script, options.by_name, interface=options.interface)
-
-
-def _require_all(checked: Checked) -> None:
-    """Print the warnings of a check.
-
-    Raises:
-        UserError: there are errors; one line for each.
-    """
-    for finding in checked.of_level("warning"):
-        say(f"warning: {sentence(finding)}")
-    if errors := checked.of_level("error"):
-        raise UserError("\n".join(map(sentence, errors)))
-
-
-def _place(options: LaunchOptions, hosts: Sequence[Host]) -> list[Host]:
-    """Return the hosts that get ranks, once they have been checked."""
-    placed = _spread(options, hosts)
-    if options.hosts is not None and (isinstance(options.per_host, int) or all(host.slots for host in hosts)):
-        _require_all(_check(options, placed))  # otherwise `_spread` has checked all hosts
-    return placed
-
-
-def _spread(options: LaunchOptions, hosts: Sequence[Host], checked: Checked | None = None) -> list[Host]:
-    if isinstance(options.per_host, int):
-        return spread(hosts, options.ranks, options.per_host)
-    if options.hosts is None and options.ranks and options.per_host is None:
-        return [replace(hosts[0], slots=options.ranks)]
-    if options.per_host is None and all(host.slots for host in hosts):
-        return spread(hosts, options.ranks)
-    if checked is None:
-        checked = _check(options, hosts)
-        _require_all(checked)
-    return spread([_with_slots(host, checked, options.per_host) for host in hosts], options.ranks)
-
-
-def _with_slots(host: Host, checked: Checked, part: Part | int | None) -> Host:
-    """Return a host with as many slots as its plan has ranks; the hostfile may not say fewer."""
-    assert not isinstance(part, int)
-    if part is None and host.slots is not None:
-        return host
-    ranks = checked.facts[host].ranks[part or "default"]
-    if host.slots is not None and ranks > host.slots:
-        raise UserError(
-            f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn {part} makes {ranks}; change one of them"
-        )
-    return replace(host, slots=ranks)
-
-
-def _answering(hosts: Sequence[Host], checked: Checked) -> list[Host]:
-    for finding in checked.of_level("error"):
-        say(f"warning: going on without {sentence(finding)}")
-    return [host for host in hosts if all(finding.level != "error" for finding in checked.findings.get(host, ()))]
-
-
-def _as_many_as_fit(options: LaunchOptions, hosts: Sequence[Host], checked: Checked) -> list[Host]:
-    """Spread the requested ranks over the hosts, or as many of them as these take."""
-    if options.hosts is None:
-        return _spread(options, hosts, checked)
-    room = _count(_spread(replace(options, ranks=None), hosts, checked))
-    return _spread(replace(options, ranks=min(options.ranks or room, room)), hosts, checked)
 
 
 def _run_once(
@@ -196,7 +99,7 @@ def _run_once(
 
 
 def _own_variables(options: LaunchOptions) -> dict[str, str]:
-    return {OUTPUT: "all" if options.all_output else "rank0"}
+    return {OUTPUT: "all" if options.all_output else "rank0", **long_arguments.variables(options.arguments)}
 
 
 def _mpirun_options(
@@ -206,8 +109,8 @@ def _mpirun_options(
     if not program.exists():
         raise UserError(f"{program} is missing; install cpudist in this environment: pip install cpudist")
     interface = [] if options.interface is None else ["--interface", options.interface]
-    words = [str(program), *interface, *options.arguments]
-    return MpirunOptions(_count(placed), words, file, tuple(variables), options.interface, options.all_output)
+    words = [str(program), *interface, *([] if long_arguments.VARIABLE in variables else options.arguments)]
+    return MpirunOptions(number_of_ranks(placed), words, file, tuple(variables), options.interface, options.all_output)
 
 
 @contextmanager
@@ -220,11 +123,3 @@ def _hostfile(hosts: Sequence[Host], mpirun: Mpirun) -> Iterator[str]:
         file.write(write(hosts, mpirun.mpi))
         file.flush()
         yield file.name
-
-
-def _this_host() -> Host:
-    return Host("localhost", where="this host")
-
-
-def _count(hosts: Sequence[Host]) -> int:
-    return sum(host.slots or 0 for host in hosts)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from cpudist.console import number_of, say
@@ -21,7 +22,7 @@ from cpudist.errors import FAILED
 from cpudist.hosts.node_agents import NodeAgents
 from cpudist.hosts.remote import names
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher
-from cpudist.lost_ranks import JOB_ID, LostRank, first_killed
+from cpudist.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
@@ -44,7 +45,7 @@ class JobExit:
     Attributes:
         status: the exit status; 0 only where the launcher has returned 0.
         stopped: whether a signal to this process has ended it.
-        reason: why it failed; empty where the ranks have reported it themselves.
+        reason: why it failed or was stopped; empty where the ranks have reported it themselves.
         output_lost: whether some of its output could not be written.
         suspect: the host that the failure may come from: it was lost, or had the rank that was killed or stuck.
     """
@@ -105,14 +106,19 @@ def supervise(
         killed = first_killed(mpi.killed_ranks(tail), agents.first_ended)
     output_lost = any(relay.error is not None for relay in relays)
     if stop:
-        return JobExit(128 + stop[0], stopped=True, output_lost=output_lost)
+        # Ranks that get time to save a checkpoint report how they end, unless the time was too short.
+        why = f"stopped by {signal.Signals(stop[0]).name}" if grace is None or reason else ""
+        return JobExit(128 + stop[0], stopped=True, reason=why, output_lost=output_lost)
     if unreached and not reason:
         reason = f"{names(unreached)} cannot be reached to make sure that no process is left there"
     suspect = lost[0] if lost else _suspect(killed, agents.blamed, hosts)
     if not ended:
         return JobExit(FAILED, reason=reason, output_lost=output_lost, suspect=suspect)
     status = process.returncode
-    reason = str(killed) if killed else reason
+    if killed:
+        reason = str(killed)
+    elif status < 0:
+        reason = f"the launcher, {Path(command[0]).name}, {killed_by(-status)}"
     return JobExit(status if status >= 0 else 128 - status, reason=reason, output_lost=output_lost, suspect=suspect)
 
 

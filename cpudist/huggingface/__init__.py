@@ -136,12 +136,6 @@ PATCHES = (
         "self",
     ),
     Patch(
-        "transformers.modeling_utils:PreTrainedModel.save_pretrained",
-        "with master weights, weights are saved in float32 beside a configuration that says bfloat16",
-        trainer.save_pretrained,
-        "self, save_directory, is_main_process, ...",
-    ),
-    Patch(
         "transformers.trainer:Trainer._wrap_model",
         "the optimizer exists and DDP does not yet: the moment for Intel's extension; DDP gets bucket views",
         trainer.wrap_model,

@@ -9,11 +9,12 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cpudist.console import say
-from cpudist.optimization import master_weights, precision
+from cpudist.optimization import precision
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -53,21 +54,19 @@ def state_init(original: Callable[..., None], context: Context) -> Callable[...,
 def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Replace `Accelerator.prepare_model`: compress gradients, and note it for the run record.
 
-    Where bfloat16 would be slower for a layer of the model, it computes in float32.
+    Where bfloat16 would be many times slower, it computes in float32.
     """
 
     @functools.wraps(original)
     def prepare(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if context.job.world.device_type == "cpu" and self.mixed_precision == "bf16" and precision.slow_in_bf16(model):
+        if self.mixed_precision == "bf16" and precision.fitting(torch.bfloat16) is torch.float32:
             self.native_amp = False
             context.job.record.dtype = "float32"
             if context.job.world.rank == 0:
                 say(precision.IN_FLOAT32)
         trains = not (kwargs.get("evaluation_mode") or args[1:2] == (True,))
-        with context.job.communication.making_ddp(model) if trains else nullcontext():
-            prepared = original(self, model, *args, **kwargs)
+        prepared = original(self, model, *args, **kwargs)
         if trains:
-            master_weights.share(prepared)
             context.job.communication.compress(prepared)
         context.job.record.note_gradients_of(prepared)
         return prepared

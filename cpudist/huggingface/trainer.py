@@ -1,8 +1,7 @@
 """Trainer's model, optimizer and loss.
 
-`--use_ipex` takes effect between making the optimizer and wrapping the model in DDP. With `--bf16` as well, the model
-trains with bfloat16 parameters and float32 master weights. Its state holds the master weights, which are saved, so the
-saved configuration must say float32.
+`--use_ipex` takes effect between making the optimizer and wrapping the model in DDP. `--bf16` is accelerate's autocast,
+with float32 parameters.
 
 Each function makes the replacement of `original`; `PATCHES` says why.
 """
@@ -17,7 +16,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.utils._pytree import tree_map
 
-from cpudist.optimization import choice, master_weights, precision
+from cpudist.huggingface.training_arguments import computing_type
+from cpudist.optimization import applied, kernels
 
 if TYPE_CHECKING:
     from cpudist.huggingface import Context
@@ -40,20 +40,6 @@ def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., 
         return result
 
     return optimize_and_wrap
-
-
-def save_pretrained(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `PreTrainedModel.save_pretrained`: with master weights, the configuration says float32."""
-
-    @functools.wraps(original)
-    def save(self: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, save_directory, is_main_process, *args, **kwargs)
-        if master_weights.kept(self) and is_main_process:
-            self.config.dtype = "float32"
-            self.config.save_pretrained(save_directory)
-        return result
-
-    return save
 
 
 def compute_loss(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
@@ -94,30 +80,21 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
 def _optimize(trainer: Any, context: Context) -> None:
     """Apply the optimizations of --use_ipex; without it, only note Trainer's own for the run record."""
     model, optimizer, args = trainer.model, trainer.optimizer, trainer.args
-    if master_weights.kept(model):  # an earlier Trainer has made them, with another optimizer
-        master_weights.keep(model, optimizer)
-        return
     if args.torch_compile:
-        choice.check_compiling()
-    bf16 = args.bf16 and not (args.use_cpu and precision.slow_in_bf16(model))  # prepare_model says so
-    if args.bf16 and not bf16:
+        kernels.check_compiling()
+    dtype = computing_type(args)  # accelerate's autocast; prepare_model says where it is not bfloat16
+    if args.bf16 and dtype is torch.float32:
         trainer.use_cpu_amp = False  # of transformers 4.57, in addition to accelerate's
-    dtype = torch.bfloat16 if bf16 else torch.float16 if args.fp16 else torch.float32
-    formats = choice.multiply(dtype) + ([choice.autocast_in(dtype)] if bf16 or args.fp16 else [])
+    formats = kernels.autocast_in(dtype)
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        choice.note(["native", *([choice.fused_name(optimizer)] if fused else []), *formats])
+        applied.note(["native", *([kernels.fused_name(optimizer)] if fused else []), *formats], dtype)
         return
-    no_ipex = choice.why_not_ipex(args.torch_compile)
-    chosen = choice.apply_kernels(model, optimizer, no_ipex, parallel_dropout=args.parallel_dropout)
-    has_adapters = hasattr(model, "peft_config")  # peft loads adapters without the model's state, past the masters
-    if bf16 and choice.on_cpu() and not has_adapters:
-        master_weights.keep(model, optimizer)
-        chosen.append(choice.MASTER_WEIGHTS)
-    chosen += formats
-    choice.note(chosen)
+    no_ipex = kernels.why_not_ipex(args.torch_compile)
+    chosen = kernels.apply(model, optimizer, no_ipex, parallel_dropout=args.parallel_dropout) + formats
+    applied.note(chosen, dtype)
     warning = f"warning: --use_ipex: {no_ipex}; going on with " if no_ipex else ""
-    choice.announce(chosen, dtype, no_ipex, warning=warning)
+    applied.announce(chosen, dtype, no_ipex, warning=warning)
 
 
 def _divide(result: Any, number: float) -> Any:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import torch
+
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
-from cpudist.optimization.choice import check_float16
+from cpudist.optimization import precision
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -37,6 +39,15 @@ class _Flags:
         default=None,
         metadata={"help": "How gradients cross the network: auto, none, bf16, int8, powersgd or powersgd:RANK."},
     )
+
+
+class _NotGiven(float):
+    """The default of ddp_timeout, which differs from the same number given by the user."""
+
+
+def computing_type(args: Any) -> torch.dtype:
+    """Return the type that a Trainer with these arguments computes in, besides its parameters' own."""
+    return precision.fitting(torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32)
 
 
 def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]:
@@ -66,25 +77,23 @@ def change_fields(cls: Any, context: Context) -> Any:
     """
     job = context.job
     add_fields(cls, (job.world.backend, "ccl"), job.changes)
-    # The script then reads the bound that holds; a user who sets 1800, transformers' default, gets 1800.
-    seconds = job.timeout
-    field = cls.__dataclass_fields__["ddp_timeout"]
-    job.changes.attribute(field, "default", int(seconds) if seconds == int(seconds) else seconds)
+    job.changes.attribute(cls.__dataclass_fields__["ddp_timeout"], "default", _NotGiven(job.timeout))
     return cls
 
 
 def post_init(original: Callable[[Any], None], context: Context) -> Callable[[Any], None]:
     """Replace `TrainingArguments.__post_init__`: check the values against the job, and take the job's own."""
     job = context.job
-    seconds = job.timeout
 
     @functools.wraps(original)
     def post_init_for_job(self: Any) -> None:
+        seconds = job.timeout if isinstance(self.ddp_timeout, _NotGiven) else self.ddp_timeout
+        self.ddp_timeout = int(seconds) if seconds == int(seconds) else seconds
         if self.ddp_backend is not None:
             self.ddp_backend = job.check_backend(self.ddp_backend)
         self.use_cpu = job.world.device_type == "cpu"
         if self.fp16 or self.fp16_full_eval:
-            check_float16()
+            precision.check(torch.float16)
         if self.ddp_compress is not None:
             job.communication.set_compression(self.ddp_compress, f"--ddp_compress {self.ddp_compress}")
         elif self.use_ipex and job.communication.compression is None:
@@ -99,8 +108,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         self.no_cuda = no_cuda
         if job.world.size > 1:  # as on GPUs; scripts read it to see whether they are alone, or first
             self.local_rank = job.world.local_rank
-        if self.ddp_timeout != seconds:
-            job.set_timeout(self.ddp_timeout)
+        job.set_timeout(seconds)
 
     return post_init_for_job
 

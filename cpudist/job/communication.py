@@ -1,22 +1,17 @@
-"""How gradients cross the network (docs/slow-networks.md), and a notice where ranks have never communicated."""
+"""The one owner of how gradients cross the network (docs/slow-networks.md)."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from cpudist.backends import embedding_rows
 from cpudist.backends.compression import AUTO, NONE, check_backend, check_scheme, has
 from cpudist.backends.measured import choose_later
 from cpudist.console import say
-from cpudist.observability.gradient_times import GradientTimes
 
 if TYPE_CHECKING:
     import torch
 
     from cpudist.backends import Backend
-    from cpudist.changes import Changes
-    from cpudist.observability.pace import PaceMeter
     from cpudist.observability.record import RunRecord
     from cpudist.world import World
 
@@ -26,21 +21,16 @@ class Communication:
 
     Attributes:
         world: this rank's place among the others.
-        compression: the scheme in which gradients cross the network (`--compress`); None: the user has not said.
-
-    Args:
-        scheme: that of the job's options.
+        compression: the scheme of all models without one of their own (`--compress`); None: the user has not said.
     """
 
-    def __init__(self, backend: Backend, world: World, changes: Changes, record: RunRecord, scheme: str | None) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, world: World, record: RunRecord) -> None:
+        self._backend, self._record = backend, record
         self.world = world
-        self._record = record
-        self._times = GradientTimes(backend, changes, record)
-        self.compression = scheme
+        self.compression: str | None = None
 
     def set_compression(self, scheme: str, asked: str) -> None:
-        """Let gradients of models without a scheme of their own cross the network in `scheme` from now on.
+        """Set the scheme of all models without one of their own.
 
         Args:
             scheme: the scheme.
@@ -64,17 +54,8 @@ class Communication:
             say(f"{self._backend.name} averages gradients without compress={scheme}, which has no effect here")
         return NONE
 
-    def making_ddp(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return the context in which a model is put in DDP, before `compress`."""
-        return embedding_rows.output_layers_last(model) if self._sends_rows() else nullcontext()
-
-    def _sends_rows(self) -> bool:
-        return self.world.node_count > 1 and self.world.device_type == "cpu"
-
     def compress(self, model: torch.nn.Module, scheme: str | None = None) -> None:
         """Send the gradients of a wrapped model in fewer bits. All ranks call it.
-
-        Across hosts it also lets the rows of tied embeddings follow the other gradients.
 
         Args:
             model: the model, as `Backend.wrap` or accelerate returns it.
@@ -83,13 +64,10 @@ class Communication:
         Raises:
             UserError: the model's gradients cannot be compressed, or ranks differ.
         """
-        self._times.tied |= embedding_rows.tied(model).keys()
         scheme = scheme or self.compression or NONE
         self._record.compression = scheme
         if self.world.node_count > 1:
             self._backend.compress(model, scheme)
-            if self._sends_rows():
-                self._record.embedding_rows = embedding_rows.send_apart(model)
             if scheme == AUTO:
                 self._choose_compression(model)
         elif scheme != NONE:
@@ -111,27 +89,3 @@ class Communication:
             choose_later(model, chosen)
         else:
             chosen(NONE, "")
-
-
-class TrainedAlone:
-    """Notice that ranks have trained without ever communicating: a script that wraps no model trains N models.
-
-    Args:
-        world: this rank's place among the others. On other devices than the CPU, gradients may cross by other ways.
-    """
-
-    def __init__(self, backend: Backend, world: World, pace: PaceMeter) -> None:
-        self._backend, self._world, self._pace = backend, world, pace
-        self._at_start = self._communicated()
-
-    def tell(self) -> None:
-        """Tell the user at the end of the job, on rank 0, if it has made optimizer steps and no collective."""
-        ranks = self._world.size
-        if ranks == 1 or self._world.rank > 0 or self._world.device_type != "cpu" or self._at_start[0] is None:
-            return
-        if self._pace.steps and self._communicated() == self._at_start:
-            say(f"warning: {ranks} ranks trained alone: they never communicated (cpudist docs own-script)")
-
-    def _communicated(self) -> tuple[object, float | None]:
-        """Return a value that changes with a collective, also once the script has destroyed its groups."""
-        return self._backend.progress(), self._backend.communication_seconds()

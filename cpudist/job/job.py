@@ -7,23 +7,26 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from cpudist import backends
 from cpudist.backends import Backend
-from cpudist.backends.compression import check_backend
 from cpudist.changes import Changes
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.job.communication import Communication, TrainedAlone
+from cpudist.job.communication import Communication
 from cpudist.job.job_options import JobOptions
 from cpudist.job.rank_context import RankContext
-from cpudist.job.rank_pinning import follow
-from cpudist.observability.rank_table import waiting
+from cpudist.job.rank_pinning import apply_pinning
+from cpudist.observability.observers import Observers
+from cpudist.observability.pace import PaceMeter
 from cpudist.observability.record import Exit, RunRecord
+from cpudist.observability.stragglers import Stragglers
+from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
+from cpudist.supervision.step_counter import StepCounter
 from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
 from cpudist.waiting import check_timeout
 
@@ -36,14 +39,16 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """One job as this process takes part in it, with a backend that has started.
+    """One job in this process, with a backend that has started.
 
     Attributes:
         world: this rank's place among the others.
         launcher: the launcher of the job.
         backend: the ranks' communication.
         options: the user's options.
-        timeout: the bound on every collective, in seconds; `set_timeout` changes it.
+        members: what each rank has published about itself, in rank order.
+        counter: the steps and batches of this rank.
+        observers: calls the observers of the job on this rank.
         record: the run record, which rank 0 writes.
         changes: the job's changes of the environment and of other packages; `close` undoes them.
         pinning: this rank's CPUs and threads; None where it is not pinned.
@@ -63,32 +68,49 @@ class Job:
         self._context = context
         self.backend = backend
         self.options = options
-        self.timeout = options.timeout
         self.pinning = pinning
         self.owned_by_cli = False
         self._overruled: set[str | None] = set()  # backends that the script has asked for
         self.launcher = context.launcher
         self.changes = context.changes
         self.world = replace(context.world, backend=backend.name, device_type=backend.devices.type)
-        self.restarts = max(member.restarts for member in context.members)
-        run_ids = [item for member in context.members for item in member.run_ids.items()]
+        self.members = context.members
+        self.restarts = max(member.restarts for member in self.members)
+        run_ids = [item for member in self.members for item in member.run_ids.items()]
         self.run_ids = list(dict(run_ids))
         self.earlier_run_ids = frozenset(name for name, earlier in run_ids if earlier)
-        self.record = RunRecord(self.world, backend, context.members, self.restarts)
-        self.communication = Communication(backend, self.world, self.changes, self.record, options.compress)
+        self.counter = context.counter = StepCounter(self.changes)
+        self.statuses = context.statuses
+        self.record = RunRecord(self)
+        self.communication = Communication(backend, self.world, self.record)
+        if options.compress is not None:
+            self.communication.set_compression(options.compress, options.written("compress"))
         host = context.rendezvous.host
         self.record.network = {"interface": interface_of(host), "address": host}
+        self._observe()
         context.on_failure = lambda: self.record.write("failed")
         context.on_end = self.finish
-        self.statuses = context.statuses
-        pace = context.watch_the_pace(self.record)
-        known = {"host": self.world.hosts[self.world.node_rank], "restarts": self.restarts}
-        context.serve_figures(lambda: {**known, **asdict(pace.read()), **self.record.newest()})
-        self._alone = TrainedAlone(backend, self.world, pace)
         if options.stall is not None:
             context.end_when_stalled(options.stall)
         if options.record is not None:
             self.record.write_to(options.record)
+
+    def _observe(self) -> None:
+        """Add the observers of every job."""
+        self._context.pace = PaceMeter(self, self.record)
+        self._context.serve_figures(self._context.pace.figures)
+        self.observers = Observers()
+        self.counter.after_step.append(self.observers.step)
+        self.observers.add(self.record)
+        self.observers.add(UnsynchronizedRanks(self))
+        if self.world.rank == 0 and self.world.size > 1 and self._context.is_watched:
+            self.observers.add(Stragglers(self, self.record))
+            self.heartbeat.add(self.observers.beat)
+
+    @property
+    def timeout(self) -> float:
+        """The bound on every collective and every wait in the store, in seconds; `set_timeout` changes it."""
+        return self._context.timeout
 
     @property
     def store(self) -> Store:
@@ -97,16 +119,15 @@ class Job:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """The thread of this rank that does once a second what is added to it."""
+        """The thread of this rank that calls functions once a second."""
         return self._context.heartbeat
 
     def finish(self, exit: Exit = "completed") -> None:
         """Wait for the other ranks, and write the record with `exit`."""
-        if exit == "completed":
-            self._alone.tell()
+        self.observers.end()
         self._context.wait_for_all()
         if self.world.rank == 0:
-            self.record.waiting = waiting(self._context.statuses())
+            self.record.note_waiting()
         self.record.write(exit)
 
     def shutdown(self, exit: Exit = "completed") -> None:
@@ -115,7 +136,7 @@ class Job:
         self.close()
 
     def finish_before_end(self, wait: Callable[[], None]) -> None:
-        """Have `wait` called before this rank says that it has finished; it returns at once when called again."""
+        """Call `wait` before this rank reports that it has finished; a second call of `wait` returns at once."""
         self._context.unfinished.append(wait)
 
     def close(self) -> None:
@@ -128,10 +149,8 @@ class Job:
         Raises:
             UserError: the number is not above 0, or the backend cannot change its limit.
         """
+        seconds = check_timeout(seconds)
         if seconds != self.timeout:
-            check_timeout(seconds)
-            self.backend.set_timeout(seconds)
-            self.timeout = seconds
             self._context.set_timeout(seconds)
 
     def take(self, options: JobOptions) -> None:
@@ -147,34 +166,32 @@ class Job:
         self.options = self.options.filled_from(options)
 
     def check_backend(self, name: str | None) -> str:
-        """Return the job's backend, if a script asks for it, or the user has named it outright.
-
-        Args:
-            name: the backend's name; None: any.
+        """Return the job's backend for a script that asks for the backend `name` (None: any).
 
         Raises:
-            UserError: the script asks for a backend, and "auto" has chosen another one.
+            UserError: "auto" has chosen another one than the script asks for, which is not gloo; a backend that the
+                user has named comes first.
         """
         ours = self.world.backend
         if name in (None, ours):
             return ours
         if self.options.backend != "auto":
-            if self.world.rank == 0 and name not in self._overruled:
-                say(f"the script asks for the backend {name}; {self.options.written('backend')} comes first")
-            self._overruled.add(name)
-            return ours
-        theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
-        raise UserError(
-            f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend {ours} "
-            f"to stay on it{theirs}"
-        )
+            taken = f"; {self.options.written('backend')} comes first"
+        elif name == "gloo":  # torch's only backend for CPU tensors, where no other one is installed
+            taken = f" and joins the job on {ours}; --backend gloo puts it on gloo"
+        else:
+            theirs = f", or --backend {name} for the script's" if name in backends.names() else ""
+            raise UserError(
+                f"the script asks for the backend {name}, but the job runs on {ours}; give cpudist-train --backend "
+                f"{ours} to stay on it{theirs}"
+            )
+        if self.world.rank == 0 and name not in self._overruled:
+            say(f"the script asks for the backend {name}{taken}")
+        self._overruled.add(name)
+        return ours
 
     def restart_backend(self, store: Store) -> None:
-        """Start the backend again after `destroy_process_group`.
-
-        Args:
-            store: the job's store, with keys that have not been used.
-        """
+        """Start the backend again after `destroy_process_group`, with unused keys of the job's store."""
         _start(self.backend, self.world, store, self.timeout)
 
     def fail(self, error: BaseException, show: failure.Show = traceback.print_exception) -> NoReturn:
@@ -182,11 +199,11 @@ class Job:
         self._context.fail(error, show)
 
 
-# The job that runs or starts, and the changes of its start so far.
+# Module state: the current job; during start-up this rank's context and undo stack.
 _changes: Changes | None = None
 _context: RankContext | None = None
 _job: Job | None = None
-_attempts = itertools.count()  # how often this process has started a job; the same on all ranks
+_attempts = itertools.count()  # Starts of jobs in this process, as many on every rank.
 
 
 def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:
@@ -208,7 +225,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _changes = changes = Changes()
-    pinning = pinning and follow(pinning, changes)
+    pinning = pinning and apply_pinning(pinning, changes)
     for name in INTERFACE_VARIABLES if options.interface else ():
         changes.default_variable(name, options.interface or "")
     # Where Triton is installed, importing torch's compiler starts a process for each core, in every rank. Extensions of
@@ -218,11 +235,8 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
         attempt = str(next(_attempts))  # a store may outlive a job
         _context = context = RankContext(launcher, attempt, options.timeout, options.interface, changes)
         chosen = backends.choose(options.backend, options.backend_options, context.all_gather, context.world.rank == 0)
-        if options.compress is not None:
-            check_backend(chosen, options.compress, options.written("compress"))
         _start(chosen, context.world, context.rendezvous.store, options.timeout)
         changes.then(chosen.stop)
-        context.set_timeout(options.timeout)
         context.backend = chosen
     if pinning is not None:
         pinning.settle(changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -14,25 +14,26 @@ from cpudist.waiting import check_timeout
 
 RESUME = ("auto", "never")
 
-# Options that a running job still takes from a script's own `cpudist.init`.
+# Options that a running job still takes from a script's own `cpudist.init`; None: not given.
 _LATE = ("compress", "resume", "async_checkpoint", "stall")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options of a job, checked when they are made. Each is an argument, and a flag, of this name.
+    """Options of a job, checked when they are made. Each field is a keyword argument and a command-line flag.
 
     Attributes:
         backend: a backend's name, or "auto".
         backend_options: the backend's own, by their names; see `Backend.configure`.
         timeout: bound on the start and on every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages; None: any.
-        compress: in which scheme gradients cross the network; None: the user has not said.
-        resume: "auto" lets a training go on from this run's newest checkpoint after a restart, "never" does not.
-        async_checkpoint: whether Trainer's checkpoints are written while the training goes on.
-        stall: after how many seconds without a sign of life the job ends; None: never.
+        compress: the compression of gradients between hosts; None: not given.
+        resume: "auto" resumes a training from this run's newest checkpoint after a restart, "never" does not; None: not
+            given.
+        async_checkpoint: whether Trainer's checkpoints are written in the background; None: not given.
+        stall: end the job after so many seconds without a sign of life; None: never.
         checkpoint_on_signal: whether a Trainer saves a checkpoint before a signal ends the job.
-        record: the file of the run record; None: none that the user has named.
+        record: the file of the run record; None: not given.
         target: the program that cpudist-train runs.
         metrics_port: address and port where rank 0 serves figures for Prometheus.
         timeline, steps: the file of a trace of all ranks; the first optimizer step in it, and the end.
@@ -47,8 +48,8 @@ class JobOptions:
     timeout: float = 300.0
     interface: str | None = None
     compress: str | None = None
-    resume: Literal["auto", "never"] = "auto"
-    async_checkpoint: bool = False
+    resume: Literal["auto", "never"] | None = None
+    async_checkpoint: bool | None = None
     stall: float | None = None
     checkpoint_on_signal: bool = False
     record: Path | None = None
@@ -64,22 +65,17 @@ class JobOptions:
                 object.__setattr__(self, name, check_timeout(seconds, self._name(name)))
         if self.compress is not None:
             check_scheme(self.compress, self.written("compress"))
-        if self.resume not in RESUME:
+        if self.resume not in (None, *RESUME):
             raise UserError(f"{self.written('resume')} is not known; give {' or '.join(RESUME)}")
         if self.metrics_port is not None and find_spec("prometheus_client") is None:
             raise UserError("--metrics-port needs prometheus-client; install it with: pip install 'cpudist[metrics]'")
         if self.steps is not None and self.timeline is None:
             raise UserError("--steps says which steps --timeline records; give --timeline FILE, too")
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any], **others: Any) -> JobOptions:
-        """Return the options among the arguments, or parsed flags, `given`, and `others`."""
-        return cls(**{one.name: given[one.name] for one in fields(cls) if one.name in given} | others)
-
     @property
     def resumes(self) -> bool:
         """Whether a training goes on from this run's newest checkpoint after a restart."""
-        return self.resume == "auto"
+        return self.resume != "never"
 
     def written(self, name: str) -> str:
         """Return the option `name` with its value as the user wrote it: "--compress int8", or "compress='int8'"."""
@@ -88,8 +84,7 @@ class JobOptions:
 
     def filled_from(self, later: JobOptions) -> JobOptions:
         """Return these options of a running job, completed by the options `later` of a script."""
-        default = JobOptions()
-        unset = [name for name in _LATE if getattr(self, name) == getattr(default, name)]
+        unset = [name for name in _LATE if getattr(self, name) is None]
         return replace(self, **{name: getattr(later, name) for name in unset})
 
     def _name(self, name: str) -> str:

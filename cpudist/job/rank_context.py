@@ -1,4 +1,4 @@
-"""This process as one of the job's ranks, from the rendezvous to the end that all ranks reach together."""
+"""One rank of a job, from the rendezvous to the end that all ranks reach together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from cpudist.changes import Changes
 from cpudist.console import is_interactive, say
 from cpudist.errors import StartupTimeout
-from cpudist.observability.pace import PaceMeter, Stragglers
+from cpudist.observability.pace import PaceMeter
 from cpudist.observability.stack_server import StackServer
 from cpudist.rendezvous import all_gather, connect
 from cpudist.store import Connection, StoreLost
@@ -30,10 +30,10 @@ from cpudist.world import elsewhere, gather_rank_info, name_of
 if TYPE_CHECKING:
     from cpudist.backends import Backend
     from cpudist.launchers import Launcher
-    from cpudist.observability.record import RunRecord
+    from cpudist.supervision.step_counter import StepCounter
 
 _STORE_SECONDS = 5.0
-_TESTED_TORCH = "2.15"  # the newest
+_TESTED_TORCH = "2.15"
 
 
 def untested_torch() -> str | None:
@@ -43,17 +43,19 @@ def untested_torch() -> str | None:
 
 
 class RankContext:
-    """This process among the ranks of a job.
+    """This rank of a job: its way to the others, and what ends it together with them.
 
     Attributes:
         launcher: the launcher of the job.
         rendezvous: the store that all ranks share, and where it is.
         world: this rank's place among the others, without a backend.
         members: what each rank publishes about itself, in rank order.
-        heartbeat: this rank's thread for what is done once a second.
+        timeout: the bound on every collective and every wait in the store, in seconds; `set_timeout` changes it.
+        heartbeat: this rank's thread that calls functions once a second.
         changes: what the job changes in this process; `close` undoes it.
         backend: reports the calls that are under way; None until it has started.
-        pace: reads the pace of this rank's training; None until the backend has started.
+        counter: this rank's steps and batches; None until the backend has started.
+        pace: reads this rank's pace; None until the backend has started.
         on_failure: called on rank 0 before it ends in a failure.
         on_end: called when the process ends in a job that nothing has shut down; it waits for the other ranks.
         unfinished: waits for work in the background that must be done before the job ends.
@@ -61,7 +63,7 @@ class RankContext:
     Args:
         launcher: what started the job.
         attempt: the same text on all ranks, and another one for each job of this process.
-        timeout: seconds for each step of the start, and the watch's initial timeout.
+        timeout: seconds for each step of the start, and the initial `timeout`.
         interface: the network interface of the rendezvous; None: any.
 
     Raises:
@@ -74,7 +76,9 @@ class RankContext:
     ) -> None:
         self.launcher = launcher
         self.changes = changes
+        self.timeout = timeout
         self.backend: Backend | None = None
+        self.counter: StepCounter | None = None
         self.pace: PaceMeter | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = self.wait_for_all
@@ -83,7 +87,6 @@ class RankContext:
         self._stacks: StackServer | None = None
         self._stall: Stall | None = None
         self._placement = launcher.placement()
-        self._timeout = timeout
         self.rendezvous = connect(launcher.rendezvous(), self._placement, attempt, timeout, interface)
         changes.then(self.rendezvous.close)
         self.world, self.members = gather_rank_info(launcher, is_interactive(), self.all_gather)
@@ -104,13 +107,23 @@ class RankContext:
             StartupTimeout: a rank has not published its value in time; the message names it.
         """
         me = self._placement
-        return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self._timeout)
+        return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self.timeout)
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound the waits for keys in the store, and the wait for the other ranks at the end."""
+        """Change `timeout`, also that of the backend and of the store.
+
+        Raises:
+            UserError: the backend cannot change its limit.
+        """
+        assert self.backend is not None
+        self.backend.set_timeout(seconds)
         self.rendezvous.store.set_timeout(timedelta(seconds=seconds))
-        if self._watch is not None:
-            self._watch.timeout = seconds
+        self.timeout = seconds
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the ranks watch each other: not in a notebook, nor where there is one process."""
+        return self._watch is not None
 
     def end_when_stalled(self, seconds: float) -> None:
         """End the job when no rank shows a sign of life for so long; see `Stall`. A second call does nothing."""
@@ -120,36 +133,19 @@ class RankContext:
             say("warning: stall has no effect in a notebook or an interactive session")
             return
         assert self.backend is not None
-        assert self.pace is not None
-        backend, pace = self.backend, self.pace
+        assert self.counter is not None
         explain = self._watch.explain if self._watch is not None else list
         self._stall = Stall(
             seconds,
             self.world,
             self.heartbeat,
-            lambda: (pace.steps, pace.batches, backend.progress()),
+            self.counter,
+            self.backend.progress,
             explain,
             self._show_stacks,
             lambda: self.on_failure(),
             self.changes,
         )
-
-    def watch_the_pace(self, record: RunRecord) -> PaceMeter:
-        """Measure this rank's pace from now on; rank 0 names a rank that makes the others wait."""
-        assert self.backend is not None
-        self.pace = pace = PaceMeter(self.backend, self.changes, record)
-        if self.world.rank or self._watch is None:
-            return pace
-        stragglers = Stragglers([f"rank {rank} ({one.host})" for rank, one in enumerate(self.members)])
-
-        def compare(store: Connection | None) -> None:
-            if store is not None and stragglers.are_due(pace.steps):
-                statuses = published(store, self.world.size).values()
-                stragglers.compare({one.rank: one.pace for one in statuses if one.pace and one.pace.waited is not None})
-                record.compared = stragglers.figures
-
-        self.heartbeat.add(compare)
-        return pace
 
     def statuses(self) -> dict[int, RankStatus]:
         """Return the newest status of each rank that has published one; any thread may call this."""
@@ -199,7 +195,9 @@ class RankContext:
     def _watch_the_others(self) -> None:
         if self.rendezvous.address is not None:
             hosts = [member.host for member in self.members]
-            self._watch = Watch(self.world, hosts, self.rendezvous.address, self._timeout, self._status, self.heartbeat)
+            self._watch = Watch(
+                self.world, hosts, self.rendezvous.address, self._status, self.heartbeat, lambda: self.timeout
+            )
             self._watch.on_failure = lambda: self.on_failure()
             self._watch.waiting_agent = self.launcher.waiting_agent
             self.changes.then(self._watch.close)

@@ -1,4 +1,4 @@
-"""Make this rank, in which torch runs already, follow its pinning."""
+"""Apply a pinning to this rank, in which torch runs already."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decide_in_place(launcher: Launcher) -> Pinning | None:
     return decide(launcher, sys.argv, _chosen_threads())
 
 
-def follow(pinning: Pinning, changes: Changes) -> Pinning:
+def apply_pinning(pinning: Pinning, changes: Changes) -> Pinning:
     """Move this rank's threads to its cores and set torch's number of threads, until `changes` are undone.
 
     Returns:

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from cpudist.observability.rank_answers import RankStacks, ask_ranks
-from cpudist.observability.rank_table import LOOKS, loss_lines, losses_of, rows_of, table
+from cpudist.observability.rank_table import SAMPLES, loss_lines, losses_of, rows_of, table
 
 _SECONDS = 2.0  # between two looks
 _COLUMNS = ("rank", "host", "steps", "steps_per_second", "waits", "delays", "memory", "doing")
@@ -31,7 +31,7 @@ class LiveView:
     def __init__(self, shell: Any) -> None:
         self._display = shell.display_pub if hasattr(shell, "kernel") else None
         self._name = {"display_id": uuid.uuid4().hex}
-        self._looks = deque[dict[int, RankStacks]](maxlen=LOOKS)
+        self._looks = deque[dict[int, RankStacks]](maxlen=SAMPLES)
         self._pool = ThreadPoolExecutor(1)  # a busy rank answers late, and the caller watches the ranks meanwhile
         self._answers: Future[list[RankStacks]] | None = None
         self._asked = time.monotonic()

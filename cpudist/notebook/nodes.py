@@ -127,7 +127,7 @@ class Nodes:
             return False
 
         if not poll(first_here, timeout, longest_pause=_RETRY_SECONDS):
-            raise StartupTimeout("only the store of the last launch is there")
+            raise StartupTimeout("only the store of its last launch answers; run the cell there again")
 
     def _compare(self) -> None:
         """Check that all cells have the same arguments; report a difference to the other nodes."""

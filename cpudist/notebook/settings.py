@@ -83,9 +83,15 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         raise UserError(f"{unused} is for torchelastic; here nodes meet at master_addr, within timeout: leave it out")
     address, port = _rendezvous_address(given, nodes)
     backend = given["backend"]
-    job_options = JobOptions.of(
-        given,
+    job_options = JobOptions(
+        backend=backend,
         backend_options=backends.applicable(backend, given["options"], node_rank == 0),
+        timeout=given["timeout"],
+        interface=given["interface"],
+        compress=given["compress"],
+        resume=given["resume"],
+        async_checkpoint=given["async_checkpoint"],
+        stall=given["stall"],
         record=None if given["record"] is None else Path(given["record"]),
     )
     if backend != "auto" or job_options.backend_options:

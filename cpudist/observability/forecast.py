@@ -24,8 +24,8 @@ Record = Mapping[str, Any]
 SCHEMES = {"none": 4.0, "bf16": 2.0, "int8": 4 / 3.9}
 BYTE, VALUE = 1e-9, {"none": 0.5e-9, "bf16": 2e-9, "int8": 2.9e-9}  # seconds of a core for each
 _LATENCY = 5e-5  # seconds of a message
-_PAYS = 0.05  # of a step: what compression, which changes numbers, must save
-_ADDS = 0.5  # of a host: what another one must add
+_PAYS = 0.05  # Recommend compression only if it shortens the step by 5 %.
+_ADDS = 0.5  # Smallest speed-up that justifies another host.
 
 
 class Forecast(NamedTuple):
@@ -48,7 +48,7 @@ def check(record: Record, name: str) -> None:
         UserError: it has not.
     """
     if not ((record.get("step_seconds") or {}).get("median") and record.get("gradient_times")):
-        raise UserError(f"{name} has no times of steps and gradients; make a run of 12 steps or more with this version")
+        raise UserError(f"{name} has no times of gradients; make a run of 12 steps or more with --timeline FILE")
     hosts, compress = kind(record)
     if record["gradient_times"]["waiting"] is None and hosts > 1:
         raise UserError(f"{name} does not say how long it waited, being of {record['backend']}; make a run with ccl")

@@ -5,43 +5,35 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from cpudist.observability.observers import ObservedJob, Observer
 
 if TYPE_CHECKING:
-    from cpudist.backends import Backend
-    from cpudist.changes import Changes
     from cpudist.observability.record import RunRecord
 
-_FIRST, _STEPS = 6, 5  # steps to warm up, in which --compress auto chooses; steps to measure
-_GROUPS, _GROUP_BYTES = 32, 5 << 20  # most groups, and their least bytes: those of DDP's buckets across hosts
+_FIRST, _STEPS = 6, 5  # Measure five steps after six: --compress auto chooses in the first ones.
+_GROUPS, _GROUP_BYTES = 32, 5 << 20  # Record at most 32 groups, each as large as a DDP bucket across hosts or larger.
 
 
-class GradientTimes:
-    """Times the gradients of some early steps of this process's optimizers, for the run record (docs/reference.md).
+class GradientTimes(Observer):
+    """Times the gradients of some early steps of this process's optimizers, for the run record (docs/reference.md)."""
 
-    Attributes:
-        tied: weights of output layers whose gradients, across hosts, do not wait for those of the embeddings.
-    """
-
-    def __init__(self, backend: Backend, changes: Changes, record: RunRecord) -> None:
-        self.tied: set[Any] = set()
-        self._backend, self._record = backend, record
+    def __init__(self, job: ObservedJob, record: RunRecord) -> None:
+        self._job, self._record = job, record
         self._steps, self._before = 0, 0.0  # the seconds of communication until the last step
         self._hooks: dict[Any, Any] = {}  # by parameter, as the next one
         self._ends: dict[Any, float] = {}  # of this step
         self._samples: list[tuple[float | None, dict[Any, float]]] = []
-        changes.then(register_optimizer_step_post_hook(self._step).remove)
-        changes.then(self._forget)
 
-    def _step(self, optimizer: Any, *_: Any) -> None:
-        if self._record.gradient_times:  # torch does not let a hook remove itself
+    def step(self, optimizer: Any) -> None:
+        """Hook the optimizer's parameters in the first steps, and note the times of the next ones."""
+        if self._record.gradient_times:
             return
         self._steps += 1
-        communicated = self._backend.communication_seconds()
+        communicated = self._job.backend.communication_seconds()
         if self._steps <= _FIRST:  # of several optimizers
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.requires_grad and parameter not in self._hooks:
-                    self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._complete)
+                    self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self.complete)
         elif self._ends:
             last = max(self._ends.values())
             waited = None if communicated is None else communicated - self._before
@@ -49,15 +41,15 @@ class GradientTimes:
             if len(self._samples) == _STEPS:
                 self._samples.sort(key=lambda sample: (sample[0] or 0.0) + max(sample[1].values()))
                 self._record.gradient_times = self._groups(*self._samples[_STEPS // 2])
-                self._forget()
+                self.end()
         self._ends.clear()
         self._before = communicated or 0.0
 
-    def _complete(self, parameter: Any) -> None:
+    def complete(self, parameter: Any) -> None:
+        """Note that a gradient is complete."""
         self._ends[parameter] = time.perf_counter()  # of several batches of a step the last one
 
     def _groups(self, waited: float | None, seconds: dict[Any, float]) -> dict[str, Any]:
-        seconds |= dict.fromkeys(self.tied & seconds.keys(), max(seconds.values()))
         least = max(sum(parameter.nbytes for parameter in seconds) / _GROUPS, _GROUP_BYTES)
         groups = [[0.0, 0]]
         for parameter in sorted(seconds, key=seconds.__getitem__, reverse=True):
@@ -67,8 +59,9 @@ class GradientTimes:
         values = sum(parameter.numel() for parameter in seconds)
         return {"waiting": waited and round(waited, 6), "values": values, "groups": groups}
 
-    def _forget(self) -> None:
+    def end(self) -> None:
+        """Remove the hooks, and forget the parameters: they hold the model."""
         for hook in self._hooks.values():
             hook.remove()
-        for kept in (self._hooks, self._ends, self._samples, self.tied):  # they hold the model
+        for kept in (self._hooks, self._ends, self._samples):
             kept.clear()

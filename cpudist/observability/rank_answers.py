@@ -19,9 +19,9 @@ from typing import Any
 from cpudist import answers
 from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
 
-_ANSWER_SECONDS = 2.0  # for a rank's thread, which needs Python's interpreter lock
-_SIGNAL_SECONDS = 2.0  # for the signal's handler, which does not need it
-_AT_ONCE = 32  # ranks that are asked
+_ANSWER_SECONDS = 2.0  # A rank's thread needs Python's interpreter lock to answer.
+_SIGNAL_SECONDS = 2.0  # The signal's handler does not need it.
+_AT_ONCE = 32  # Ranks are asked in parallel.
 
 # The figures that are read, with their types; a rank of another version may have others.
 _FIGURES = {
@@ -50,14 +50,16 @@ class RankStacks:
     figures: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def from_json(cls, fields: Any) -> RankStacks:
-        """Read one of the answers that `main` has written.
+    def list_of(cls, listed: Any) -> list[RankStacks]:
+        """Read what `main` has written.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is something else.
         """
-        one = answers.read(cls, fields)
-        return replace(one, figures=_known(one.figures))
+        if not isinstance(listed, list):
+            raise ValueError("this is no list")
+        ranks = [answers.read(cls, fields) for fields in listed]
+        return [replace(one, figures=_known(one.figures)) for one in ranks]
 
 
 def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:

@@ -12,7 +12,7 @@ from cpudist.observability.rank_answers import RankStacks
 if TYPE_CHECKING:
     from cpudist.supervision.rank_status import RankStatus
 
-LOOKS = 8  # rates are taken over so many looks, since a step may take longer than one
+SAMPLES = 8  # Rates are taken over so many samples: a step may take longer than a sampling interval.
 # The columns: for each figure its head, and how it is written.
 COLUMNS = {
     "rank": ("rank", ""),
@@ -29,9 +29,9 @@ COLUMNS = {
 
 
 def rows_of(ranks: Mapping[int, RankStacks], before: Mapping[int, RankStacks]) -> list[dict[str, Any]]:
-    """Return the figures of a job's ranks between two looks; None is what they do not tell."""
+    """Return the figures of a job's ranks between two samples; None where a rank does not report one."""
     rows = [_row(one, before[rank].figures if rank in before else {}) for rank, one in ranks.items()]
-    found = delays({row["rank"]: row["waits"] for row in rows if row["waits"] is not None})
+    found = straggler_delays({row["rank"]: row["waits"] for row in rows if row["waits"] is not None})
     return [{**row, "delays": found.get(row["rank"])} for row in rows]
 
 
@@ -60,18 +60,22 @@ def _row(one: RankStacks, before: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def delays(waits: Mapping[int, float]) -> dict[int, float]:
-    """Return how much longer the others wait than each rank, from the shares of their time; empty for one rank."""
+def straggler_delays(waits: Mapping[int, float]) -> dict[int, float]:
+    """Return the straggler delay of each rank from the communication waits of all; empty for one rank."""
     others = {rank: [share for other, share in waits.items() if other != rank] for rank in waits}
     return {rank: max(statistics.median(shares) - waits[rank], 0.0) for rank, shares in others.items() if shares}
 
 
 def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
-    """Return for each rank how long it has waited in its training, and made the others wait, where that is known."""
-    shares = {rank: one.pace.waits for rank, one in statuses.items() if one.pace and one.pace.waits is not None}
+    """Return each rank's communication wait and straggler delay as shares of its training, where they are known."""
+    shares = {
+        rank: one.pace.communication_share
+        for rank, one in statuses.items()
+        if one.pace and one.pace.communication_share is not None
+    }
     return [
         {"rank": rank, "host": statuses[rank].host, "waits": round(shares[rank], 4), "delays": round(share, 4)}
-        for rank, share in delays(shares).items()
+        for rank, share in straggler_delays(shares).items()
     ]
 
 

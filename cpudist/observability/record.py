@@ -13,109 +13,83 @@ import math
 import os
 import resource
 import sys
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cpudist.console import duration, names_of, number_of, say
+from cpudist.observability.observers import ObservedJob, Observer
+from cpudist.observability.rank_table import waiting
+from cpudist.observability.training_figures import Training
 from cpudist.private import new_file, without_secrets
 from cpudist.processes import own_age
 from cpudist.version import __version__
 
-if TYPE_CHECKING:
-    from cpudist.backends import Backend
-    from cpudist.world import RankInfo, World
-
 _FILE = "cpudist.json"
-_STEPS = 10_000  # whose times are kept, the newest
 
 Exit = Literal["running", "completed", "interrupted", "failed"]
 
 
-@dataclass
-class Training:
-    """A training loop's measurements on this rank. Seconds are of whole optimizer steps, including data loading."""
-
-    steps: int = 0
-    first: int = 0  # steps that a restart has found done
-    # Seconds of the newest steps, and those of communication in them (None: not measured).
-    times: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_STEPS))
-    samples_per_step: int | None = None  # over all ranks
-    losses: list[float] = field(default_factory=list)
-
-    def step_seconds(self) -> list[float]:
-        """Return the times of the newest steps; any thread may call this."""
-        return [seconds for seconds, _ in list(self.times)]
-
-    def samples_per_second(self, steps: int = _STEPS) -> float | None:
-        """Return the speed of all ranks in the newest steps; None: not known."""
-        seconds = self.step_seconds()[-steps:]
-        return self.samples_per_step * len(seconds) / sum(seconds) if seconds and self.samples_per_step else None
-
-    def communication_share(self) -> float | None:
-        """Return the share of communication in the steps' time; None: not known."""
-        seconds, waited = zip(*self.times, strict=True) if self.times else ((), (None,))
-        return None if None in waited else min(sum(waited) / sum(seconds), 1.0)
-
-
-class RunRecord:
+class RunRecord(Observer):
     """The record of one job. Every rank has one; rank 0 writes its own.
 
     Attributes:
         path: the file to write; None: it is found at the end.
         dtype: the type that the job computes in, such as "bfloat16".
         optimizations: the optimisations of the model; the first is "ipex" or "native".
-        training: a training loop's measurements.
+        training: an own loop's measurements, or those of the last Trainer.
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
-        embedding_rows: the tied embeddings whose part of the gradient crosses the network as rows.
         gradient_times: when the gradients of a step are complete.
         network: the interface and address of rank 0's host over which the ranks found the store.
         waiting: how long each rank has waited; see `rank_status.waiting`.
         checkpoint: the newest that was saved.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
-
-    Args:
-        members: all ranks, in rank order.
-        restarts: how often the job has been restarted.
     """
 
-    def __init__(self, world: World, backend: Backend, members: Sequence[RankInfo], restarts: int) -> None:
+    otherwise: ClassVar[dict[str, object]] = {"newest": {}}
+
+    def __init__(self, job: ObservedJob) -> None:
         self.path: Path | None = None
         self._results: Path | None = None
         self._run: Path | None = None
         self.dtype: str | None = None
         self.optimizations: list[str] = []
-        self.training = Training()
+        self.training = self._own_loop = Training(job.counter)
         self.gradients: dict[str, Any] = {}
         self.compression: str | None = None
-        self.embedding_rows: list[str] = []
         self.gradient_times: dict[str, Any] | None = None
         self.network: dict[str, str | None] = {}
         self.waiting: list[dict[str, Any]] = []
         self.checkpoint: str | None = None
         self.compared: dict[str, float] = {}
-        self._world = world
-        self._backend = backend
+        self._job = job
         self._pinning: list[dict[str, Any]] = [
             {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
-            for rank, member in enumerate(members)
+            for rank, member in enumerate(job.members)
         ]
-        self._restarts = restarts
         self._attempts: list[list[int]] | None = None  # the earlier ones in the file; None: not read yet
-        self._tells = False  # whether rank 0 has said what has started, and will say how it ends
+        self._tells = False  # whether rank 0 has reported what has started, and will report how it ends
+
+    def step(self, optimizer: Any) -> None:
+        """Time a step of an own loop, except for the first, which warms up; a Trainer's callback times its steps."""
+        if self.training is not self._own_loop:
+            return
+        communicated = self._job.backend.communication_seconds()
+        if self.training.steps > 1:
+            self.training.end_step(communicated)
+        else:
+            self.training.begin_step(communicated)
 
     def begin(self) -> None:
-        """Say that the job has started, and later how it ends."""
-        world, transport = self._world, self._backend.transport()
+        """Report that the job has started, and later how it ends."""
+        world, transport = self._job.world, self._job.backend.transport()
         self._tells = world.rank == 0 and world.size > 1 and world.launcher != "notebook"
         if self._tells:
             backend = f"{world.backend} over {transport}" if transport else world.backend
@@ -144,20 +118,28 @@ class RunRecord:
     def note_gradients_of(self, model: torch.nn.Module) -> None:
         """Note how the gradients of a wrapped model are reduced, at its first use: until then hooks may be added."""
 
-        def note(model: torch.nn.Module, args: Any) -> None:
-            self.gradients = _gradients(model)
+        def note(model: torch.nn.Module, args: Any) -> None:  # not a method: copying the model would copy the record
             handle.remove()
+            self.note_gradients(model)
 
         if _gradients(model):
             handle = model.register_forward_pre_hook(note)
+
+    def note_gradients(self, model: torch.nn.Module) -> None:
+        """Note how the gradients of a wrapped model are reduced."""
+        self.gradients = _gradients(model)
+
+    def note_waiting(self) -> None:
+        """Note how long each rank has waited, at the end of the job on rank 0."""
+        self.waiting = waiting(self._job.statuses())
 
     def newest(self) -> dict[str, Any]:
         """Return the checkpoint and the losses so far, for `cpudist top`."""
         return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:]}
 
     def write(self, exit: Exit) -> None:
-        """Write the file on rank 0, and say how the job has ended; the report of a failure stays the last line."""
-        if self._world.rank:
+        """Write the file on rank 0, and report how the job has ended; the report of a failure stays the last line."""
+        if self._job.world.rank:
             return
         where = ""
         try:
@@ -184,13 +166,13 @@ class RunRecord:
         return self._run / _FILE
 
     def _write_file(self, path: Path, exit: Exit) -> None:
-        """Write the file; readers see the old or the new one, never a part of one."""
+        """Replace the file at once: readers see the old or the new one."""
         fields = self.as_dict(exit)
         if self._attempts is None:  # not at the end: the file has this attempt by then
             self._attempts = []
             with suppress(OSError, ValueError, KeyError):
-                if self._restarts and path.is_file():  # reading a pipe would wait
-                    self._attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"][: self._restarts]
+                if self._job.restarts and path.is_file():  # reading a pipe would wait
+                    self._attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"][: self._job.restarts]
         fields["attempts"][:0] = self._attempts
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(fields, indent=2) + "\n"
@@ -205,7 +187,7 @@ class RunRecord:
 
     def as_dict(self, exit: Exit) -> dict[str, Any]:
         """Return the record's fields, in the order of the file."""
-        training, world, backend = self.training, self._world, self._backend
+        training, world, backend = self.training, self._job.world, self._job.backend
         seconds, losses = training.step_seconds(), training.losses or [math.nan]
         fields = {
             "cpudist": __version__,
@@ -229,7 +211,7 @@ class RunRecord:
             "communication_share": _rounded(training.communication_share()),
             "loss": {"first": _rounded(losses[0]), "last": _rounded(losses[-1])},
             "waiting": self.waiting or None,
-            "restarts": self._restarts,
+            "restarts": self._job.restarts,
             "checkpoint": self.checkpoint,
             "attempts": [[training.first, training.steps]],
             "exit": exit,
@@ -241,10 +223,8 @@ class RunRecord:
     def _described_gradients(self) -> dict[str, Any]:
         if self.compression is None or not self.gradients:
             return self.gradients
-        before, after = self._backend.compressed_bytes() or (None, None)
-        compressed = {"compress": self.compression, "bytes": before, "compressed_bytes": after}
-        rows = {"embedding_rows": self.embedding_rows} if self.embedding_rows else {}
-        return {**self.gradients, **compressed, **rows}
+        before, after = self._job.backend.compressed_bytes() or (None, None)
+        return {**self.gradients, "compress": self.compression, "bytes": before, "compressed_bytes": after}
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

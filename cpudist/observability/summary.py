@@ -14,7 +14,7 @@ from cpudist.errors import UserError
 from cpudist.observability.rank_table import table as table_of_ranks
 
 _RECORD, _LOG = "cpudist.json", "trainer_state.json"
-_RANKS = 8  # in a table
+_RANKS = 8  # Rows of the table of ranks.
 
 Points = Sequence[tuple[float, float]]
 
@@ -49,7 +49,7 @@ class Run:
             "compression": (get("gradients") or {}).get("compress") or "",
             "ended": get("exit") or "",
             "restarts": f"{get('restarts')}" if get("restarts") else "",
-            "made again": number_of(lost, "step") if lost else "",
+            "recomputed": number_of(lost, "step") if lost else "",
             "steps": f"{get('steps')}" if get("steps") else "",
             "samples/s": f"{get('samples_per_second'):.4g}" if get("samples_per_second") else "",
             "step (p95)": f"{1000 * median:.0f} ms ({1000 * step['p95']:.0f})" if median else "",

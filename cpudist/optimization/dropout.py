@@ -1,157 +1,176 @@
-"""Dropout on all threads.
+"""Dropout on all threads, for the modules of a model.
 
-PyTorch (2.8 to 2.15) draws masks on one thread, except by MKL on Intel's CPUs: 8 ns an element. Here the kernel of
-csrc/dropout.cpp draws them, divided over torch's threads. It takes a seed from the tensor's generator in each call, so
-that manual_seed, saved states of the generator and recomputed activations repeat masks, on any number of threads.
+PyTorch (2.8 to 2.15) draws masks on one thread on most CPUs. The operators of csrc/dropout.cpp divide them over torch's
+threads, keep no mask for the backward pass, and take a seed from torch's generator: `manual_seed`, saved states of the
+generator and recomputed activations repeat masks, on any number of threads.
 
-Two kernels of torch are replaced, below every model: `bernoulli_`, and `dropout` for float32 and bfloat16, which draws
-its mask a second time in the backward pass instead of keeping it.
+`torch.nn.Dropout`, `torch.nn.MultiheadAttention` and Hugging Face's attention (sdpa) call them instead of torch's
+functions. Functions of torch that other modules call, and compiled models, draw as before.
 """
 
 from __future__ import annotations
 
-import ctypes
+import copy
 import hashlib
 import platform
-import warnings
-from functools import cache
+import sys
+import timeit
+from functools import cache, partial
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.nn import functional
 
 from cpudist import compiler
-from cpudist.changes import Changes
 from cpudist.compiler import Compiler, Library
 from cpudist.errors import UserError
 
+FILE = "cpudist_dropout.so"
 _SOURCES = Path(__file__).parent / "csrc"
-PREBUILT = Path(__file__).parent / "prebuilt" / "cpudist_dropout.so"  # only in a platform wheel
-
-_FEW = 32768  # elements; for fewer, calls from Python take longer than torch's own passes (at::internal::GRAIN_SIZE)
-_WIDEST = 64  # bytes of a vector
-_DROPOUT = {torch.float32: "cpudist_dropout_float32", torch.bfloat16: "cpudist_dropout_bfloat16"}
-# The bits of 1.
-_ONE = dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), 1)
-_ONE |= {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 0x3FF << 52}
-
-_replaced: Any = None  # the `torch.library.Library` with the kernels
+_PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
+_FASTER = 0.8  # greatest ratio of the operator's time to torch's
+_MARK = "_cpudist_dropout"  # an attribute of Hugging Face's modules, and of the function that reads it
 
 
-def library() -> Library:
-    """Describe the kernel's library, which all versions of torch and Python can load."""
-    content = hashlib.sha256()
-    for source in sorted(_SOURCES.iterdir()):
-        content.update(source.read_bytes())
-    key = f"dropout-{platform.machine()}-{content.hexdigest()[:12]}"
-    return Library(PREBUILT.name, "the dropout kernel", "some seconds", key, _command)
-
-
-def ensure_built(cache: Path | None = None) -> Path:
-    """Return the kernel's library, compiling it if neither the wheel nor the cache has it.
-
-    Args:
-        cache: the folder of compiled libraries; None for `compiler.cache_folder`.
-
-    Raises:
-        UserError: there is no compiler, or the compilation fails.
-    """
-    return PREBUILT if PREBUILT.exists() else compiler.ensure(library(), cache)
-
-
-def draw_on_all_threads(changes: Changes | None) -> None:
-    """Replace torch's kernels in this process, until `changes` are undone; None: to its end.
+def divide(model: torch.nn.Module) -> bool:
+    """Draw the model's dropout on all threads, if that is faster than torch's own at this number of threads.
 
     Raises:
         UserError: the kernel cannot be compiled or loaded.
     """
-    global _replaced
-    if _replaced is not None:
-        return
-    _kernel()
-    _replaced = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
-        _replaced.impl("bernoulli_.float", _bernoulli, "CPU")
-        _replaced.impl("dropout", _dropout, "AutogradCPU")
-    if changes is not None:
-        changes.then(_restore)
+    _load()
+    if not _is_faster(torch.get_num_threads()):
+        return False
+    _register_attention()
+    for module in model.modules():
+        if type(module) in _OWN:
+            module.__class__ = _OWN[type(module)]
+        elif type(module).__module__.startswith("transformers"):
+            module.__dict__[_MARK] = True
+    return True
 
 
-def _restore() -> None:
-    global _replaced
-    _replaced._destroy()
-    _replaced = None
+def restore(model: torch.nn.Module) -> None:
+    """Give the model torch's own dropout back."""
+    for module in model.modules():
+        if isinstance(module, _Divided):
+            module.__class__ = module.plain  # type: ignore[assignment]
+        module.__dict__.pop(_MARK, None)
 
 
-def _command(compiler: Compiler, output: Path) -> list[str]:
-    # -Wno-psabi: vectors are passed to functions of this file alone.
-    flags = ["-O3", "-std=c++20", "-fPIC", "-shared", "-Wno-psabi", *compiler.openmp]
-    return [compiler.command, *flags, "-o", str(output), str(_SOURCES / "dropout.cpp")]
+def ensure_built(cache: Path | None = None) -> Path:
+    """Return the kernel's library, compiling it if neither the wheel nor `cache` (`compiler.cache_folder`) has it.
+
+    Raises:
+        UserError: there is no compiler, or the compilation fails.
+    """
+    prebuilt = _PREBUILT / f"torch{compiler.torch_release()}" / FILE
+    return prebuilt if prebuilt.exists() else compiler.ensure(library(), cache)
+
+
+def library() -> Library:
+    """Describe the kernel's library, which belongs to one torch version."""
+    content = hashlib.sha256(b"".join(source.read_bytes() for source in sorted(_SOURCES.iterdir())))
+    key = f"dropout-{platform.machine()}-torch{compiler.torch_version()}-{content.hexdigest()[:12]}"
+    return Library(FILE, "the dropout kernel", "15 to 30 seconds of a core", key, _command)
+
+
+def _command(found: Compiler, output: Path) -> list[str]:
+    source = _SOURCES / "dropout.cpp"
+    return [*found.command, "-O3", "-o", str(output), str(source), *found.torch_options(source)]
 
 
 @cache
-def _kernel() -> ctypes.CDLL:
+def _load() -> None:
+    """Register the operators `torch.ops.cpudist`."""
     path = ensure_built()
     try:
-        return ctypes.CDLL(str(path))
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise UserError(f"the dropout kernel does not load: {error}; remove {path.parent}") from None
 
 
-def _seed(generator: torch.Generator | None = None) -> int:
-    """Return the next number of a generator of torch, by default the one that `manual_seed` seeds."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+@cache
+def _is_faster(_threads: int) -> bool:
+    ones = torch.ones(1 << 20)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        ours, torchs = (
+            min(timeit.repeat(partial(drop, ones, 0.1, True), number=1, repeat=3))
+            for drop in (torch.ops.cpudist.dropout, torch.dropout)
+        )
+    return ours < _FASTER * torchs
 
 
-def _mask(count: int, p: float, seed: int) -> tuple[Any, ...]:
-    """Return the last arguments of the kernel's functions: how many bits to draw, which are 1 with probability `p`."""
-    threshold = min(round(p * 2**32), 2**32 - 1)
-    threads = torch.get_num_threads() if count >= _FEW else 1
-    return ctypes.c_size_t(count), ctypes.c_uint64(seed), ctypes.c_uint32(threshold), threads, _WIDEST
+class _Divided:
+    """Part of a class that `divide` gives to modules of torch. Copies keep it; pickles have torch's class."""
+
+    plain: type[torch.nn.Module]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.plain.__new__, (self.plain,), self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = memo[id(self)] = copy.copy(self)
+        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        twin.__class__ = type(self)
+        return twin
 
 
-def _bernoulli(tensor: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Any:
-    """The kernel of `Tensor.bernoulli_` for a number `p`."""
-    if not (0 < p < 1 and tensor.dtype in _ONE):  # errors are torch's
-        return torch.ops.aten.bernoulli_.Tensor(tensor, torch.tensor(p, dtype=torch.float64), generator=generator)
-    like = torch.empty_like(tensor)  # dense: without gaps in memory
-    drawn = tensor if tensor.stride() == like.stride() else like
-    bits = drawn.element_size(), ctypes.c_uint64(_ONE[tensor.dtype])
-    _kernel().cpudist_bernoulli(ctypes.c_void_p(drawn.data_ptr()), *bits, *_mask(drawn.numel(), p, _seed(generator)))
-    return tensor if drawn is tensor else tensor.copy_(drawn)
+class Dropout(_Divided, torch.nn.Dropout):
+    plain = torch.nn.Dropout
+    __module__ = plain.__module__  # torch.fx traces into modules of other packages
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.inplace:
+            return functional.dropout(input, self.p, self.training, inplace=True)
+        return torch.ops.cpudist.dropout(input, self.p, self.training)  # type: ignore[no-any-return]
 
 
-def _dropout(tensor: torch.Tensor, p: float, train: bool) -> Any:
-    """The kernel of `torch.dropout`. Traces, and tensors that are small or special, get torch's, with `_bernoulli`."""
-    torchs = torch.ops.aten.dropout.default
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    if not plain or is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
-        return torchs.decompose(tensor, p, train)
-    if not (train and 0 < p < 1 and tensor.dtype in _DROPOUT and tensor.numel() >= _FEW):
-        return torchs._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, tensor, p, train)
-    return _Dropout.apply(tensor, torch.empty_like(tensor).stride(), p, _seed())  # type: ignore[no-untyped-call]
+class MultiheadAttention(_Divided, torch.nn.MultiheadAttention):
+    plain = torch.nn.MultiheadAttention
+    __module__ = plain.__module__
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        divided = self.training and not torch.compiler.is_compiling()
+        return (_multihead_attention() if divided else torch.nn.MultiheadAttention.forward)(self, *args, **kwargs)
 
 
-class _Dropout(torch.autograd.Function):
-    """A product with a mask. It is linear, so its derivatives are products with the same mask, drawn again."""
+_OWN: dict[type, Any] = {torch.nn.Dropout: Dropout, torch.nn.MultiheadAttention: MultiheadAttention}
 
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, stride: tuple[int, ...], p: float, seed: int) -> torch.Tensor:
-        ctx.how = stride, p, seed
-        out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
-        if tensor.stride() != stride:  # the mask goes by places in memory
-            tensor = out.copy_(tensor)
-        pointers = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_void_p(out.data_ptr())
-        scale = ctypes.c_float(float(torch.ones((), dtype=tensor.dtype).div_(1 - p)))  # rounded as torch's noise
-        getattr(_kernel(), _DROPOUT[tensor.dtype])(*pointers, scale, *_mask(out.numel(), 1 - p, seed))
-        return out
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _Dropout.apply(gradient, *ctx.how), None, None, None  # type: ignore[no-untyped-call]
+def _with(function: Any, **names: Any) -> Any:
+    """Return a copy of a Python function with other values of the globals `names`."""
+    copied = FunctionType(function.__code__, {**function.__globals__, **names}, None, function.__defaults__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
-        return _Dropout.apply(tangent, *ctx.how)  # type: ignore[no-untyped-call]
+
+def _module_with(module: Any, **names: Any) -> Any:
+    return SimpleNamespace(**{**vars(module), **names})
+
+
+@cache
+def _multihead_attention() -> Any:
+    """Return a copy of the forward of `torch.nn.MultiheadAttention` that calls the operators."""
+    ours = {name: getattr(torch.ops.cpudist, name) for name in ("dropout", "scaled_dot_product_attention")}
+    attention = _with(functional.multi_head_attention_forward, **ours)
+    own = _module_with(functional, multi_head_attention_forward=attention)
+    return _with(torch.nn.MultiheadAttention.forward, F=own)
+
+
+def _register_attention() -> None:
+    """Register a function with transformers that calls the operators for marked modules, otherwise torch's."""
+    transformers = sys.modules.get("transformers.modeling_utils")
+    if transformers is None or hasattr(torchs := transformers.ALL_ATTENTION_FUNCTIONS["sdpa"], _MARK):
+        return
+    own = _module_with(functional, scaled_dot_product_attention=torch.ops.cpudist.scaled_dot_product_attention)
+    ours = _with(torchs, torch=_module_with(torch, nn=_module_with(torch.nn, functional=own)))
+
+    def attention(module: Any, *args: Any, **kwargs: Any) -> Any:
+        divided = hasattr(module, _MARK) and module.training and not torch.compiler.is_compiling()
+        return (ours if divided else torchs)(module, *args, **kwargs)
+
+    setattr(attention, _MARK, True)
+    transformers.AttentionInterface.register("sdpa", attention)

@@ -1,4 +1,4 @@
-"""Optimizations without Intel's extension: fused optimizers, channels-last convolutions, freed memory."""
+"""Optimizations without Intel's extension: fused optimizers, freed memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,26 +23,58 @@ _VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Let the optimizer update all parameters in one kernel; return False where it cannot."""
-    if type(optimizer) not in _FUSED:
-        return False
+    """Let the optimizer update all parameters in one kernel, in each step that the kernel is right for.
+
+    Between steps the optimizer is as before, so a copy of it, which has no hooks, is never fused. One that the user has
+    fused stays so.
+
+    Returns:
+        False where the optimizer has no such kernel.
+    """
     groups = optimizer.param_groups
-    if any(group.get("differentiable") or group.get("capturable") for group in groups):
+    if type(optimizer) not in _FUSED or any(group.get("differentiable") or group.get("capturable") for group in groups):
         return False
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    if not all(parameter.is_floating_point() and parameter.device.type == "cpu" for parameter in parameters):
-        return False
-    for group in [optimizer.defaults, *groups]:
-        group["fused"], group["foreach"] = True, False
+    if not any(group.get("fused") for group in groups):
+        optimizer.register_step_pre_hook(_fuse_where_right)
+        optimizer.register_step_post_hook(_unfuse)
     return True
 
 
-def channels_last(model: torch.nn.Module) -> bool:
-    """Store weights of 2-D convolutions with channels last, as oneDNN computes; return False without any."""
-    if not any(isinstance(module, torch.nn.Conv2d) for module in model.modules()):
+def _fuse_where_right(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Fuse the groups of an optimizer whose fused kernel (2.8 to 2.13) does in this step what the others do.
+
+    The kernels refuse sparse gradients, and momentum that only some of the parameters have so far. They read all
+    tensors of a parameter in the order of memory, and update wrong elements where strides differ, without an error. A
+    closure computes its gradients later, unseen.
+    """
+    if any(value is not None for value in (*args[1:], *kwargs.values())):
+        return
+    for group in optimizer.param_groups:
+        updated = [parameter for parameter in group["params"] if parameter.grad is not None]
+        begun = {optimizer.state.get(parameter, {}).get("momentum_buffer") is not None for parameter in updated}
+        group["fused"] = len(begun) < 2 and all(
+            parameter.is_floating_point()
+            and parameter.device.type == "cpu"
+            and all(
+                _same_order(parameter, one) for one in (parameter.grad, *optimizer.state.get(parameter, {}).values())
+            )
+            for parameter in updated
+        )
+
+
+def _unfuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        group["fused"] = False
+
+
+def _same_order(parameter: torch.Tensor, value: Any) -> bool:
+    """Return whether a gradient, or a value of the optimizer's state, has its elements in the parameter's order."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return True
+    if value.layout is not torch.strided:
         return False
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return True
+    strides = zip(parameter.shape, parameter.stride(), value.stride(), strict=True)
+    return value.stride() == parameter.stride() or all(size == 1 or one == other for size, one, other in strides)
 
 
 def own_compile_cache(rank: int) -> str:

@@ -1,4 +1,4 @@
-"""Number formats: those of this CPU, and models that compute in another format than their callers."""
+"""The type that a model computes in: what devices can, and autocast."""
 
 from __future__ import annotations
 
@@ -8,37 +8,49 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from cpudist import job
 from cpudist.errors import UserError
-from cpudist.optimization import products
 from cpudist.topology.kernel_files import Files
 from cpudist.topology.machine import BFLOAT16, features, units
 
-IN_FLOAT32 = "bfloat16 convolutions would be many times slower on this CPU: computing in float32"
+IN_FLOAT32 = "bfloat16 would be many times slower than float32 on this CPU: computing in float32"
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def device_type() -> str:
+    """Return the type of the devices of the running job; without a job the CPU's."""
+    running = job.current()
+    return "cpu" if running is None else running.world.device_type
+
+
 def check(dtype: torch.dtype) -> None:
-    """Check that `dtype` is one of `DTYPES`.
+    """Check that the devices of the running job, or without a job the CPU, can train in `dtype`.
 
     Raises:
-        UserError: it is not; the message names the alternatives.
+        UserError: they cannot; the message names the reason and what to use instead.
     """
     if dtype not in DTYPES:
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
-
-
-def check_fp16() -> None:
-    """Check that this CPU has instructions for float16 (AVX512_FP16 or AMX-FP16); oneDNN has no kernels for others.
-
-    Raises:
-        UserError: it has none.
-    """
-    if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+    if dtype is torch.float16 and device_type() != "cpu":
+        backend = job.require().world.backend
+        raise UserError(f"float16 is not for the backend {backend}; use bfloat16 (--bf16) or float32")
+    # oneDNN has kernels for AVX512_FP16 and AMX-FP16 only.
+    if dtype is torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         raise UserError(
             "this CPU has no float16 arithmetic (AVX512_FP16 or AMX-FP16), and emulating it is slow; "
             "use bfloat16 (--bf16) or float32"
         )
+
+
+def fitting(dtype: torch.dtype) -> torch.dtype:
+    """Return the type to compute in where `dtype` is asked for: float32 instead of a slow bfloat16.
+
+    Where oneDNN has no bfloat16 kernels, mostly without AVX-512, PyTorch's own (2.8 to 2.13) are 5 to 50 times slower
+    than float32.
+    """
+    slow = device_type() == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.float32 if slow and dtype is torch.bfloat16 else dtype
 
 
 def has_bf16(files: Files | None = None) -> bool:
@@ -51,57 +63,36 @@ def has_bf16(files: Files | None = None) -> bool:
     return found is not None and bool(units(found, BFLOAT16))
 
 
-def slow_in_bf16(model: torch.nn.Module) -> bool:
-    """Return whether `model` has layers that this CPU computes much slower in bfloat16 than in float32.
-
-    Where oneDNN has no bfloat16 kernels, mostly without AVX-512, products.py multiplies matrices in float32. PyTorch's
-    own convolutions (2.8 to 2.13) take 25 to 30 times as long in bfloat16 as in float32.
-    """
-    convolves = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in model.modules())
-    return convolves and products.missing()
-
-
 def name(dtype: torch.dtype) -> str:
     """Return the name of `dtype` without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Let `model`, whose parameters are in `dtype`, take float32 inputs and return float32 outputs, of any shapes."""
-    # Under a caller's autocast the model would convert again.
-    _replace_forward(model, torch.autocast("cpu", enabled=False), dtype)
+    """Let `model` run its forward pass under autocast to `dtype`, and return float32; not for torch.float32.
+
+    It replaces the type of an earlier call.
+    """
+    forward: Any = model.forward
+    earlier = isinstance(forward, functools.partial) and forward.func is _under_autocast
+    if earlier:
+        forward = forward.args[0]
+    if dtype is not torch.float32:
+        # copy.deepcopy copies a partial with the method's object, but no closure: a copy's forward pass is its own.
+        replacement = functools.partial(_under_autocast, forward, device_type(), dtype)
+        model.forward = functools.update_wrapper(replacement, forward)
+    elif earlier:
+        model.forward = forward
 
 
-def compute_under(model: torch.nn.Module, autocast: torch.autocast) -> None:
-    """Let `model` run its forward pass under `autocast`, and return floating-point outputs in float32."""
-    _replace_forward(model, autocast, None)
-
-
-def _replace_forward(model: torch.nn.Module, autocast: torch.autocast, inputs: torch.dtype | None) -> None:
-    # copy.deepcopy copies a partial with the method's object, but no closure: a copy's forward pass is its own.
-    forward = functools.partial(_run, model.forward, autocast, inputs)
-    model.forward = functools.update_wrapper(forward, model.forward)
-
-
-def _run(forward: Any, autocast: torch.autocast, inputs: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
-    if inputs is not None:
-        args, kwargs = _cast((args, kwargs), torch.float32, inputs)
-    try:
-        with autocast:
-            outputs = forward(*args, **kwargs)
-    except RuntimeError as error:
-        if "dtype" in str(error):
-            raise RuntimeError(f"{error} (the model mixes number formats; call optimize with autocast=True)") from error
-        raise
+def _under_autocast(forward: Any, device: str, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Any:
+    # A context for each call: a shared one would lose the state before it in a forward pass within its own.
+    with torch.autocast(device, dtype=dtype):
+        outputs = forward(*args, **kwargs)
     # Losses and metrics are computed in float32.
-    return _cast(outputs, None, torch.float32)
+    return tree_map(_in_float32, outputs)
 
 
-def _cast(tree: Any, only: torch.dtype | None, dtype: torch.dtype) -> Any:
-    """Convert all floating-point tensors in `tree` to `dtype`; with `only`, just tensors of that type."""
-
-    def convert(leaf: Any) -> Any:
-        wanted = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and only in (None, leaf.dtype)
-        return leaf.to(dtype) if wanted else leaf
-
-    return tree_map(convert, tree)
+def _in_float32(leaf: Any) -> Any:
+    low = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bfloat16, torch.float16)
+    return leaf.float() if low else leaf

@@ -21,8 +21,8 @@ from cpudist.console import flush_output
 from cpudist.launchers.mpis import MPIS
 from cpudist.processes import SSH_DAEMONS, Process, read_all
 
-_ABORT_SECONDS = 3.0  # for MPI_Abort to return
-LAUNCHER_SECONDS = 8  # for the launcher to end the other ranks and itself
+_ABORT_SECONDS = 3.0  # MPI_Abort may not return.
+LAUNCHER_SECONDS = 8  # Time for the launcher to end the other ranks and itself.
 _PROGRAMS = frozenset(program for mpi in MPIS for program in mpi.programs)
 _DAEMONS = frozenset(daemon for mpi in MPIS for daemon in mpi.daemons)
 

@@ -1,4 +1,4 @@
-"""End the job on all ranks when one fails, within seconds, with one report.
+"""End the job on all ranks within seconds when one fails, with one report.
 
 The first rank to fail claims the failure (watch.py), prints its traceback and one line with the rank, the host and the
 exception, and ends the job. Later failures are mostly consequences of the first and are not reported. Under MPI the job

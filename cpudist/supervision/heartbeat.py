@@ -1,7 +1,8 @@
-"""The thread of each rank that does the job's regular work while the script computes or waits.
+"""The thread of each rank that works for the job while the script computes or waits.
 
-Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py), and
-`--checkpoint-on-signal` looks for a signal (training/interruption.py). The thread hears of failures at once.
+Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
+`--checkpoint-on-signal` polls for a signal (training/interruption.py), and observers are called. The thread learns of
+failures at once.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from cpudist.console import say
 from cpudist.store import Address, Connection, StoreLost
 from cpudist.supervision.rank_status import beat_seconds
 
 Beat = Callable[[Connection | None], None]
 
-_JOIN_SECONDS = 10.0  # for a request to the store
+_JOIN_SECONDS = 10.0  # The thread may be in a request to the store.
 
 
 class Heartbeat:
     """Calls functions once a second, from the first `add` until `stop`.
 
     They get the thread's own connection to the job's store: None in a process without others, and once the store is
-    lost. They may raise nothing but `StoreLost`.
+    lost. The thread outlives their exceptions: it reports the first one of each, and calls all of them again.
 
     Args:
         ranks: the number of ranks.
@@ -37,6 +39,7 @@ class Heartbeat:
         self.seconds = beat_seconds(ranks)
         self.stopped = threading.Event()
         self._beats: list[Beat] = []
+        self._reported: set[Beat] = set()  # functions that have raised
         self._store = None if address is None else Connection(address, timeout)
         self._keys: list[str] = []
         self._alarm: Callable[[Connection], None]
@@ -49,7 +52,7 @@ class Heartbeat:
             self._thread.start()
 
     def remove(self, beat: Beat) -> None:
-        """Call `beat` no more."""
+        """Stop calling `beat`."""
         self._beats = [other for other in self._beats if other != beat]
 
     def listen(self, keys: list[str], alarm: Callable[[Connection], None]) -> None:
@@ -63,26 +66,40 @@ class Heartbeat:
     def stop(self) -> None:
         """Stop the thread. If it is ending this process, this call does not return."""
         self.stopped.set()
-        if self._store is not None:
-            self._store.interrupt()
+        store = self._store  # the thread sets it to None once the store is lost
+        if store is not None:
+            store.interrupt()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
         self.close_in_child()
 
     def close_in_child(self) -> None:
         """Close the connection in a forked child; otherwise the store would not notice the end of this rank."""
-        if self._store is not None:
-            self._store.close()
+        store = self._store
+        if store is not None:
+            store.close()
 
     def _run(self) -> None:
         while not self.stopped.is_set():
             try:
                 for beat in self._beats:
-                    beat(self._store)
-                if self._store is None or not self._keys:
+                    self._call(beat)
+                keys = self._keys  # the main thread clears it
+                if self._store is None or not keys:
                     self.stopped.wait(self.seconds)
-                elif self._store.wait_any(self._keys, self.seconds) and self._keys:
+                elif self._store.wait_any(keys, self.seconds) and self._keys:
                     self._alarm(self._store)
             except StoreLost:
                 if not self.stopped.is_set():
                     self._store = None
+
+    def _call(self, beat: Beat) -> None:
+        try:
+            beat(self._store)
+        except StoreLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - the other functions are still needed
+            if beat not in self._reported:
+                self._reported.add(beat)
+                name = getattr(beat, "__qualname__", "a function")
+                say(f"warning: {name} has failed in the heartbeat, which goes on: {error!r}")

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 _KEY = "status/{rank}"
-_REQUESTS_PER_SECOND = 500.0  # of all ranks together, at most: 4 % of a core of rank 0's host (docs/scale.md)
+_REQUESTS_PER_SECOND = 500.0  # Most requests of all ranks together; they take 4 % of a core (docs/scale.md).
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a rank has done so far, in training steps and in seconds.
+    """Counters of a rank so far; times are in seconds.
 
     Attributes:
-        steps: of its optimizers.
-        at: its clock when this was read.
-        waited: blocked in communication; None: not measured.
-        bytes: communicated; None: not counted.
-        loading: waiting for its data loaders.
-        processor: of its threads on CPUs.
-        memory: in bytes.
-        coreless: its main thread ready to run, without a core; None: the kernel does not tell.
-        faults: its page faults.
-        clock: of one of its CPUs, in Hz; None: unknown.
-        threads: that compute.
-        waits: the share of communication in its training, at the end; None: not known.
+        steps: optimizer steps.
+        at: monotonic clock of the rank at this reading.
+        waited: communication wait; None: not measured.
+        bytes: bytes communicated; None: not counted.
+        loading: time in data loaders.
+        processor: CPU time of all threads.
+        memory: resident memory in bytes.
+        run_queue_delay: run-queue delay of the main thread; None: unknown.
+        faults: page faults.
+        clock: frequency of one of the rank's CPUs in Hz; None: unknown.
+        threads: computing threads.
+        communication_share: communication wait as a share of the training, at its end; None: unknown.
     """
 
     steps: int
@@ -53,11 +53,11 @@ class Pace:
     loading: float
     processor: float
     memory: int
-    coreless: float | None
+    run_queue_delay: float | None
     faults: int
     clock: float | None
     threads: int
-    waits: float | None = None
+    communication_share: float | None = None
 
 
 @dataclass(frozen=True)

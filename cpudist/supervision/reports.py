@@ -14,10 +14,10 @@ from cpudist.topology.cpulist import format_list
 
 Statuses = Mapping[int, RankStatus | None]
 
-_IN_VAIN_SECONDS = 3.0  # longer than a group takes to end, which looks alike meanwhile
-_RUNS = 8  # runs of consecutive ranks in one sentence
+_DEADLOCK_SECONDS = 3.0  # destroying a group takes less, and looks like a deadlock meanwhile
+_RUNS = 8  # Most ranges of consecutive ranks in one sentence.
 
-# Calls that need tensors of one size on all ranks of the group.
+# Collectives that need tensors of the same size on all ranks of the group.
 _ONE_SIZE = {
     *("all_reduce", "broadcast", "reduce", "barrier", "all_gather", "all_gather_into_tensor", "scatter"),
     *("reduce_scatter", "reduce_scatter_tensor"),
@@ -31,12 +31,12 @@ class Explanation:
     Attributes:
         sentences: the most likely cause first; none if no rank waits.
         blamed: the ranks of the most likely cause; none where no rank is missing.
-        in_vain: whether one of the missing ranks is at the end of its script.
+        deadlocked: whether one of the missing ranks is at the end of its script.
     """
 
     sentences: list[str]
     blamed: list[int]
-    in_vain: bool
+    deadlocked: bool
 
 
 def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
@@ -46,7 +46,7 @@ def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
         statuses: the status of each rank of the job; None for a rank that does not answer.
     """
     report = _Report(statuses, hosts)
-    return Explanation(report.sentences(), report.blamed(), report.in_vain())
+    return Explanation(report.sentences(), report.blamed(), report.deadlocked())
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class _Report:
         idle = [rank for rank in missing if not self.known[rank].under_way]
         return sorted({*(self._silent() or idle or missing)})
 
-    def in_vain(self) -> bool:
+    def deadlocked(self) -> bool:
         for wait in self.waits:
             longest = max(wait.waiting.values(), key=lambda call: call.seconds)
             # A rank that reports no call of the group may have left it after this one: gloo then forgets the calls.
             ended = [rank for rank in wait.missing if self.known[rank].at_end and self._reached(rank, longest)]
-            if ended and longest.seconds > _IN_VAIN_SECONDS:
+            if ended and longest.seconds > _DEADLOCK_SECONDS:
                 return True
         return False
 

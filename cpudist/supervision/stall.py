@@ -1,10 +1,10 @@
-"""End a job in which nothing goes on (`--stall`): every rank writes its stacks first.
+"""End a job in which no rank makes progress (`--stall`), after every rank has written its stacks.
 
 Every rank adds its signs of life to a counter of all ranks, once a second (heartbeat.py). When the counter does not
 change for too long, one rank reports it, all write their stacks, and the job ends.
 
-C code that holds Python's interpreter lock stops the heartbeat, too. So that keeps putting off a timer of
-faulthandler, which runs without that lock, writes the stacks of such a rank and ends it.
+C code that holds Python's interpreter lock stops the heartbeat, too. Therefore the heartbeat postpones a timer of
+faulthandler. The timer needs no such lock: it writes the stacks of the rank and ends it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from cpudist.console import say
 from cpudist.store import Connection, StoreLost
 from cpudist.supervision.abort import abort
@@ -25,25 +23,26 @@ from cpudist.supervision.watch import CLAIMS, REPORTED
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
+    from cpudist.supervision.step_counter import StepCounter
     from cpudist.world import World
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
 _SHOWN = "stall/shown/{rank}"  # that rank has written its stacks
-_SHOW_SECONDS = 2.0  # for a rank to write its stacks
+_SHOW_SECONDS = 2.0  # Time for a rank to write its stacks.
 
 _timer = threading.Lock()
 _armed = False
 
 
 class Stall:
-    """Ends the job when no rank has shown a sign of life for a time, from the first step on.
+    """Ends the job when no rank has shown a sign of life for `seconds`, from the first step on.
 
     Signs of life are steps of torch's optimizers, collectives and batches of torch's data loaders.
 
     Args:
-        seconds: the time.
-        heartbeat: the thread that looks.
-        signs: returns another value after a sign of life of this rank.
+        heartbeat: the thread that samples the signs of life.
+        counter: this rank's steps and batches.
+        progress: returns another value after a collective of this rank.
         explain: returns sentences about ranks that keep others waiting.
         show: writes this rank's stacks.
         before_end: called before this rank ends without a store.
@@ -54,13 +53,15 @@ class Stall:
         seconds: float,
         world: World,
         heartbeat: Heartbeat,
-        signs: Callable[[], object],
+        counter: StepCounter,
+        progress: Callable[[], object],
         explain: Callable[[], list[str]],
         show: Callable[[], None],
         before_end: Callable[[], None],
         changes: Changes,
     ) -> None:
-        self._seconds, self._world, self._heartbeat, self._signs = seconds, world, heartbeat, signs
+        self._seconds, self._world, self._heartbeat = seconds, world, heartbeat
+        self._counter, self._progress = counter, progress
         self._explain, self._show, self._before_end = explain, show, before_end
         # The timer fires after the other ranks have noticed the stall; they then wait for the stacks that it writes.
         late = 2 * heartbeat.seconds + 1
@@ -71,12 +72,12 @@ class Stall:
         self._quiet = 0.0  # seconds since any rank's; not by the clock, which runs on while a job is suspended
         self._ending = False  # whether this rank has found the job stalled
         self._reports = False  # whether it is the one that reports it
-        changes.then(register_optimizer_step_post_hook(self._step).remove)
+        counter.after_step.append(self._step)
         changes.then(self.stop)
         heartbeat.add(self._beat)
 
     def stop(self) -> None:
-        """Stop looking. If the job has begun to end, this call does not return."""
+        """Stop sampling. If the job has begun to end, this call does not return."""
         self._heartbeat.stop()
         if self._ending:
             abort(1)
@@ -92,7 +93,7 @@ class Stall:
         except StoreLost:
             raise
         except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
-            say(f"warning: nothing looks for stalls on rank {self._world.rank}: {error!r}")
+            say(f"warning: --stall has no effect on rank {self._world.rank}: {error!r}")
             self._heartbeat.remove(self._beat)
             self._begun, self._ending = True, False  # no first step arms the timer
             with _timer:
@@ -100,7 +101,7 @@ class Stall:
 
     def has_stalled(self, store: Connection | None) -> bool:
         """Report this rank's signs of life since the last beat; return whether the job has stalled."""
-        signs = self._signs()
+        signs = self._counter.steps, self._counter.batches, self._progress()
         moved, self._last = self._begun and signs != self._last, signs
         self._own += moved
         before, self._total = self._total, self._own if store is None else store.add(_SIGNS, int(moved))

@@ -1,8 +1,8 @@
-"""Watch the other ranks while the job runs: one has failed, is lost, keeps the others waiting, or has finished.
+"""Watch the other ranks of a running job, and end this rank with them.
 
-Every rank publishes its status in the job's store once a second, and the store tells it at once of failures and losses
-(heartbeat.py). It ends the other ranks where no launcher does: under srun without MPI, in pods, on the other hosts
-of a torchrun job, and on both sides of a link that is down.
+Every rank publishes its status in the job's store once a second, and learns of failures and losses from the store at
+once (heartbeat.py). The watch ends ranks where no launcher does: under srun without MPI, in pods, on the other hosts of
+a torchrun job, and on both sides of a link that is down.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from cpudist.console import say
+from cpudist.console import after_last_line, say
 from cpudist.errors import StartupTimeout
 from cpudist.lost_ranks import LostRank, tell_launch
 from cpudist.store import Address, Connection, StoreLost
@@ -39,10 +39,10 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # that rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_MISSED_HEARTBEATS = 4  # of a rank that does not answer
-_FOLLOW_SECONDS = 1.0  # the failed rank ends first: launchers report the first that ends
-_RANK_0_TIMEOUTS = 10  # for rank 0 to finish after another rank: it alone may still save or upload a model
-GRACE_SECONDS = 3.0  # for another rank to print or write before this rank ends the job
+_MISSED_HEARTBEATS = 4  # After so many a rank is reported as not answering.
+_FOLLOW_SECONDS = 1.0  # Other ranks end so much later than the failed one: launchers report the first that ends.
+_RANK_0_TIMEOUTS = 10  # The other ranks wait so long for rank 0, which alone may still save or upload a model.
+GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
 
 
 class RanksMissing(RuntimeError):
@@ -50,15 +50,15 @@ class RanksMissing(RuntimeError):
 
 
 class Watch:
-    """This rank's part in ending the job together; made right after the rendezvous.
+    """Ends this rank together with the others; made right after the rendezvous.
 
     Attributes:
-        timeout: seconds that a collective may take, and that ranks get to finish after rank 0; may be changed.
         on_failure: called on rank 0 before it ends in a failure.
         waiting_agent: see `Launcher.waiting_agent`.
 
     Args:
         status: returns this rank's status; takes `at_end`, whether the script has ended.
+        timeout: returns the seconds that a collective may take, and that ranks get to finish after rank 0.
     """
 
     def __init__(
@@ -66,31 +66,31 @@ class Watch:
         world: World,
         hosts: Sequence[str],
         address: Address,
-        timeout: float,
         status: Callable[..., RankStatus],
         heartbeat: Heartbeat,
+        timeout: Callable[[], float],
     ) -> None:
         self.world = world
-        self.timeout = timeout
+        self._timeout = timeout
         self.on_failure: Callable[[], None] | None = None
         self.waiting_agent: int | None = None
         self._hosts = hosts
         self._address = address
         self._own_status = status
-        self._store = Connection(address, timeout)  # the main thread's
+        self._store = Connection(address, timeout())  # the main thread's
         self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
         self._ending = threading.Lock()
-        self._warned = False
         self._at_end = False
         self._first_at_end = False
         self._rank_0_finished = False
-        self._reported: set[str] = set()  # stalled calls that are reported already, as far as this rank has seen
+        self._reported: set[str] = set()  # stalled calls that this rank need not report any more
         self._heartbeat = heartbeat
+        after_last_line.add(self._has_reported)
         heartbeat.listen([REPORTED, _LOST], self._end_with_the_others)
         heartbeat.add(self._beat)
 
     def claim(self) -> bool:
-        """Return whether this rank is the first to fail and has to report it; then the others do not end it."""
+        """Return whether this rank is the first to fail, and reports it; then the others do not end it."""
         try:
             first = self._store.add(CLAIMS, 1) == 1
         except StoreLost:  # ranks cannot agree any more: this one reports
@@ -101,9 +101,9 @@ class Watch:
         return first
 
     def explain(self) -> list[str]:
-        """Return sentences that name the ranks that keep others waiting, the most likely cause last.
+        """Return sentences about the ranks that keep others waiting, the most likely cause last; in any thread.
 
-        For the rank that reports a failure, in any thread; it tells `cpudist launch`, too.
+        The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
         """
         try:
             with contextlib.closing(Connection(self._address, _STORE_SECONDS)) as connection:
@@ -147,8 +147,8 @@ class Watch:
                 self._store.set({_ALL_FINISHED: b"1"})
             if self.world.rank == 0:
                 self._store.set({_RANK_0_FINISHED: b"1"})
-                if not self._store.wait_all([_ALL_FINISHED], self.timeout):
-                    raise RanksMissing(self._unfinished(self.timeout))
+                if not self._store.wait_all([_ALL_FINISHED], self._timeout()):
+                    raise RanksMissing(self._unfinished(self._timeout()))
                 self.stop()
                 self._store.set({_MAY_LEAVE: b"1"})
                 self._store.wait_all([_LEFT.format(rank=rank) for rank in range(1, self.world.size)], _STORE_SECONDS)
@@ -160,6 +160,7 @@ class Watch:
 
     def stop(self) -> None:
         """Stop the thread. If the thread is ending this process, this call does not return."""
+        after_last_line.discard(self._has_reported)
         with contextlib.suppress(StoreLost):
             self._store.cancel_on_disconnect(_LOST, str(self.world.rank))
         self._heartbeat.stop()
@@ -172,13 +173,22 @@ class Watch:
 
     def close_in_child(self) -> None:
         """Close the connection in a forked child; otherwise the store would not notice the end of this rank."""
+        after_last_line.discard(self._has_reported)
         self._store.close()
+
+    def _has_reported(self) -> None:
+        """Mark the failure as reported: this process has written why it ends, and ends without `end_job`."""
+        if self.claim():
+            with contextlib.suppress(StoreLost):
+                self._store.set({REPORTED: b"1"})
+            if self.world.rank == 0 and self.on_failure is not None:
+                self.on_failure()
 
     def _wait_for_rank_0(self) -> None:
         for number in range(1, _RANK_0_TIMEOUTS + 1):
-            if self._store.wait_all([_MAY_LEAVE], self.timeout):
+            if self._store.wait_all([_MAY_LEAVE], self._timeout()):
                 return
-            waiting = self._unfinished(number * self.timeout)
+            waiting = self._unfinished(number * self._timeout())
             if number == _RANK_0_TIMEOUTS:
                 raise RanksMissing(f"{waiting or 'rank 0 does not end the job'}; give more time with --timeout")
             if self.world.rank == 1:
@@ -192,22 +202,15 @@ class Watch:
         return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
 
     def _beat(self, store: Connection | None) -> None:
-        """Publish the status, whatever error that has; end this process where the store is lost before the end."""
+        """Publish the status; end this process where the store is lost before the end."""
         if store is None:
             if not self._rank_0_finished:
                 self._end_without_store()
             return
-        try:
-            self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
-            self._publish_status(store)
-            if self._first_at_end:
-                self._end_if_awaited_in_vain(store)
-        except StoreLost:
-            raise
-        except Exception as error:  # noqa: BLE001
-            if not self._warned:
-                say(f"warning: {name_of(self.world)} cannot report its status: {error!r}")
-            self._warned = True
+        self._rank_0_finished = self._rank_0_finished or store.check([_RANK_0_FINISHED])
+        self._publish_status(store)
+        if self._first_at_end:
+            self._end_if_deadlocked(store)
 
     def _end_without_store(self) -> NoReturn:
         if self.world.local_rank == 0:
@@ -220,13 +223,13 @@ class Watch:
         abort(1)
 
     def _publish_status(self, store: Connection) -> None:
-        """Publish the status and, once this rank has waited for a third of the timeout, ask who is missing."""
+        """Publish the status; report a call that has waited for a third of the timeout, and who is missing."""
         status = self._own_status(at_end=self._at_end)
         publish(store, status)
         (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
         store.report_on_disconnect(_LOST, str(self.world.rank), REPORTED, f"{loss}; the job is over")
         for call in status.under_way[:1]:
-            if call.seconds > self.timeout / 3:
+            if call.seconds > self._timeout() / 3:
                 self._report_stall(store, call)
 
     def _report_stall(self, store: Connection, call: Call) -> None:
@@ -236,7 +239,7 @@ class Watch:
         self._reported.add(key)
         if store.add(key, 1) == 1:
             for sentence in self._explain(store).sentences:
-                say(f"waiting for {call.seconds:.0f} s of {self.timeout:g}: {sentence}")
+                say(f"waiting for {call.seconds:.0f} s of {self._timeout():g}: {sentence}")
 
     def _end_with_the_others(self, store: Connection) -> NoReturn:
         """End this process after another rank has failed or was lost.
@@ -259,13 +262,13 @@ class Watch:
             say(f"{name_of(self.world)} ends with the others, and cannot report why: {error!r}")
             abort(1)
 
-    def _end_if_awaited_in_vain(self, store: Connection) -> None:
-        """End the job where ranks wait in a collective for a rank whose script has ended: it will never call it.
+    def _end_if_deadlocked(self, store: Connection) -> None:
+        """End the job where ranks wait in a collective that a rank at the end of its script will never call.
 
-        The first rank at its end looks after that for all.
+        Only the first rank at its end checks this.
         """
         found = self._explain(store)
-        if found.in_vain and store.add(CLAIMS, 1) == 1:
+        if found.deadlocked and store.add(CLAIMS, 1) == 1:
             self._report_and_end(store, found.sentences)
 
     def _report_and_end(self, store: Connection, sentences: Sequence[str]) -> NoReturn:

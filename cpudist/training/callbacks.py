@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import functools
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import TrainerCallback
 
 from cpudist.console import say
+from cpudist.huggingface.training_arguments import computing_type
 from cpudist.huggingface.uneven_shares import SharedSampler
-from cpudist.observability.record import RunRecord, Training
+from cpudist.observability.observers import ObservedJob, Observer
+from cpudist.observability.record import RunRecord
+from cpudist.observability.training_figures import Training
 from cpudist.optimization import precision
 from cpudist.training.interruption import Interrupted, Interruption
 
@@ -24,49 +27,55 @@ if TYPE_CHECKING:
     from cpudist.backends import Backend
 
 
-class StepTimer(TrainerCallback):  # type: ignore[misc]
+class EndStep(TrainerCallback):  # type: ignore[misc]
+    """Start the work of lazy devices at the end of each step; wait for it after the first and the last step alone."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._first = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wait for the next step."""
+        self._first = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the step, and have Trainer log the first and the last loss, however seldom the user logs."""
+        ends = self._first or state.global_step >= state.max_steps
+        self._first = False
+        if ends:
+            self._backend.devices.synchronize()
+            control.should_log = True  # on all ranks alike
+        else:
+            self._backend.devices.end_step()
+
+
+class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
     """Write the time of every optimizer step and the losses that Trainer logs into the run record.
 
     A step begins where the last step, evaluation or checkpoint has ended, so its time includes loading data and
-    excludes evaluations. The first step warms up, and is left out if there are others. Lazy devices are waited for only
-    after the first and the last step; otherwise they compute while the next step is traced.
+    excludes evaluations. The first step warms up, and is left out if there are others.
     """
 
-    def __init__(self, record: RunRecord, backend: Backend, world_size: int) -> None:
-        self._record = record
-        self._backend = backend
-        self._world_size = world_size
-        self._began = 0.0
-        self._communicated = 0.0
+    def __init__(self, job: ObservedJob, record: RunRecord) -> None:
+        self._job, self._record = job, record
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the record of a training, and leave it in the output folder."""
         self._record.leave_in(Path(args.output_dir))
-        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * self._world_size
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * self._job.world.size
         sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
         if isinstance(sampler, SharedSampler):  # the ranks' shares are not equal
             samples = sampler.samples_per_step
-        self._record.training = Training(samples_per_step=samples, first=state.global_step)
+        self._record.training = Training(self._job.counter, samples_per_step=samples, first=state.global_step)
         self._record.dtype = _dtype(args, kwargs.get("model"))
         self._mark()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add a step to the record."""
         training = self._record.training
-        training.steps += 1
-        if training.steps == 1 or state.global_step >= state.max_steps:
-            self._backend.devices.synchronize()
-        else:
-            self._backend.devices.end_step()
         if training.steps == 2:
             training.times.clear()
-        communicated = self._backend.communication_seconds()
-        waited = None if communicated is None else communicated - self._communicated
-        training.times.append((time.perf_counter() - self._began, waited))
-        # The record has the first and the last loss, however seldom the user logs; all ranks decide alike.
-        if training.steps == 1 or state.global_step >= state.max_steps:
-            control.should_log = True
-        self._mark()
+        training.end_step(self._job.backend.communication_seconds())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Add a loss to the record, and our figures to those that reporters such as tensorboard get after this."""
@@ -86,16 +95,13 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
     on_evaluate = on_save
 
     def _mark(self) -> None:
-        self._began = time.perf_counter()
-        self._communicated = self._backend.communication_seconds() or 0.0
+        self._record.training.begin_step(self._job.backend.communication_seconds())
 
 
 def _dtype(args: Any, model: Any) -> str | None:
     """Return the name of the type that the job computes in."""
-    if args.bf16 and not (args.use_cpu and model is not None and precision.slow_in_bf16(model)):
-        return "bfloat16"
-    if args.fp16:
-        return "float16"
+    if (dtype := computing_type(args)) is not torch.float32:
+        return precision.name(dtype)
     parameter = next(iter(model.parameters()), None) if model is not None else None
     return None if parameter is None else precision.name(parameter.dtype)
 

@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cpudist.observability.gradient_times import GradientTimes
 from cpudist.on_import import after_import
 from cpudist.training.interruption import Interrupted, Interruption
 
@@ -35,13 +36,15 @@ def run_target(target: Target, job: Job) -> int:
     if job.world.rank != 0:
         _quiet_libraries(job.changes)
     if job.options.timeline is not None:
-        from cpudist.training.timeline import Timeline  # late: few jobs need it
+        from cpudist.observability.timeline import Timeline  # late: few jobs need it
 
-        Timeline(job, job.options.timeline, job.options.steps or (10, 15))
+        job.changes.default_variable("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line at the begin and at the end
+        job.observers.add(Timeline(job, job.options.timeline, job.options.steps or (10, 15)))
+        job.observers.add(GradientTimes(job, job.record))
     if job.options.metrics_port is not None and job.world.rank == 0:
-        from cpudist.training.metrics import Metrics  # late: few environments have the library
+        from cpudist.observability.metrics import Metrics  # late: few environments have the library
 
-        Metrics(job, *job.options.metrics_port)
+        job.changes.then(Metrics(job, job.record, *job.options.metrics_port).stop)
     job.record.name_run(job.options.target or "", "runs")
     job.record.begin()
     time_trainer(job)
@@ -81,11 +84,11 @@ def time_trainer(job: Job) -> None:
 
 
 def _time_steps(trainer_module: ModuleType, job: Job) -> None:
-    from cpudist.training.callbacks import StepTimer  # late: it imports transformers
+    from cpudist.training.callbacks import EndStep, StepTimer  # late: it imports transformers
 
-    timer = StepTimer(job.record, job.backend, job.world.size)
-    trainer_module.DEFAULT_CALLBACKS.append(timer)
-    job.changes.then(lambda: trainer_module.DEFAULT_CALLBACKS.remove(timer))
+    added = [EndStep(job.backend), StepTimer(job, job.record)]  # in this order: the time includes the device's work
+    trainer_module.DEFAULT_CALLBACKS.extend(added)
+    job.changes.then(lambda: [trainer_module.DEFAULT_CALLBACKS.remove(callback) for callback in added])
 
 
 def _stop_on_signal(trainer_module: ModuleType, job: Job) -> None:

@@ -30,8 +30,8 @@ def main(folder: Path, pythons: list[str]) -> None:
         package = folder / tag / "cpudist"
         target = package / "backends/ccl/prebuilt" / f"{torch}-{tag}" / compilation.MODULE
         print(compiler.compile_for_wheel(module, target))
-        if not (kernel := package / "optimization/prebuilt" / dropout.PREBUILT.name).exists():
-            compiler.compile_for_wheel(dropout.library(), kernel)  # one for every torch
+        kernel = package / "optimization/prebuilt" / torch / dropout.FILE
+        compiler.compile_for_wheel(dropout.library(), kernel)
 
 
 main(Path(sys.argv[1]), sys.argv[2:])

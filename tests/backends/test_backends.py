@@ -1,5 +1,6 @@
 """The registry of backends, and what the ccl backend decides before it talks to anybody."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -142,8 +143,8 @@ def test_the_module_of_a_wheel_needs_no_oneccl(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_without_a_compiler_any_binary_for_this_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiling, "find_compiler", lambda: None)
-    with pytest.raises(UserError, match="install the package g\\+\\+"):
+    monkeypatch.setenv("CXX", "none-such")
+    with pytest.raises(UserError, match="no C\\+\\+ compiler none-such; install the package g\\+\\+"):
         compilation.ensure_built(tmp_path)
     binary = tmp_path / compilation._key(toolchain.find_oneccl()) / "clang++-19" / "cpudist_ccl.so"
     binary.parent.mkdir(parents=True)
@@ -164,7 +165,7 @@ def test_a_failing_compiler_leaves_a_log_and_no_binary(monkeypatch: pytest.Monke
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'csrc/x.cpp:1: error: no such luck' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setattr(compiling, "find_compiler", lambda: compiling.Compiler(str(compiler), "g++-0"))
+    monkeypatch.setattr(compiling, "find_compiler", lambda: compiling.Compiler((str(compiler),), "g++-0"))
     with pytest.raises(UserError, match="no such luck"):
         compilation.ensure_built(tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.so"))
@@ -180,6 +181,39 @@ def test_mpi_carries_messages_only_in_an_mpi_world_that_is_the_job(monkeypatch: 
     assert extension.choose_transport() == "ofi"
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
     assert extension.choose_transport() == "mpi", "what the user has set stays"
+
+
+def test_only_import_statements_of_the_users_code_find_intels_binding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = (
+        "import importlib\n"
+        "import importlib.util\n"
+        "found = importlib.util.find_spec('torch_ccl')\n"
+        "try:\n"
+        "    importlib.import_module('torch_ccl')\n"
+        "except ImportError:\n"
+        "    pass\n"
+        "else:\n"
+        "    found = True\n"
+        "try:\n"
+        "    import torch_ccl\n"
+        "except ImportError:\n"
+        "    torch_ccl = None\n"
+    )
+    for folder, name in (("site-packages", "a_library"), ("project", "a_users_module")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text(module)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    loaded = {**sys.modules}
+    try:
+        library, users = importlib.import_module("a_library"), importlib.import_module("a_users_module")
+    finally:
+        for name in sys.modules.keys() - loaded.keys():
+            del sys.modules[name]
+    assert (library.found, library.torch_ccl) == (None, None)
+    assert users.found is None
+    assert users.torch_ccl.cwd == str(Path(register.__file__).parent)
 
 
 _BINDING = """

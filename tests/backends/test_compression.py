@@ -63,7 +63,7 @@ def test_what_auto_takes(seconds: float, step: float, scheme: str, reason: str) 
 def test_auto_chooses_after_the_first_steps(
     alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
 ) -> None:
-    """A hook is registered after a backward pass that is averaged, and only where it is needed."""
+    """A hook is registered after a backward pass that is averaged, where it is needed; also under autocast."""
     hooked: list[torch.nn.Module] = []
 
     def register(model: Any, group: Any, chosen: str) -> None:
@@ -75,7 +75,8 @@ def test_auto_chooses_after_the_first_steps(
     monkeypatch.setattr(type(running.backend), "compressions", frozenset({"bf16"}))
     monkeypatch.setattr(running.backend, "_register_hook", register)
     monkeypatch.setattr(measured, "_seconds_of_sum", lambda group, count: 0.0 if scheme == "none" else 1e3)
-    model = cpudist.wrap(torch.nn.Linear(2, 2), compress="auto")
+    optimized, _ = cpudist.optimize(torch.nn.Linear(2, 2), None, torch.bfloat16, keep_memory=False)
+    model = cpudist.wrap(optimized, compress="auto")
     for step in range(8):
         model.eval()(torch.ones(1, 2))
         model.train()(torch.ones(1, 2))  # for the log; only rank 0 may do so
@@ -84,6 +85,7 @@ def test_auto_chooses_after_the_first_steps(
         assert running.record.compression == ("auto" if step < 5 else scheme), step
         model(torch.ones(1, 2)).sum().backward()
     assert hooked == ([model] if scheme == "bf16" else [])
+    assert model.module.weight.grad.dtype is torch.float32
     assert f"compression by auto takes {scheme}: the gradients" in capsys.readouterr().err
     gradients = running.record.as_dict("running")["gradients"]
     assert (gradients["compress"], gradients["hook"]) == (scheme, "allreduce_hook" if hooked else None)

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         (2, ["allreduce_rivals.py", "--quick"], "ccl / mpi4py"),
         (0, ["computing_threads.py"], "bytes of each thread: "),
         (2, ["ddp_step.py", "--quick"], "gloo, 100 MB, views"),
-        (2, ["optimize.py", "--quick"], "bfloat16, master weights"),
+        (0, ["optimize.py", "--quick"], "optimize, bfloat16"),
         (2, ["pinning.py"], "pinned (1 thread"),
         (2, ["saving_cost.py", "--rounds", "1"], "pause in the background, of a copy"),
         (0, ["serial_share.py", "gpt2", "--quick"], "optimize, float32"),

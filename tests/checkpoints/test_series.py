@@ -207,12 +207,12 @@ def test_a_file_in_the_way_is_not_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_optimised_models_go_on_bit_by_bit(tmp_path: Path, dtype: torch.dtype) -> None:
-    """With master weights, and a fused optimizer's state in the layout of channels-last convolutions."""
+    """With a fused optimizer's state in the layout of channels-last convolutions."""
 
     def made(seed: int) -> tuple[Any, Any]:
         torch.manual_seed(seed)
         layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 4))
-        model = torch.nn.Sequential(*layers)
+        model: Any = torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
         return cpudist.optimize(model, torch.optim.AdamW(model.parameters(), 1e-2), dtype=dtype, keep_memory=False)
 
     def steps(model: Any, optimizer: Any, *numbers: int) -> list[float]:

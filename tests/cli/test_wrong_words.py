@@ -16,7 +16,9 @@ from cpudist.cli.main import main
 
 # A command line, and what its error names.
 WRONG = """\
-cpudist fly | 'fly'
+cpudist fly | no command fly
+cpudist stack | did you mean stacks?
+cpudist train.py --epochs 3 | cpudist run train.py --epochs 3
 cpudist --fast | COMMAND
 cpudist build --json x | --json
 cpudist build --output cut.json | cut.json is not a folder
@@ -61,7 +63,6 @@ cpudist forecast list.json --network 1gbit | list.json
 cpudist forecast old.json --network 1gbit | old.json
 cpudist forecast none.py --network 1gbit | none.py
 cpudist forecast out more --network 1gbit | more
-cpudist forecast out old.json --network 1gbit | old.json
 cpudist forecast --network 1gbit -- -m | -m
 cpudist-train nonsense | -m and a module
 cpudist-train --bakend gloo run.py | --bakend

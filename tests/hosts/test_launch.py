@@ -52,6 +52,25 @@ def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, m
     assert not any("warning" in line or "rank 0 on" in line for line in ours), result.output
 
 
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_script_gets_more_arguments_than_a_launcher_takes(bed: Bed, tmp_path: Path, mpi: str) -> None:
+    """Shards given by a glob. A process that a rank starts does not get them."""
+    require(mpi)
+    script, more = tmp_path / "counts.py", [f"data/part {number:05}.tar" for number in range(2000)]
+    child = "[sys.executable, '-c', 'import os; print(os.environ.get(\"CPUDIST_ARGUMENTS\"))']"
+    script.write_text(
+        "import os, subprocess, sys, torch.distributed as dist\n"
+        "dist.barrier()\n"
+        f"print(len(sys.argv), sys.argv[-1], subprocess.run({child}, capture_output=True, text=True).stdout.strip())\n"
+    )
+    command = launch(
+        "--hostfile", bed.hostfile(1), "--all-output", "--mpi", mpi, "--", "--backend", "gloo", str(script)
+    )
+    result = bed.run("h0", [*command, *more], timeout=120)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("2001 data/part 01999.tar None\n") == 2, result.output
+
+
 def test_by_hand_with_a_line_that_intel_mpi_drops(bed: Bed, tmp_path: Path) -> None:
     """Intel MPI runs all ranks on the first host, with exit status 0; cpudist warns."""
     hosts = hostfile(tmp_path, "h0\nh1:abc\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jobs
 import pytest
@@ -12,12 +14,13 @@ from launcher_variables import HYDRA
 
 from cpudist.cli.main import main
 from cpudist.errors import Finding, UserError
-from cpudist.hosts import restarts
+from cpudist.hosts import host_plan, restarts
 from cpudist.hosts import run as module
 from cpudist.hosts.check import Checked, Facts
+from cpudist.hosts.host_plan import HostPlan
 from cpudist.hosts.hostfile import parse
+from cpudist.hosts.launch_options import LaunchOptions
 from cpudist.hosts.restarts import Restarts
-from cpudist.hosts.run import LaunchOptions
 from cpudist.hosts.supervise import JobExit
 from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host, Mpirun
@@ -37,31 +40,47 @@ def _facts(host: Host, sockets: int) -> Facts:
     return Facts(host.name, "3", "0", "2", "", 0.0, 1 << 40, True, ranks)
 
 
-def test_a_rank_for_each_part_of_each_host() -> None:
+def _plan(monkeypatch: pytest.MonkeyPatch, checked: Checked, hosts: list[Host] | None, **options: Any) -> HostPlan:
+    """A plan whose check finds this."""
+    monkeypatch.setattr(host_plan, "check", lambda *_, **__: checked)
+    return HostPlan(LaunchOptions(hosts, ["t.py"], **options), by_name=True)
+
+
+def test_a_rank_for_each_part_of_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts may differ; the number of slots in the file is the upper bound."""
     hosts = parse("h0\nh1:8\nh2:1\n")
-    facts = {host: _facts(host, sockets) for host, sockets in zip(hosts, (1, 4, 1), strict=True)}
-    checked = Checked(facts, {})
-    placed = module._spread(LaunchOptions(hosts[:2], ["t.py"], per_host="numa"), hosts[:2], checked)
-    assert placed == [Host("h0", 2), Host("h1", 8)]
-    with pytest.raises(module.UserError, match="line 3: h2 takes 1 ranks, and --ppn numa makes 2"):
-        module._spread(LaunchOptions(hosts, ["t.py"], per_host="numa"), hosts, checked)
-    assert module._spread(LaunchOptions(hosts, ["t.py"]), hosts, checked) == [
-        Host("h0", 2),
-        Host("h1", 8),
-        Host("h2", 1),
-    ]
+    checked = Checked({host: _facts(host, sockets) for host, sockets in zip(hosts, (1, 4, 1), strict=True)}, {})
+    assert _plan(monkeypatch, checked, hosts[:2], per_host="numa").start() == [Host("h0", 2), Host("h1", 8)]
+    with pytest.raises(UserError, match="line 3: h2 takes 1 ranks, and --ppn numa makes 2"):
+        _plan(monkeypatch, checked, hosts, per_host="numa").start()
+    assert _plan(monkeypatch, checked, hosts).start() == [Host("h0", 2), Host("h1", 8), Host("h2", 1)]
 
 
-def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks() -> None:
-    hosts = parse("h0:2\nh1:2\nh2:2\n")
-    options = LaunchOptions(hosts, ["train.py"], ranks=4)
-    h0, h1, h2 = hosts
+def test_on_this_host_only_a_part_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Host("localhost", 3, "this host")
+    nothing, checked = Checked({}, {}), Checked({replace(here, slots=None): _facts(here, 2)}, {})
+    assert _plan(monkeypatch, nothing, None, ranks=3).start() == [here]
+    assert _plan(monkeypatch, nothing, None, ranks=3, per_host=4).start() == [here]
+    assert _plan(monkeypatch, checked, None, per_host="socket").start() == [replace(here, slots=2)]
+    assert _plan(monkeypatch, checked, None).start() == [replace(here, slots=4)]
+
+
+def test_after_a_failure_other_hosts_step_in_or_the_job_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    h0, h1, h2 = hosts = parse("h0:2\nh1:2\nh2:2\n")
     checked = Checked({}, {h1: [Finding("error", "h1", "does not answer", "see to it")]})
-    assert module._spread(options, hosts) == [h0, h1]
-    assert module._answering(hosts, checked) == [h0, h2]
-    assert module._as_many_as_fit(options, [h0, h2], checked) == [h0, h2]
-    assert module._as_many_as_fit(options, [h2], checked) == [h2]
+    plan = _plan(monkeypatch, checked, hosts, ranks=4)
+    assert plan.spread() == [h0, h1]
+    assert plan.usable([]) == [h0, h2]
+    assert plan.usable([h2]) == [h0]
+    assert plan.restart([h0, h2]) == [h0, h2]
+    assert plan.restart([h2]) == [h2]
+
+
+def test_errors_of_all_hosts_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = parse("h0:2\nh1:2\n")
+    checked = Checked({}, {host: [Finding("error", host.name, "is down", "see to it")] for host in hosts})
+    with pytest.raises(UserError, match=r"^h0 is down; see to it\nh1 is down; see to it$"):
+        _plan(monkeypatch, checked, hosts).start()
 
 
 @pytest.fixture(autouse=True)
@@ -125,8 +144,8 @@ def test_hosts_that_fail_or_are_away_at_a_restart(
         return Checked({}, {host: [Finding("error", host.name, "does not answer", "see to it")] for host in next(away)})
 
     monkeypatch.setattr(module, "_run_once", attempt)
-    monkeypatch.setattr(module, "_place", lambda *_: hosts)
-    monkeypatch.setattr(module, "check", check)
+    monkeypatch.setattr(HostPlan, "start", lambda _: hosts)
+    monkeypatch.setattr(host_plan, "check", check)
     assert module.run(MPIRUN, LaunchOptions(hosts, ["train.py"], max_restarts=4, min_nodes=1)) == 1, "output was lost"
     assert placed == [hosts, hosts, [h0], [h0]]
     assert clock.slept == [0, 5, 10, 20]
@@ -147,6 +166,19 @@ def test_a_job_on_this_host_with_all_output(tmp_path: Path) -> None:
     assert done.returncode == 0, done.output
     lines = sorted(line.strip() for line in done.stdout.splitlines())
     assert lines == ["[0] I am 0 --all_output", "[1] I am 1 --all_output"], done.output
+
+
+@pytest.mark.job
+def test_run_starts_the_ranks_of_an_unmodified_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\ndist.init_process_group()\nones = torch.ones(1)\n"
+        "dist.all_reduce(ones)\nprint(int(ones), *sys.argv[1:])\n"
+    )
+    command = [str(jobs.BIN / "cpudist"), "run", "--nproc", "2", str(script), "--epochs", "3"]
+    done = jobs.run(command, timeout=90)
+    assert done.returncode == 0, done.output
+    assert done.stdout.split() == ["2", "--epochs", "3"], done.output  # rank 0's output alone
 
 
 @pytest.mark.job

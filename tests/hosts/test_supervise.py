@@ -97,6 +97,14 @@ def test_ranks_get_the_signal_and_time_to_save(number: signal.Signals, grace: st
             supervising.terminate()
 
 
+def test_a_launcher_that_was_killed_is_named_with_its_signal() -> None:
+    dies = "import os; os.kill(os.getpid(), 9)"
+    words = [sys.executable, "-c", SUPERVISE, dies]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert f"the launcher, {Path(sys.executable).name}, was killed by SIGKILL" in done.stderr.splitlines()[-1]
+
+
 TALKS = "import os\nfor _ in range(100): os.write(1, b'x' * 999 + bytes([10]))\nos.write(2, b'the end')"
 
 

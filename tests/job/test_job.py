@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,10 @@ def test_scripts_that_make_their_process_group_join_or_are_refused() -> None:
     result = run(mpirun(2, sys.executable, str(CHECKS / "joins.py")), timeout=150)
     assert result.returncode == 0, result.output
     said = [f"{way}: {backend}, sum 1.0, there was a group: True" for backend, ways in WAYS.items() for way in ways]
-    said += [f"{way}: refused" for way in CONTRADICTIONS]
+    said += ["by gloo's name: ccl, sum 1.0, there was a group: True", *(f"{way}: refused" for way in CONTRADICTIONS)]
     lines = [f"rank {rank} {what}\n" for rank in (0, 1) for what in said]
     assert [line for line in lines if line not in result.stdout] == [], result.output
+    assert result.stderr.count("cpudist: the script asks for the backend gloo and joins the job on ccl; ") == 1
 
 
 @pytest.mark.job
@@ -71,6 +73,18 @@ def test_intels_scripts_run_under_plain_mpirun_too() -> None:
     result = run([*launch, str(CHECKS / "joins.py"), "ccl", "intel"], timeout=100)
     assert result.returncode == 0, result.output
     assert result.stdout.count(" intel: ccl, sum 0.0, there was a group: False\n") == 2, result.output
+
+
+@pytest.mark.job
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="pip install --no-build-isolation deepspeed")
+def test_deepspeed_joins_and_its_losses_are_those_of_gloo() -> None:
+    script, losses = str(CHECKS / "deepspeed_zero.py"), []
+    for backend, command in (("gloo", torchrun(2, script)), ("ccl", mpirun(2, *train(script)))):
+        result = run(command, timeout=240, env={"DS_ACCELERATOR": "cpu"})
+        assert result.returncode == 0, result.output
+        losses.append({line.removeprefix(backend) for line in result.stdout.splitlines() if line.startswith(backend)})
+    assert len(losses[0]) == 6
+    assert losses[0] == losses[1]
 
 
 def test_an_interface_is_told_to_all_libraries_until_the_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,13 @@ def test_a_script_fills_only_what_the_command_line_leaves_open() -> None:
     )
 
 
+@pytest.mark.parametrize("given", [{"resume": "auto"}, {"async_checkpoint": False}, {"compress": "none"}])
+def test_the_default_given_outright_counts_as_given(given: dict[str, Any]) -> None:
+    later = JobOptions(resume="never", async_checkpoint=True, compress="bf16")
+    (name, value) = next(iter(given.items()))
+    assert getattr(JobOptions(**given).filled_from(later), name) == value
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     cpudist.init("gloo", pin=False, resume="never")
@@ -54,7 +61,7 @@ def alone() -> Iterator[None]:
 
 def test_init_sets_all_options_and_a_second_call_adds_to_them(alone: None) -> None:
     running = job.require()
-    assert (running.options.resumes, running.options.async_checkpoint) == (False, False)
+    assert (running.options.resumes, running.options.async_checkpoint) == (False, None)
     cpudist.init(compress="powersgd", async_checkpoint=True)
     assert (running.options.resumes, running.options.async_checkpoint) == (False, True)
     assert running.communication.compression == "powersgd"

@@ -6,14 +6,17 @@ import json
 import os
 import re
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from observed import Observed
 
-from cpudist.backends.gloo import GlooBackend
 from cpudist.launchers import Placement
 from cpudist.observability.rank_table import waiting
-from cpudist.observability.record import Exit, RunRecord, Training
+from cpudist.observability.record import Exit, RunRecord
+from cpudist.observability.training_figures import Training
 from cpudist.supervision.rank_status import Pace, RankStatus
 from cpudist.world import RankInfo, World
 
@@ -21,10 +24,15 @@ REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
-    world = World(0, 1, 0, 1, 0, 1, "single", backend="gloo", hosts=("here",))
-    member = RankInfo("node", "here", Placement(0, 1), cpus=(0, 1), threads=2)
-    record = RunRecord(world, GlooBackend(), [member], restarts=1)
+def job() -> Iterator[Observed]:
+    job = Observed(members=[RankInfo("node", "here", Placement(0, 1), cpus=(0, 1), threads=2)], restarts=1)
+    yield job
+    job.changes.undo()
+
+
+@pytest.fixture
+def record(job: Observed, tmp_path: Path) -> RunRecord:
+    record = RunRecord(job)
     record.path = tmp_path / "deep" / "record.json"
     return record
 
@@ -50,9 +58,9 @@ def test_a_job_ends_though_its_record_cannot_be_written(
 
 @pytest.mark.parametrize(("rank", "ranks", "launcher"), [(0, 1, "single"), (1, 2, "mpich"), (0, 2, "notebook")])
 def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
-    rank: int, ranks: int, launcher: str, capsys: pytest.CaptureFixture[str]
+    rank: int, ranks: int, launcher: str, job: Observed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = RunRecord(World(rank, ranks, 0, 1, 0, 1, launcher, hosts=("here",)), GlooBackend(), [], restarts=0)
+    record = RunRecord(replace(job, world=World(rank, ranks, 0, 1, 0, 1, launcher, hosts=("here",))))
     record.begin()
     record.write("completed")
     assert capsys.readouterr().err == ""
@@ -60,13 +68,14 @@ def test_nothing_is_said_of_one_process_in_a_notebook_or_by_other_ranks(
 
 @pytest.mark.parametrize("exit", ["completed", "interrupted", "failed"])
 def test_rank_0_says_what_has_started_and_how_it_has_ended(
-    exit: Exit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exit: Exit, job: Observed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts = tuple(f"n{host}" for host in range(5))
-    record = RunRecord(World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=hosts), GlooBackend(), [], restarts=0)
+    job.world = World(0, 10, 0, 2, 0, 5, "slurm", backend="gloo", hosts=hosts)
+    record = RunRecord(job)
     record.write_to(tmp_path / "record.json")
     record.begin()
-    record.training.steps = 30
+    job.counter.steps = 30
     record.write(exit)
     started, *ended = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"cpudist: 10 ranks on n0, n1, n2 and 2 more hosts, gloo, started in [\d.:]+( s)?", started)
@@ -75,8 +84,12 @@ def test_rank_0_says_what_has_started_and_how_it_has_ended(
     assert not ended, "the report of a failure is the last line"
 
 
-def test_numbers_follow_from_the_steps(record: RunRecord) -> None:
-    record.training = Training(3, times=deque([(1.0, 0.0), (3.0, 1.0)]), samples_per_step=8, losses=[5.0, 2.0])
+def test_numbers_follow_from_the_steps(job: Observed, record: RunRecord) -> None:
+    job.counter.steps = 2  # of an earlier loop
+    record.training = Training(
+        job.counter, times=deque([(1.0, 0.0), (3.0, 1.0)]), samples_per_step=8, losses=[5.0, 2.0]
+    )
+    job.counter.steps = 5
     fields = record.as_dict("completed")
     assert fields["steps"] == 3
     assert fields["samples_per_second"] == 4.0
@@ -86,7 +99,7 @@ def test_numbers_follow_from_the_steps(record: RunRecord) -> None:
 
 
 def test_json_has_no_infinity(record: RunRecord) -> None:
-    record.training = Training(1, times=deque([(1.0, None)]), losses=[float("nan"), float("inf")])
+    record.training = Training(record.training.counter, times=deque([(1.0, None)]), losses=[float("nan"), float("inf")])
     json.dumps(record.as_dict("failed"), allow_nan=False)
 
 
@@ -169,23 +182,26 @@ def test_a_device_is_written_to_and_not_replaced(record: RunRecord, tmp_path: Pa
     assert pipe.is_fifo()
 
 
-def test_a_restart_knows_what_the_attempts_before_it_have_done(record: RunRecord, tmp_path: Path) -> None:
+def test_a_restart_knows_what_the_attempts_before_it_have_done(job: Observed, record: RunRecord) -> None:
     file = record.path
-    record.training = Training(steps=30)
+    job.counter.steps = 30
     record.write("failed")
-    again = RunRecord(record._world, GlooBackend(), [], restarts=2)
+    job.restarts = 2
+    again = RunRecord(job)
     again.write_to(file)
-    again.training = Training(steps=80, first=20)
+    again.training.first = 20
+    job.counter.steps = 110
     again.write("completed")
     assert json.loads(file.read_text())["attempts"] == [[0, 30], [20, 80]]
-    other = RunRecord(record._world, GlooBackend(), [], restarts=0)
+    job.restarts = 0
+    other = RunRecord(job)
     other.write_to(file)
     assert json.loads(file.read_text())["attempts"] == [[0, 0]]
 
 
 def test_who_has_waited_and_for_whom() -> None:
     shares = [0.4, 0.1, 0.3, None]
-    paces = [Pace(9, 9.0, 1.0, 0, 0.0, 1.0, 1 << 20, 0, 0, None, 8, waits=share) for share in shares]
+    paces = [Pace(9, 9.0, 1.0, 0, 0.0, 1.0, 1 << 20, 0, 0, None, 8, communication_share=share) for share in shares]
     statuses = {rank: RankStatus(rank, f"h{rank}", pace=pace) for rank, pace in enumerate(paces)}
     rows = waiting({**statuses, 4: RankStatus(4, "h4")})
     assert rows[1] == {"rank": 1, "host": "h1", "waits": 0.1, "delays": 0.25}

@@ -11,7 +11,7 @@ import torch
 
 import cpudist
 from cpudist import job
-from cpudist.optimization import choice, ipex, precision
+from cpudist.optimization import ipex, precision
 from cpudist.pinning.preload import wanted_allocator
 
 pytestmark = pytest.mark.versions
@@ -61,17 +61,14 @@ def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_bf16_learns_as_fp32_does(autocast: bool) -> None:
+def test_bf16_learns_as_fp32_does() -> None:
     losses = []
     for dtype in (torch.float32, torch.bfloat16):
         model = _model()
-        model, optimizer = cpudist.optimize(model, _adamw(model), dtype=dtype, autocast=autocast)
+        model, optimizer = cpudist.optimize(model, _adamw(model), dtype=dtype)
         losses.append(_train(model, optimizer, 100))
-        _model().load_state_dict(model.state_dict())  # it fits the model as it was
         assert model(_data()[0]).dtype is torch.float32
-    assert model[3].weight.dtype is (torch.float32 if autocast else torch.bfloat16)
-    assert model[1].weight.dtype is torch.float32, "batch norm has its statistics in float32"
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
     assert losses[0] < 0.2, "the task is not learnt at all"
     assert losses[1] == pytest.approx(losses[0], rel=0.1)
 
@@ -108,7 +105,7 @@ def test_says_what_it_chose(alone: None, capfd: pytest.CaptureFixture[str]) -> N
     model = torch.nn.Linear(2, 2)
     cpudist.optimize(model, _adamw(model), dtype=torch.bfloat16, ipex=False)
     kernels = ["native", "fused AdamW", "freed memory kept", "parallel dropout"]
-    chosen = [*kernels, *choice.multiply(torch.bfloat16), choice.MASTER_WEIGHTS]
+    chosen = [*kernels, *(["bfloat16 autocast"] if precision.fitting(torch.bfloat16) is torch.bfloat16 else [])]
     assert job.require().record.optimizations == chosen
     captured = capfd.readouterr()
     assert captured.err.startswith(f"cpudist: optimize: {', '.join(chosen)} (Intel's extension is not asked for)")
@@ -181,7 +178,7 @@ def test_float16_needs_a_cpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_float16_with_a_scaler_learns_as_fp32_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU that has float16 arithmetic; where it has not, torch emulates it."""
-    monkeypatch.setattr(precision, "check_fp16", lambda: None)
+    monkeypatch.setattr(precision, "check", lambda dtype: None)
     images, labels = _data()
     losses, computed_in = [], set()
     for dtype in (torch.float32, torch.float16):
@@ -207,25 +204,20 @@ def test_other_bad_wishes() -> None:
     if ipex.missing():
         with pytest.raises(cpudist.UserError, match="intel_extension_for_pytorch"):
             cpudist.optimize(model, None, ipex=True)
-    model, optimizer = cpudist.optimize(model, torch.optim.LBFGS(model.parameters()), dtype=torch.bfloat16)
-    with pytest.raises(cpudist.UserError, match="closure"):
-        optimizer.step(lambda: model(torch.ones(1, 2)).sum())
 
 
-def test_a_model_that_mixes_formats_is_told_of_autocast() -> None:
-    class Mixed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x.float())
-
-    model, _ = cpudist.optimize(Mixed(), None, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="autocast=True"):
-        model(torch.ones(1, 2))
-    model, _ = cpudist.optimize(Mixed(), None, dtype=torch.bfloat16, autocast=True)
-    assert model(torch.ones(1, 2)).dtype is torch.float32
+def test_bfloat16_where_it_is_slow_is_float32(
+    alone: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    model = torch.nn.Linear(2, 2)
+    model.register_forward_hook(lambda module, inputs, output: computed_in.append(output.dtype))
+    computed_in: list[torch.dtype] = []
+    cpudist.optimize(model, None, dtype=torch.bfloat16)
+    model(torch.ones(1, 2))
+    assert computed_in == [torch.float32]
+    assert "bfloat16 autocast" not in job.require().record.optimizations
+    assert precision.IN_FLOAT32 in capfd.readouterr().err
 
 
 @WITH_IPEX
@@ -251,20 +243,20 @@ _COMPILES = """
 import sys, torch, cpudist
 from torch.nn import LayerNorm, Linear, Sequential, functional
 from cpudist import job
-from cpudist.optimization import choice
+from cpudist.optimization import kernels
 cpudist.init("gloo")
 model = Sequential(Linear(4, 8), LayerNorm(8), Linear(8, 1))
 if sys.argv[1] == "with":
     cpudist.optimize(model, torch.optim.SGD(model.parameters()))
     try:
-        choice.check_compiling()
+        kernels.check_compiling()
     except cpudist.UserError as error:
         assert "gradients" in str(error)
     else:
         sys.exit("both at once were allowed")
 else:
-    assert "gradients" in choice.why_not_ipex(compiled=True)
-    choice.check_compiling()
+    assert "gradients" in kernels.why_not_ipex(compiled=True)
+    kernels.check_compiling()
     cpudist.optimize(model, torch.optim.SGD(model.parameters()), ipex=False)
 compiled = torch.compile(model)
 x = torch.randn(3, 4)

@@ -28,8 +28,12 @@ def train(steps: int, folder: str) -> None:
     """Train a BERT with 24.5 million parameters; a rank of the job."""
     from transformers import Trainer, TrainingArguments
 
+    from cpudist import job
     from cpudist.bench.between_hosts import bert, random_tokens
+    from cpudist.observability.gradient_times import GradientTimes
 
+    running = job.require()
+    running.observers.add(GradientTimes(running, running.record))
     samples = [{"input_ids": row, "labels": row} for row in random_tokens(0, (4 * _BATCH * steps, _TOKENS))]
     arguments = TrainingArguments(
         folder,

@@ -192,6 +192,17 @@ def test_a_lost_rank_is_named_though_the_one_that_would_report_it_is_killed_firs
 
 
 @pytest.mark.job
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_reports_why_and_ends_at_once_is_not_called_lost(tmp_path: Path, rank: int) -> None:
+    """As where its group cannot be made."""
+    ends = "from cpudist.console import end_now; end_now(1, 'the reason')"
+    ways = [ends, _SLEEP] if rank == 1 else [_SLEEP, ends]
+    result = run(by_hand(train("--backend", "gloo", _script(tmp_path, *ways))), timeout=BOUND)
+    assert result.stdout.splitlines()[-1] == "1 1", result.output
+    assert result.stderr.splitlines()[-1] == "cpudist: the reason", result.output
+
+
+@pytest.mark.job
 def test_without_a_launcher_that_cares_the_ranks_end_each_other(tmp_path: Path) -> None:
     """Also where the working folder is removed while the job runs."""
     what = "import tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); time.sleep(3)"

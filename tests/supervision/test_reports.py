@@ -73,10 +73,10 @@ def test_the_cause_is_named(case: str) -> None:
     assert of(*CASES[case]) == recorded(f"deadlock: {case}")
 
 
-def test_a_rank_at_its_end_is_awaited_in_vain_but_not_while_groups_end() -> None:
-    for seconds, other, in_vain in ((4, ENDED, True), (1, ENDED, False), (4, computes(1), False)):
+def test_a_rank_at_its_end_deadlocks_a_collective_but_not_while_groups_end() -> None:
+    for seconds, other, deadlocked in ((4, ENDED, True), (1, ENDED, False), (4, computes(1), False)):
         waiting = waits(0, replace(REDUCE, seconds=seconds))
-        assert explain({0: waiting, 1: other}, HOSTS).in_vain == in_vain
+        assert explain({0: waiting, 1: other}, HOSTS).deadlocked == deadlocked
 
 
 PLACES = st.builds(

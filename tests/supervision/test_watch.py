@@ -33,9 +33,9 @@ def watch(server: StoreProcess, rank: int, timeout: float) -> Watch:
     world = World(rank, 2, rank, 2, 0, 1, "test", hosts=("h0",))
     heartbeat = Heartbeat(2, address, 5)
     status = RankStatus(rank, "h0", "train.py:9")
-    watch = Watch(world, ["h0", "h0"], address, 5, lambda at_end: replace(status, at_end=at_end), heartbeat)
-    watch.timeout = timeout
-    return watch
+    return Watch(
+        world, ["h0", "h0"], address, lambda at_end: replace(status, at_end=at_end), heartbeat, lambda: timeout
+    )
 
 
 def test_ranks_finish_together_and_the_store_ends_with_them(server: StoreProcess) -> None:

@@ -43,9 +43,10 @@ class CclBackend(ProcessGroupBackend):
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         register()  # again: a script may have imported Intel's binding, which registers its own
-        intel.hide_installed()
-        if world.rank == 0 and (other := intel.installed()):
-            say(f"the backend ccl is cpudist's own; {other} is installed and not used")
+        if other := intel.installed():
+            intel.hide_installed()
+            if world.rank == 0:
+                say(f"the backend ccl is cpudist's own; {other} is installed and not used")
         self._across_hosts = world.node_count > 1
         super().start(world, store, timeout)
 

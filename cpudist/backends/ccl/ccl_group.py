@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import PrefixStore
 
 from cpudist.backends.ccl import extension
+from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.pinning import data_cores
 from cpudist.rendezvous import all_gather
@@ -87,12 +89,35 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         module.lend_computing_threads(cores=spare + torch.get_num_threads())
     numbers = {node: number for number, node in enumerate(dict.fromkeys(member["node"] for member in members))}
     nodes = [numbers[member["node"]] for member in members]
-    extension.start({member["sums"] for member in members} - {None}, len(numbers) if whole_job else 1)
+    if whole_job and shared_memory and rank == 0 and (counts := _unequal_counts(nodes)):
+        say(
+            f"warning: large sums go without shared memory, since hosts have {counts} ranks; start as many on each of"
+            " them"
+        )
+    extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
     # Making a communicator of oneCCL cannot be interrupted. Ranks that are missing are named before this limit.
     with bounded(f"creating the ccl group {options.group_id!r}", timeout + _NAMING_SECONDS):
         return module.create_group(
             PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, wire
         )
+
+
+def _chosen_sums(chosen: set[str | None]) -> str | None:
+    """Return the algorithm of sums, given those in force or set on all ranks; None where none is.
+
+    Raises:
+        UserError: ranks differ.
+    """
+    named = sorted(filter(None, chosen))
+    if len(named) > 1:
+        raise UserError(f"CCL_ALLREDUCE differs between ranks ({', '.join(named)}); set the same on all of them")
+    return named[0] if named else None
+
+
+def _unequal_counts(nodes: list[int]) -> str:
+    """Return the numbers of ranks on the hosts, such as "1 to 3"; empty where they are the same."""
+    counts = set(Counter(nodes).values())
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else ""
 
 
 def _may_share_memory(chosen: set[str]) -> bool:

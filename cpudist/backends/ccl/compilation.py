@@ -6,16 +6,12 @@ c10d's C++ interface belongs to one torch version, so a binary serves that versi
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import runpy
 import sys
-from functools import cache
 from pathlib import Path
 
 from cpudist import compiler
 from cpudist.backends.ccl.toolchain import OneCcl, compile_command, find_libraries, find_oneccl
 from cpudist.compiler import Library
-from cpudist.errors import UserError
 
 SOURCES = Path(__file__).parent / "csrc"
 PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
@@ -70,21 +66,11 @@ def prebuilt() -> Path | None:
 
 def prebuilt_for() -> str:
     """Return the folder in `PREBUILT` for this torch and Python."""
-    # Without "+cpu" or "+cu128": c10d's C++ interface is the same in all builds of a release.
-    return f"torch{_torch_version().partition('+')[0]}-{_PYTHON}"
+    return f"torch{compiler.torch_release()}-{_PYTHON}"
 
 
 def _key(oneccl: OneCcl) -> str:
     content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary has it as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
-    return f"torch{_torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"
-
-
-@cache
-def _torch_version() -> str:
-    """torch.__version__, read from its file: importing torch takes seconds, which `find_built` does without."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        raise UserError("torch is not installed; pip install torch==2.13.0")
-    return str(runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"])
+    return f"torch{compiler.torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"

@@ -9,7 +9,7 @@ import atexit
 import ctypes
 import os
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -62,17 +62,17 @@ def load() -> Any:
     return module
 
 
-def start(chosen: Set[str], hosts: int) -> None:
+def start(chosen: str | None, hosts: int) -> None:
     """Start oneCCL, once in a process, with an algorithm of sums that all ranks share.
 
     Args:
-        chosen: algorithms in force on ranks that have started it before, or set by users there; one of them is taken.
+        chosen: the algorithm of ranks that have started it before, or whose user has set one; None: none has.
         hosts: of the job, where all of its ranks call this; otherwise 1.
     """
     module = load()
     if module.sums is None:
         default = "" if module.transport == "ofi" else _RINGS if hosts > 2 else "direct"
-        module.sums = min(chosen, default=default)
+        module.sums = default if chosen is None else chosen
         with Changes() as changes:  # undone: a child of a rank has no MPI, and so other algorithms
             if module.sums:
                 changes.variable("CCL_ALLREDUCE", module.sums)

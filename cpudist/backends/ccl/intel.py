@@ -1,48 +1,46 @@
-"""Stand-ins for Intel's binding under its two names, for scripts and set-up lines that import it.
+"""Stand-in for Intel's binding under its two names, for scripts that import it.
 
 Intel's binding, `oneccl_bindings_for_pytorch`, ended with torch 2.8. Scripts import it only to register ``ccl`` with
-torch; guides import it to find its ``env/setvars.sh`` and source it.
+torch. Libraries look for it to decide what to do: where DeepSpeed (0.19) can import it, it compiles its own backend
+against Intel's oneCCL. So the stand-in is no module on disk. A finder gives it to import statements of the user's code,
+from `import torch` on (register.py).
 
-cpudist installs two modules with these names. Each is one file: Python prefers a package of the same name in the same
-folder, so Intel's is imported where it is installed. Neither installation touches the other's files. During a job on
-ccl ours are imported in any case: Intel's would replace cpudist's ``ccl`` in torch.
+Where Intel's package is installed, that is imported, except during a job on ccl: it would replace cpudist's ``ccl`` in
+torch.
 """
 
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 _IMPORT_NAMES = ("oneccl_bindings_for_pytorch", "torch_ccl")  # the second is its name before torch 1.13
 _DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")
 
 
-def fill(module: ModuleType) -> None:
-    """Give a stand-in the attributes of Intel's module that scripts read: `cwd`, and the folder of `__file__`."""
-    from cpudist.backends.ccl.register import register
-
-    module.__doc__ = "Stands for Intel's package: the backend ccl is cpudist's."
-    module.__file__ = str(Path(__file__).absolute())  # env/setvars.sh is in the same folder
-    vars(module)["cwd"] = str(Path(__file__).absolute().parent)
-    if "torch" in sys.modules:  # a torch that is imported later calls it itself
-        register()
+def offer_to_scripts() -> None:
+    """Let import statements of the user's code find the stand-in where Intel's package is not installed."""
+    if _offered not in sys.meta_path:
+        sys.meta_path.append(_offered)
 
 
 def hide_installed() -> None:
-    """Let imports of Intel's names give ours from now on, also where Intel's package is installed."""
-    show_installed()
-    sys.meta_path.insert(0, _Finder())
+    """Let all imports of Intel's names give the stand-in from now on, although Intel's package is installed."""
+    if _in_place not in sys.meta_path:
+        sys.meta_path.insert(0, _in_place)
 
 
 def show_installed() -> None:
     """Take `hide_installed` back."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    if _in_place in sys.meta_path:
+        sys.meta_path.remove(_in_place)
 
 
 def installed() -> str | None:
@@ -56,7 +54,7 @@ def installed() -> str | None:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Find our modules under Intel's names."""
+    """Find the stand-in under Intel's names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -64,4 +62,41 @@ class _Finder(MetaPathFinder, Loader):
         return spec_from_loader(fullname, self) if fullname in _IMPORT_NAMES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        fill(module)
+        """Give it the attributes of Intel's module that scripts read: `cwd`, and the folder of `__file__`."""
+        here = Path(__file__).absolute()  # env/setvars.sh, which guides source, is in the same folder
+        module.__doc__ = "Stands for Intel's package: the backend ccl is cpudist's."
+        module.__file__ = str(here)
+        vars(module)["cwd"] = str(here.parent)
+
+
+class _FinderForScripts(_Finder):
+    """Find it only for import statements of the user's code."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _IMPORT_NAMES or not _is_users(_importer()):
+            return None
+        return super().find_spec(fullname, path, target)
+
+
+_offered, _in_place = _FinderForScripts(), _Finder()
+
+
+def _importer() -> FrameType | None:
+    """Return the frame that imports, behind those of the import system; of `importlib.util.find_spec` its own."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+        frame = frame.f_back
+    return frame
+
+
+def _is_users(frame: FrameType | None) -> bool:
+    """Return whether the code of a frame is neither an installed package's nor Python's own."""
+    if frame is None:
+        return False
+    if frame.f_globals.get("__name__") == "__main__":
+        return True
+    file = Path(frame.f_code.co_filename)
+    in_packages = {"site-packages", "dist-packages"}.intersection(file.parts)
+    return file.is_absolute() and not in_packages and not file.is_relative_to(sysconfig.get_path("stdlib"))

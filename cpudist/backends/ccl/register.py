@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cpudist.backends.ccl.intel import offer_to_scripts
+
 
 def register() -> None:
     """Register ``ccl`` with `torch.distributed` for CPU tensors; calling it again changes nothing."""
     import torch.distributed as dist
 
+    offer_to_scripts()
     if dist.is_available() and getattr(dist.Backend._plugins.get("CCL"), "creator_fn", None) is not _create:
         dist.Backend.register_backend("ccl", _create, extended_api=True, devices=["cpu"])
 

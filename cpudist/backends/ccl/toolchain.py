@@ -87,14 +87,6 @@ def compile_command(
     python_include = sysconfig.get_path("include")
     if not Path(python_include, "Python.h").exists():
         raise UserError(f"Python.h is not in {python_include}; install the package python3-dev")
-    torch_folder = Path(torch.__file__).parent
-    torch_include = torch_folder / "include"
-    includes = [
-        torch_include,
-        torch_include / "torch/csrc/api/include",
-        python_include,
-        oneccl.prefix / "include",
-    ]
     # pybind11 shares types only between modules that agree in these; torch 2.8 exposes those it was built with.
     pybind = [
         f'-DPYBIND11_{name}="{value}"'
@@ -102,15 +94,11 @@ def compile_command(
         if (value := getattr(torch._C, f"_PYBIND11_{name}", None)) is not None
     ]
     return [
-        compiler.command,
-        *("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *compiler.openmp),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *(*compiler.command, "-O2", "-o", str(output), str(source)),
         *pybind,
-        *(f"-isystem{path}" for path in includes),
-        f"-ffile-prefix-map={source.parent}=csrc",  # errors name source files; the bytes do not depend on the folder
-        *("-o", str(output), str(source)),
-        *(f"-L{torch_folder / 'lib'}", f"-L{oneccl.lib}"),
-        *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libhwloc.so.15"),
-        *("-lc10", "-ltorch_cpu", "-ltorch_python"),
+        *(f"-isystem{path}" for path in (python_include, oneccl.prefix / "include")),
+        *compiler.torch_options(source),
+        f"-L{oneccl.lib}",
+        *(str(oneccl.prefix / _STATIC_LIBRARY), "-l:libhwloc.so.15", "-ltorch_python"),
         *(f"-Wl,-rpath,{libraries or oneccl.lib}", "-Wl,--disable-new-dtags"),
     ]

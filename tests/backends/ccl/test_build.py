@@ -19,7 +19,7 @@ LIBRARY = Library("it.so", "it", "a second", "key", lambda compiler, output: [])
 def test_a_library_that_others_could_have_written_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setenv("CXX", "none-such")
     library = tmp_path / "cache" / "key" / "gxx-0" / "it.so"
     library.parent.mkdir(parents=True)
     library.touch()
@@ -41,11 +41,8 @@ def test_the_lock_follows_no_link(tmp_path: Path) -> None:
     assert other.read_text() == "kept"
 
 
-def test_who_holds_the_lock_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_holds_the_lock_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache" / "key" / "compiler"
-    monkeypatch.setattr(compiler, "_SAY_AFTER_SECONDS", 0.01)
     monkeypatch.setattr(compiler, "_COMPILE_SECONDS", 0.01)
     holder = rf"process {os.getpid()} on {socket.gethostname()}, since \d\d:\d\d:\d\d"
     with (
@@ -54,7 +51,59 @@ def test_who_holds_the_lock_is_said(
         compiler._lock(folder, "it"),
     ):
         pass
-    assert re.fullmatch(f"cpudist: waiting for {holder}, which compiles it\n", capsys.readouterr().err)
+
+
+def _program(folder: Path, name: str, says: str) -> Path:
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{says}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.job
+def test_cxx_may_have_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = _program(tmp_path, "ccache", '"$@"')
+    gcc = _program(tmp_path, "g++", "echo 'g++ (Debian 12.2.0-14) 12.2.0'")
+    clang = _program(tmp_path, "c++", "echo 'Debian clang version 14.0.6'")
+    (tmp_path / "with space").mkdir()
+    spaced = _program(tmp_path / "with space", "g++", "echo 'g++ (GCC) 13.1.0'")
+    labels = {}
+    for cxx in (gcc, f"{cache} {gcc}", f"{gcc} -m64", f"{cache} {gcc} -m32", f"'{gcc}'", clang, spaced):
+        monkeypatch.setenv("CXX", str(cxx))
+        found = compiler.find_compiler()
+        labels[str(cxx)] = re.sub("[0-9a-f]{8}", "DIGEST", found.label), found.openmp, len(found.command)
+    openmp = ("-fopenmp",)
+    assert list(labels.values()) == [
+        ("g++-12.2.0", openmp, 1),
+        ("g++-12.2.0", openmp, 2),
+        ("g++-DIGEST-12.2.0", openmp, 2),
+        ("g++-DIGEST-12.2.0", openmp, 3),
+        ("g++-12.2.0", openmp, 1),
+        ("c++-14.0.6", (), 1),
+        ("g++-13.1.0", openmp, 1),
+    ]
+    for cxx in ("none-such", f"{cache} none-such", f"none-such {gcc}", "-m64", " "):
+        monkeypatch.setenv("CXX", cxx)
+        assert compiler.find_compiler() is None
+    monkeypatch.setenv("CXX", f"'{gcc}")
+    with pytest.raises(UserError, match="correct its quotes"):
+        compiler.find_compiler()
+
+
+def test_a_library_of_another_compiler_serves_only_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for label in ("clang++-14.0.6", "g++-12.2.0", "g++-12345678-12.2.0", "g++-9.4.0"):
+        library = tmp_path / "key" / label / "it.so"
+        library.parent.mkdir(parents=True)
+        library.touch()
+    monkeypatch.delenv("CXX", raising=False)
+    assert compiler.find(LIBRARY, tmp_path).parent.name in ("g++-12.2.0", "g++-9.4.0")
+    for number in ("12.2.0", "9.4.0"):
+        (tmp_path / f"key/g++-{number}/it.so").unlink()
+    assert compiler.find(LIBRARY, tmp_path) is None, "g++ is here, and compiles its own"
+    monkeypatch.setenv("CXX", "none-such")
+    assert compiler.find(LIBRARY, tmp_path) is not None
 
 
 @pytest.mark.job

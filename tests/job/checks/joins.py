@@ -95,6 +95,9 @@ def all_ways() -> None:
             if way == "timeout":
                 assert (require().timeout, require().store.timeout) == (77, timedelta(seconds=77))
             cpudist.shutdown()
+    cpudist.init()
+    use_group("gloo", "by gloo's name")
+    cpudist.shutdown()
     for way, message in CONTRADICTIONS.items():
         world = cpudist.init()
         try:

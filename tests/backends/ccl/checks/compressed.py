@@ -1,6 +1,5 @@
 """Allreduces that cross the network in another format: `compressed.py bf16|int8`."""
 
-import math
 import os
 import sys
 import time
@@ -135,49 +134,6 @@ def check_ddp() -> None:
         assert running.record.compression == "bf16"
 
 
-class Language(torch.nn.Module):
-    """A model whose embedding and output layer share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = torch.nn.Embedding(2000, 32, padding_idx=0)
-        self.hidden = torch.nn.Linear(32, 32)
-        self.output = torch.nn.Linear(32, 2000)
-        self.output.weight = self.embedding.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        hidden += 0.01
-        logits = self.output(self.hidden(hidden).tanh())
-        return torch.nn.functional.cross_entropy(logits, tokens.roll(1), reduction="sum") / 100
-
-
-def check_rows_of_a_tied_embedding() -> None:
-    """The same gradients as in plain DDP, also where a rank has no tokens, or too many, and over two batches."""
-    for compress in ("none", wire):
-        for unused in (False, True):
-            plain, tied = Language(), Language()
-            plain_ddp = DistributedDataParallel(plain, find_unused_parameters=unused)
-            model = cpudist.wrap(tied, compress=compress, find_unused_parameters=unused)
-            for step in range(4):
-                count = (0, 40, 1500)[(world.rank + step) % 3]
-                generator = torch.Generator().manual_seed(10 * step + world.rank)
-                batches = [torch.randint(2000, (count,), generator=generator) for _ in range(2)]
-                for each in (plain_ddp, model):
-                    each.zero_grad()
-                    with each.no_sync():
-                        each(batches[0]).backward()
-                    each(batches[1]).backward()
-                error = {"none": 1e-6, "bf16": 0.05}.get(compress, math.inf)  # int8 adds what the last step has lost
-                for expected, found in zip(plain.parameters(), tied.parameters(), strict=True):
-                    assert expected.grad is not None
-                    assert found.grad is not None
-                    assert same_on_all_ranks(found.grad)
-                    assert float((found.grad - expected.grad).abs().max()) <= error * float(expected.grad.abs().max())
-            assert running.record.as_dict("running")["gradients"]["embedding_rows"] == ["embedding"]
-
-
 def check_the_wait_for_a_late_rank_is_counted() -> None:
     """The engine does not count it, because DDP waits for futures."""
     late = world.size - 1
@@ -196,7 +152,6 @@ def check_the_wait_for_a_late_rank_is_counted() -> None:
 
 check_ddp()
 check_the_wait_for_a_late_rank_is_counted()
-check_rows_of_a_tied_embedding()
 check_sums_and_averages()
 check_many_in_flight_among_other_calls()
 check_what_is_no_number_arrives()

@@ -6,8 +6,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from cpudist.training.busy_threads import BusyThreads
-from cpudist.training.trace_events import Event, collectives
+from cpudist.observability.busy_threads import BusyThreads
+from cpudist.observability.trace_events import Event, collectives
 
 # What a rank did, as a byte for each moment. Of two things at once, the one that stands later here counts.
 _ALL = "Python and others"
@@ -16,8 +16,8 @@ _BYTES = {part: bytes([number]) for number, part in enumerate(_PARTS, 1)}
 _MOMENTS = 1_000_000
 _STARTS = {"step ": _ALL, "Optimizer.step#": "optimizer", "enumerate(DataLoader)": "loading data"}
 _STARTS |= dict.fromkeys(("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::"), "")  # not all computing
-_OPERATORS = 5  # to name
-_ONE_THREAD = 1.3  # so many threads at most compute in an operator that runs on one
+_OPERATORS = 5  # Report so many operators.
+_ONE_THREAD = 1.3  # An operator with at most so many busy threads counts as serial.
 
 # What to try first where a part takes at least so many percent of the time.
 _ADVICE = (

@@ -17,38 +17,35 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed import DistStoreError
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from cpudist.console import names_of, number_of, say
 from cpudist.errors import UserError
+from cpudist.observability import trace_events
+from cpudist.observability.busy_threads import BusyThreads
+from cpudist.observability.observers import ObservedJob, Observer
+from cpudist.observability.time_shares import report
+from cpudist.observability.trace_events import STEPS, Event
 from cpudist.store import StoreLost
-from cpudist.training import trace_events
-from cpudist.training.busy_threads import BusyThreads
-from cpudist.training.time_shares import report
-from cpudist.training.trace_events import STEPS, Event
 
-if TYPE_CHECKING:
-    from cpudist.job import Job
-
-_SPANS = 350_000  # of all ranks together: a trace of less than 50 MB
+_SPANS = 350_000  # Most spans of all ranks together; the trace is then smaller than 50 MB.
 _GATHER_SECONDS = 60.0
-_ROUND_TRIPS = 20  # to the store's clock; the shortest one counts
-_MEASURED = 30  # operators whose threads are counted, with those that contain others
+_ROUND_TRIPS = 20  # Round trips to the store's clock; the shortest one counts.
+_MEASURED = 30  # Operators whose threads are counted, including operators that contain others.
 
 
-class Timeline:
+class Timeline(Observer):
     """Records the optimizer steps `steps[0]` to `steps[1]` - 1, counted from 0; rank 0 writes them to `file`.
 
     Raises:
         UserError: the ranks do not compute on CPUs, or rank 0 cannot write the file.
     """
 
-    def __init__(self, job: Job, file: Path, steps: tuple[int, int]) -> None:
+    def __init__(self, job: ObservedJob, file: Path, steps: tuple[int, int]) -> None:
         if job.world.device_type != "cpu":
             raise UserError(f"--timeline records CPUs only; leave it out with the backend {job.world.backend}")
         try:
@@ -63,17 +60,15 @@ class Timeline:
         # In nanoseconds: this rank's clock, by how much the store's is ahead, and the error of that.
         self._clock: list[tuple[int, int, int]] = []
         self._marks: list[int] = []  # the begin of the first step, and the ends of all, by this rank's wall clock
-        job.changes.default_variable("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line at the begin and at the end
-        job.changes.then(register_optimizer_step_post_hook(self._after_step).remove)
-        job.finish_before_end(self._end)
 
-    def _after_step(self, *_: Any) -> None:
+    def step(self, optimizer: Any) -> None:
+        """Note the end of a step, and begin, end or send the recording where it is time."""
         self._made += 1
         if self._steps[0] <= self._made <= self._steps[1]:
             self._marks.append(time.time_ns())
         self._stages.pop(self._made, lambda: None)()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Write the steps that were recorded before the training has ended."""
         stages, self._stages = self._stages, {}
         if len(self._marks) > 1:

@@ -6,16 +6,17 @@ The ranks publish them in any case, and rank 0 reads them when they are asked fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from cpudist.console import say
 from cpudist.errors import UserError
+from cpudist.observability.observers import ObservedJob, Observer
 
 if TYPE_CHECKING:
-    from cpudist.job import Job
+    from cpudist.observability.record import RunRecord
 
 _OF_RANKS = {  # by the fields of `Pace`
     "steps": (CounterMetricFamily, "steps", "Optimizer steps."),
@@ -27,29 +28,37 @@ _OF_RANKS = {  # by the fields of `Pace`
 }
 
 
-class Metrics:
-    """Serves the figures of a job until it ends; port 0: any that is free.
+class Metrics(Observer):
+    """Serves the figures of a job until `stop`; port 0: any that is free.
 
     Raises:
         UserError: the port cannot be used.
     """
 
-    def __init__(self, job: Job, address: str, port: int) -> None:
-        self._job = job
+    otherwise: ClassVar[dict[str, object]] = {"collect": ()}
+
+    def __init__(self, job: ObservedJob, record: RunRecord, address: str, port: int) -> None:
+        self._job, self._record = job, record
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            server, _ = start_http_server(port, address, registry)
+            self._server, _ = start_http_server(port, address, registry)
         except OSError as error:
             why = f"cannot serve metrics at {address}:{port} ({error.strerror})"
             raise UserError(f"{why}; give another --metrics-port, 0 for any free one") from None
-        job.changes.then(server.server_close)
-        job.changes.then(server.shutdown)
-        say(f"metrics at http://{address}:{server.server_port}/metrics")
+        say(f"metrics at http://{address}:{self._server.server_port}/metrics")
 
-    def collect(self) -> Iterator[Metric]:
+    def stop(self) -> None:
+        """Serve no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def collect(self) -> list[Metric]:
         """Return the figures of this moment, for prometheus-client."""
-        training = self._job.record.training
+        return list(self._collect())
+
+    def _collect(self) -> Iterator[Metric]:
+        training = self._record.training
         yield CounterMetricFamily("cpudist_restarts", "Restarts of the job.", self._job.restarts)
         if seconds := training.step_seconds():
             yield GaugeMetricFamily("cpudist_step_seconds", "Time of the newest step.", seconds[-1])

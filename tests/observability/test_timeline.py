@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import mpirun, run, train
 
-from cpudist.training import trace_events
-from cpudist.training.busy_threads import BusyThreads
-from cpudist.training.time_shares import divide, report
-from cpudist.training.timeline import align
-from cpudist.training.trace_events import Event, span
+from cpudist.observability import trace_events
+from cpudist.observability.busy_threads import BusyThreads
+from cpudist.observability.time_shares import divide, report
+from cpudist.observability.timeline import align
+from cpudist.observability.trace_events import Event, span
 
 _SCRIPT = """
 import sys, time

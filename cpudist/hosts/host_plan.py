@@ -1,0 +1,108 @@
+"""Decide how many ranks each host gets: at the start, and after failures on the hosts that can be used then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.hosts.check import Checked, check, wait_for
+from cpudist.hosts.hostfile import spread
+from cpudist.hosts.launch_options import LaunchOptions
+from cpudist.launchers.mpi_launcher import Host
+
+
+class HostPlan:
+    """The hosts of one job, and its ranks on them. Its steps, in order: `start`; after a failure `usable`, `restart`.
+
+    Args:
+        by_name: whether mpirun's processes connect to this host by its name.
+
+    Attributes:
+        hosts: all hosts that the user has named.
+    """
+
+    def __init__(self, options: LaunchOptions, by_name: bool) -> None:
+        here = Host("localhost", options.ranks if options.per_host is None else None, "this host")
+        self.hosts = list(options.hosts or [here])
+        self._options = options
+        self._by_name = by_name
+        self._has_file = options.hosts is not None
+        self._checked = Checked({}, {})  # the newest check
+        # The hostfile, or a number for all hosts, says how many ranks a host takes; otherwise its own plan does.
+        known = isinstance(options.per_host, int)
+        self._asks_hosts = not known and (options.per_host is not None or not all(host.slots for host in self.hosts))
+
+    def spread(self) -> list[Host]:
+        """Return the hosts that get ranks, with their numbers as slots; the hosts are asked only for these.
+
+        Raises:
+            UserError: the ranks do not fit, or hosts that must be asked cannot be used.
+        """
+        if self._asks_hosts:
+            self._require(self.hosts)
+        return self._spread(self.hosts, self._options.ranks)
+
+    def start(self) -> list[Host]:
+        """Return the hosts that get ranks, as `spread` does, once they have been checked.
+
+        Raises:
+            UserError: the ranks do not fit, or hosts cannot be used; one line for each.
+        """
+        if self._options.wait:
+            wait_for(self.hosts, self._options.wait)
+        placed = self.spread()
+        if self._has_file and not self._asks_hosts:
+            self._require(placed)
+        return placed
+
+    def usable(self, left_out: Iterable[Host]) -> list[Host]:
+        """Check all hosts but those `left_out` again; return those that can be used."""
+        kept = [host for host in self.hosts if host not in left_out]
+        self._checked = self._check(kept)
+        errors = {host for host, found in self._checked.findings.items() if any(one.level == "error" for one in found)}
+        for finding in self._checked.of_level("error"):
+            say(f"warning: going on without {finding.line}")
+        return [host for host in kept if host not in errors]
+
+    def restart(self, usable: Sequence[Host]) -> list[Host]:
+        """Return `usable` hosts with all ranks, or with as many as they take."""
+        ranks = self._options.ranks
+        if self._has_file:
+            room = number_of_ranks(self._spread(usable, None))
+            ranks = min(ranks or room, room)
+        return self._spread(usable, ranks)
+
+    def _require(self, hosts: Sequence[Host]) -> None:
+        self._checked = self._check(hosts)
+        for finding in self._checked.of_level("warning"):
+            say(f"warning: {finding.line}")
+        if errors := self._checked.of_level("error"):
+            raise UserError("\n".join(finding.line for finding in errors))
+
+    def _check(self, hosts: Sequence[Host]) -> Checked:
+        return check(hosts, self._options.script, self._by_name, interface=self._options.interface)
+
+    def _spread(self, hosts: Sequence[Host], ranks: int | None) -> list[Host]:
+        if isinstance(self._options.per_host, int):
+            return spread(hosts, ranks, self._options.per_host)
+        return spread(list(map(self._with_slots, hosts)) if self._asks_hosts else hosts, ranks)
+
+    def _with_slots(self, host: Host) -> Host:
+        """Return a host with as many slots as its own plan has ranks; the hostfile may not say fewer."""
+        part = self._options.per_host
+        if part is None and host.slots is not None:
+            return host
+        ranks = self._checked.facts[host].ranks[f"{part or 'default'}"]
+        if host.slots is not None and ranks > host.slots:
+            raise UserError(
+                f"{host.where}: {host.name} takes {host.slots} ranks, and --ppn {part} makes {ranks}; change one of"
+                " them"
+            )
+        return replace(host, slots=ranks)
+
+
+def number_of_ranks(hosts: Iterable[Host]) -> int:
+    """Return the ranks on all hosts."""
+    return sum(host.slots or 0 for host in hosts)

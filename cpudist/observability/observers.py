@@ -1,0 +1,126 @@
+"""The one place that calls the observers of a job, and the one interface through which they read it.
+
+    job.observers.add(Timeline(job, file, (10, 15)))
+
+The first exception of an observer is reported in one line. It ends that observer on this rank, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from cpudist.console import say
+from cpudist.store import Connection, StoreLost
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from cpudist.supervision.rank_status import RankStatus
+    from cpudist.supervision.step_counter import StepCounter
+    from cpudist.world import RankInfo, World
+
+
+class ObservedBackend(Protocol):
+    """What observers may read of a backend; `Backend` describes the methods."""
+
+    @property
+    def name(self) -> str: ...
+    def transport(self) -> str | None: ...
+    def details(self) -> dict[str, Any]: ...
+    def progress(self) -> list[tuple[str, int | None]] | None: ...
+    def communication_seconds(self) -> float | None: ...
+    def communicated_bytes(self) -> int | None: ...
+    def compressed_bytes(self) -> tuple[int, int] | None: ...
+
+
+class ObservedJob(Protocol):
+    """What observers may read of a job; `Job` describes the attributes. Observers have keys of their own in `store`."""
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def members(self) -> Sequence[RankInfo]: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def backend(self) -> ObservedBackend: ...
+    @property
+    def counter(self) -> StepCounter: ...
+    @property
+    def store(self) -> Store: ...
+    def statuses(self) -> dict[int, RankStatus]: ...
+
+
+class Observer:
+    """Base of observers. No public method of a derived class raises; after its first exception none does anything.
+
+    SystemExit and KeyboardInterrupt are not errors of an observer: signal handlers raise them anywhere.
+
+    Attributes:
+        otherwise: what methods return after an exception, by their names; others return None.
+    """
+
+    otherwise: ClassVar[Mapping[str, object]] = {}
+    _failed = False
+
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method) and not name.startswith("_"):
+                setattr(cls, name, _harmless(method))
+
+    def step(self, optimizer: Any) -> None:
+        """Observe a step of an optimizer."""
+
+    def beat(self, store: Connection) -> None:
+        """Observe once a second, in the heartbeat's thread and by its connection."""
+
+    def end(self) -> None:
+        """Observe the end of the script on this rank, before it waits for the others."""
+
+
+class Observers:
+    """Calls the observers of a job on this rank."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        """Call the methods of `observer` from now on."""
+        self._observers.append(observer)
+
+    def step(self, optimizer: Any) -> None:
+        """Report a step of an optimizer to all observers."""
+        for observer in self._observers:
+            observer.step(optimizer)
+
+    def beat(self, store: Connection | None) -> None:
+        """Report a beat to all observers; nothing where the store is lost."""
+        for observer in self._observers if store is not None else ():
+            observer.beat(store)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        """Report the end of the script to all observers, once."""
+        observers, self._observers = self._observers, []
+        for observer in observers:
+            observer.end()
+
+
+def _harmless(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Observer, *args: Any, **kwargs: Any) -> Any:
+        if not self._failed:
+            try:
+                return method(self, *args, **kwargs)
+            except StoreLost:  # the watch reports it
+                self._failed = True
+            except Exception as error:  # noqa: BLE001 - the job is worth more than what is observed of it
+                self._failed = True
+                say(f"warning: {type(self).__name__} has failed and ends; the job goes on: {error!r}")
+        return self.otherwise.get(method.__name__)
+
+    return call

@@ -1,0 +1,29 @@
+"""Warn about ranks that train without gradient synchronisation: a script that wraps no model trains N models."""
+
+from __future__ import annotations
+
+from cpudist.console import say
+from cpudist.observability.observers import ObservedJob, Observer
+
+
+class UnsynchronizedRanks(Observer):
+    """Warns at the end of a job, on rank 0 of several, if it has made optimizer steps and no collective.
+
+    Only for ranks on the CPU: on other devices gradients may take other ways.
+    """
+
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._at_start = self._communicated()
+
+    def end(self) -> None:
+        """Warn if the ranks have made steps and no collective."""
+        world, steps = self._job.world, self._job.counter.steps
+        if world.rank > 0 or world.size == 1 or world.device_type != "cpu" or self._at_start[0] is None:
+            return
+        if steps and self._communicated() == self._at_start:
+            say(f"warning: {world.size} ranks trained without gradient synchronisation (cpudist docs own-script)")
+
+    def _communicated(self) -> tuple[object, float | None]:
+        """Return a value that changes with a collective, also once the script has destroyed its groups."""
+        return self._job.backend.progress(), self._job.backend.communication_seconds()

@@ -1,0 +1,55 @@
+"""The optimizations of the running job's models: noted for the run record and the loss's scaler, and printed."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from cpudist import job
+from cpudist.console import say
+from cpudist.optimization import precision
+
+_dtypes: set[torch.dtype] = set()  # that the models of the running job compute in
+
+
+def note(names: list[str], dtype: torch.dtype) -> None:
+    """Note the optimizations of a model that computes in `dtype`; in the run record the newest model's stand.
+
+    Args:
+        names: the record's entries; the first is "ipex" or "native".
+        dtype: the type.
+    """
+    _dtypes.add(dtype)
+    running = job.current()
+    if running is not None:
+        running.record.optimizations = names
+        running.changes.then(_dtypes.clear)
+
+
+def needs_scaler() -> bool:
+    """Return whether a model of the running job computes in float16, whose small gradients would become zero."""
+    return torch.float16 in _dtypes
+
+
+def announce(
+    names: list[str], dtype: torch.dtype, no_ipex: str | None, *, warning: str = "", because: str = ""
+) -> None:
+    """Print one line on rank 0: the optimizations, and remarks for the user.
+
+    Args:
+        names: the record's entries.
+        dtype: the type that the model computes in.
+        no_ipex: why Intel's extension is not used; None where it is.
+        warning: text before the entries.
+        because: text after them.
+    """
+    slow = dtype is torch.bfloat16 and not precision.has_bf16()
+    slowness = "; this CPU has no bfloat16 instructions: expect no gain from it" if slow else ""
+    uncompiled = "" if no_ipex else "; torch.compile is off beside Intel's extension"
+    if rank() == 0:
+        say(f"optimize: {warning}{', '.join(names)}{because}{slowness}{uncompiled}")
+
+
+def rank() -> int:
+    """Return this process's rank; 0 where there is no process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

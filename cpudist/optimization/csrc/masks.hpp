@@ -1,0 +1,100 @@
+// Products with dropout masks, which a counter draws: a seed gives the same mask on any number of threads and any CPU.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+// Inlined into functions that are compiled for several instruction sets.
+#define CPUDIST_INLINE __attribute__((always_inline)) inline
+
+namespace cpudist {
+
+// Elements that are drawn together: four words from each of 16 counters. Element 16 k + i of a group is decided by word k
+// of counter i.
+constexpr size_t kCounters = 16;
+constexpr size_t kGroup = 4 * kCounters;
+
+struct Mask {
+  uint64_t seed;
+  uint32_t threshold;  // of 2^32: the probability that an element is kept
+  float scale;         // of a kept element
+};
+
+// Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011) of the counters of a group. The loops
+// are over counters, so that compilers use vectors.
+CPUDIST_INLINE void philox(uint64_t seed, uint64_t group, uint32_t words[kGroup]) {
+  uint32_t *c0 = words, *c1 = c0 + kCounters, *c2 = c1 + kCounters, *c3 = c2 + kCounters;
+  const uint64_t first = group * kCounters;
+  for (size_t i = 0; i < kCounters; ++i) {
+    c0[i] = static_cast<uint32_t>(first) + i;
+    c1[i] = static_cast<uint32_t>(first >> 32);
+    c2[i] = c3[i] = 0;
+  }
+  auto key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9, key1 += 0xBB67AE85) {
+    for (size_t i = 0; i < kCounters; ++i) {
+      const uint64_t product0 = uint64_t{c0[i]} * 0xD2511F53, product1 = uint64_t{c2[i]} * 0xCD9E8D57;
+      c0[i] = static_cast<uint32_t>(product1 >> 32) ^ c1[i] ^ key0;
+      c1[i] = static_cast<uint32_t>(product1);
+      c2[i] = static_cast<uint32_t>(product0 >> 32) ^ c3[i] ^ key1;
+      c3[i] = static_cast<uint32_t>(product0);
+    }
+  }
+}
+
+CPUDIST_INLINE float product(float element, float factor) { return element * factor; }
+
+// bfloat16 is the upper half of a float32, rounded to nearest, ties to even; compilers use vectors for these operations.
+CPUDIST_INLINE c10::BFloat16 product(c10::BFloat16 element, float factor) {
+  const float product = std::bit_cast<float>(uint32_t{element.x} << 16) * factor;
+  const uint32_t bits = std::bit_cast<uint32_t>(product);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return {static_cast<uint16_t>(product == product ? rounded : 0x7fc0), c10::BFloat16::from_bits()};
+}
+
+// Multiplies elements [from, to) by the scale or by 0, which keeps NaNs and signs as a product of tensors does.
+template <typename Element>
+CPUDIST_INLINE void multiply(const Element* in, Element* out, Mask mask, size_t from, size_t to) {
+  for (size_t at = from; at < to; at += kGroup) {
+    uint32_t words[kGroup];
+    philox(mask.seed, at / kGroup, words);
+    float factors[kGroup];
+    for (size_t i = 0; i < kGroup; ++i) factors[i] = words[i] < mask.threshold ? mask.scale : 0.0f;
+    if (to - at >= kGroup) {
+#pragma GCC ivdep
+      for (size_t i = 0; i < kGroup; ++i)
+        out[at + i] = product(in[at + i], factors[i]);  // a constant, for the compiler
+    } else {
+      for (size_t i = 0; i < to - at; ++i) out[at + i] = product(in[at + i], factors[i]);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+#define CPUDIST_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CPUDIST_EACH_CPU
+#endif
+CPUDIST_EACH_CPU void run(const float* in, float* out, Mask mask, size_t from, size_t to) {
+  multiply(in, out, mask, from, to);
+}
+CPUDIST_EACH_CPU void run(const c10::BFloat16* in, c10::BFloat16* out, Mask mask, size_t from, size_t to) {
+  multiply(in, out, mask, from, to);
+}
+
+// Divides the elements over torch's threads.
+template <typename Element>
+void multiply(const Element* in, Element* out, Mask mask, size_t count) {
+  const auto groups = static_cast<int64_t>((count + kGroup - 1) / kGroup);
+  at::parallel_for(0, groups, at::internal::GRAIN_SIZE / kGroup,
+                   [&](int64_t from, int64_t to) { run(in, out, mask, from * kGroup, std::min(count, to * kGroup)); });
+}
+
+}  // namespace cpudist

@@ -1,0 +1,90 @@
+"""Choose kernels that fit the running job, and apply them to a model and its optimizer."""
+
+from __future__ import annotations
+
+import torch
+
+from cpudist import job
+from cpudist.console import say
+from cpudist.errors import UserError
+from cpudist.optimization import dropout, ipex, native
+from cpudist.optimization.applied import rank
+from cpudist.optimization.precision import device_type, name
+
+ONE_THREAD = "dropout on one thread"  # the record's entry where the kernel cannot be compiled
+
+
+def why_not_ipex(compiled: bool = False) -> str | None:
+    """Return why Intel's extension cannot be used here; None where it can.
+
+    Args:
+        compiled: whether the model will be compiled.
+    """
+    if device_type() != "cpu":
+        return f"Intel's extension is not for the backend {job.require().world.backend}"
+    return ipex.missing(compiled)
+
+
+def check_compiling() -> None:
+    """Check that compiled models are right in this process.
+
+    Raises:
+        UserError: they are not, since Intel's extension is loaded, or the running job's backend compiles by itself.
+    """
+    if device_type() != "cpu":
+        raise UserError(f"torch.compile is not for the backend {job.require().world.backend}; leave compile out")
+    ipex.check_not_loaded()
+
+
+def apply(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    no_ipex: str | None,
+    keep_memory: bool = True,
+    parallel_dropout: bool = True,
+) -> list[str]:
+    """Apply every optimization except the number format to a model and its optimizer, in place. Call it before DDP.
+
+    Args:
+        model: as for `optimize`.
+        optimizer: as for `optimize`.
+        no_ipex: why Intel's extension is not used; None to use it.
+        keep_memory: whether freed memory is kept in the process.
+        parallel_dropout: whether dropout is drawn on all threads.
+
+    Returns:
+        The applied optimizations, as the run record lists them; the first entry is "ipex" or "native".
+    """
+    chosen = ["native" if no_ipex else "ipex"]
+    if device_type() != "cpu":
+        return chosen
+    if not no_ipex:
+        ipex.apply(model, optimizer)
+    if optimizer is not None and native.fuse(optimizer):
+        chosen.append(fused_name(optimizer))
+    if keep_memory and native.keep_freed():
+        chosen.append("freed memory kept")
+    if parallel_dropout:
+        return chosen + _divide_dropout(model)
+    dropout.restore(model)
+    return chosen
+
+
+def fused_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the run record's entry for a fused optimizer."""
+    return f"fused {type(optimizer).__name__}"
+
+
+def autocast_in(dtype: torch.dtype) -> list[str]:
+    """Return the run record's entries for a model that computes in `dtype`."""
+    return [] if dtype is torch.float32 else [f"{name(dtype)} autocast"]
+
+
+def _divide_dropout(model: torch.nn.Module) -> list[str]:
+    """Draw the model's dropout on all threads, if that is faster; return the record's entries for it."""
+    try:
+        return ["parallel dropout"] if dropout.divide(model) else []
+    except UserError as error:
+        if rank() == 0:
+            say(f"warning: {error}; dropout stays on one thread")
+        return [ONE_THREAD]

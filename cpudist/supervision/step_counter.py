@@ -1,0 +1,48 @@
+"""The steps and batches of this rank, counted once for `--stall`, the run record, `cpudist top` and other observers."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.data.dataloader as dataloader
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cpudist.changes import Changes
+
+
+class StepCounter:
+    """Counts steps of torch's optimizers and batches of torch's data loaders until `changes` are undone.
+
+    Attributes:
+        steps: the optimizer steps so far.
+        batches: the batches so far.
+        loading: seconds that this rank has waited for them.
+        after_step: functions that get the optimizer after each step; they must not raise.
+    """
+
+    def __init__(self, changes: Changes) -> None:
+        self.steps = self.batches = 0
+        self.loading = 0.0
+        self.after_step: list[Callable[[Any], object]] = []
+        changes.then(register_optimizer_step_post_hook(self._step).remove)
+        iterator = dataloader._BaseDataLoaderIter
+        changes.attribute(iterator, "__next__", self._timing(iterator.__next__))
+
+    def _step(self, optimizer: Any, *_: Any) -> None:
+        self.steps += 1
+        for call in self.after_step:
+            call(optimizer)
+
+    def _timing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            begin = time.perf_counter()
+            batch = original(iterator)
+            self.loading += time.perf_counter() - begin
+            self.batches += 1
+            return batch
+
+        return next_batch

@@ -1,0 +1,276 @@
+"""A model that `cpudist.optimize` has made faster trains as under torch's autocast, whatever a user does with it.
+
+A small model is trained twice, by the same program: by torch alone, under `torch.autocast`, and optimized.
+"""
+
+import copy
+import inspect
+import io
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+
+import cpudist
+
+pytestmark = pytest.mark.versions
+
+Call = Callable[..., torch.Tensor]  # a model, and its inputs -> the loss
+STEPS = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """These models are small; more threads wait for each other most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(nn.Module):
+    """An embedding, convolutions, a block and an output layer; forward takes targets and may call itself."""
+
+    def __init__(self, uses: set[str]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(32, 16, sparse="sparse" in uses)
+        self.bag = nn.EmbeddingBag(32, 16, sparse="sparse" in uses)
+        self.convolutions = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16))
+        self.out = nn.Linear(16, 32, bias=False)
+        if "tie" in uses:
+            self.out.weight = self.table.weight
+        self.uses = uses
+
+    def forward(self, ids: torch.Tensor, inputs: torch.Tensor | None = None) -> Any:
+        """Return logits; with targets, the loss."""
+        if inputs is not None:
+            return functional.mse_loss(self(ids).float().mean((1, 2)), inputs - 1000)
+        x = self.table(ids) + self.bag(ids)[:, None]
+        x = x + self.convolutions(x[:, None]).view(x.shape)
+        x = x + (checkpoint(self.block, x, use_reentrant=False) if "checkpointed" in self.uses else self.block(x))
+        return self.out(x)
+
+
+USES = ["accumulate", "add", "average", "checkpointed", "clip", "copy", "freeze", "gradients", "load", "part"]
+USES += ["pickle", "recompute", "scaler", "second", "sparse", "target", "tie"]
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
+}
+
+
+def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(32, (8, 6), generator=generator), 1000.7 + torch.randn(8, generator=generator)
+
+
+def _loss(call: Call, model: nn.Module, uses: set[str], number: int) -> torch.Tensor:
+    ids, targets = _batch(number)
+    if "target" in uses:
+        return call(model, ids, targets)
+    run = (lambda *inputs: checkpoint(call, *inputs, use_reentrant=False)) if "recompute" in uses else call
+    return functional.cross_entropy(run(model, ids).float().flatten(0, 1), ids.flatten())
+
+
+def _backward(loss: torch.Tensor, model: nn.Module, uses: set[str]) -> None:
+    if "gradients" not in uses or "sparse" in uses:
+        loss.backward()
+        return
+    updated = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter, gradient in zip(updated, torch.autograd.grad(loss, updated), strict=True):
+        strange = gradient.t().contiguous().t() if gradient.dim() == 2 else gradient  # column by column
+        parameter.grad = strange if parameter.grad is None else parameter.grad + strange
+
+
+def _train(make: Callable[[nn.Module, Any], None], call: Call, kind: str, uses: set[str]) -> list[torch.Tensor]:
+    """Return the loss of each step, the average's last one, and the parameters at the end."""
+    model: Any = Net(uses)
+    model.block[0].weight.requires_grad_("freeze" not in uses)
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    make(model, optimizer)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) if "average" in uses else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled="scaler" in uses)
+    losses = []
+    for step in range(STEPS):
+        if step == 2:
+            model, optimizer = _between_steps(model, optimizer, kind, uses)
+        optimizer.zero_grad()
+        for part in range(3 if "accumulate" in uses else 1):
+            loss = _loss(call, model, uses, 10 * step + part)
+            _backward(scaler.scale(loss), model, uses)
+        if "clip" in uses and "sparse" not in uses:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+        if average is not None:
+            average.update_parameters(model)
+    if average is not None:
+        losses.append(_loss(call, average, uses, 99).detach())
+    assert not torch.is_autocast_enabled("cpu")
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+
+def _between_steps(model: Any, optimizer: Any, kind: str, uses: set[str]) -> tuple[Any, Any]:
+    model.block[0].weight.requires_grad_()
+    if "copy" in uses:
+        model, optimizer = copy.deepcopy((model, optimizer))
+    if "pickle" in uses:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        model = torch.load(file, weights_only=False)
+    if "second" in uses or "pickle" in uses:
+        optimizer = OPTIMIZERS[kind](model.parameters())
+    if "load" in uses:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    if "part" in uses:
+        model.block.load_state_dict({name: value * 0.9 for name, value in model.block.state_dict().items()})
+    if "add" in uses:
+        model.block[3].weight.data += 1e-3
+    return model, optimizer
+
+
+def _oracle(kind: str, dtype: torch.dtype, uses: set[str]) -> list[torch.Tensor]:
+    def call(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+            return model(*inputs)
+
+    return _train(lambda model, optimizer: None, call, kind, uses)
+
+
+def _optimized(kind: str, dtype: torch.dtype, uses: set[str]) -> list[torch.Tensor]:
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        cpudist.optimize(model, optimizer, dtype, keep_memory=False)
+
+    def call(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+        outputs = model(*inputs)
+        assert outputs.dtype is torch.float32
+        return outputs
+
+    return _train(make, call, kind, uses)
+
+
+@given(
+    kind=st.sampled_from(sorted(OPTIMIZERS)),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    uses=st.sets(st.sampled_from(USES), max_size=5),
+)
+@settings(max_examples=60)
+def test_it_trains_as_under_torchs_autocast(kind: str, dtype: torch.dtype, uses: set[str]) -> None:
+    if "sparse" in uses:
+        uses -= {"tie", "clip"}  # torch adds no sparse gradient to a dense one, and cannot clip it
+        kind = "SGD" if kind == "AdamW" else kind  # which takes no sparse gradients
+    for ours, wanted in zip(_optimized(kind, dtype, uses), _oracle(kind, dtype, uses), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-2, atol=1e-3)
+
+
+class Tree(nn.Module):
+    """Its forward pass calls itself, and shows what it computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(8, 8)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor, depth: int = 3) -> Any:
+        """Return a dictionary of tensors."""
+        self.seen.append(self.branch(x).dtype)
+        below = self(self.branch(x), depth - 1)["sum"] if depth else x
+        return {"sum": self.branch(x) + below, "ids": torch.arange(3), "exact": x.double()}
+
+
+def test_a_forward_pass_within_itself_and_in_other_threads() -> None:
+    """Also one that fails leaves autocast off."""
+    model, _ = cpudist.optimize(Tree(), None, torch.bfloat16, keep_memory=False)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    wanted, found = model(x)["sum"], []
+
+    def run() -> None:
+        for _ in range(20):
+            found.append((model(x)["sum"], torch.is_autocast_enabled("cpu")))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 60
+    assert all(torch.equal(output, wanted) and not on for output, on in found)
+    assert set(model.seen) == {torch.bfloat16}
+    assert [value.dtype for value in model(x).values()] == [torch.float32, torch.int64, torch.float64]
+    with pytest.raises(RuntimeError):
+        model(torch.ones(4, 9))
+    assert not torch.is_autocast_enabled("cpu")
+    assert model.branch(x).dtype is torch.float32, "a part that is called by itself"
+
+
+def test_the_newest_type_counts() -> None:
+    model: Any = Tree()
+    for dtype in (torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16, torch.float32):
+        cpudist.optimize(model, None, dtype, keep_memory=False)
+        model.seen.clear()
+        model(torch.ones(4, 8))
+        assert set(model.seen) == {dtype}
+
+
+def test_a_copy_is_a_model_of_its_own() -> None:
+    model, _ = cpudist.optimize(nn.Linear(8, 3), None, torch.bfloat16, keep_memory=False)
+    other = copy.deepcopy(model)
+    other(torch.ones(4, 8)).sum().backward()
+    assert (model.weight.grad, model.bias.grad) == (None, None)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not other(torch.ones(4, 8)).any()
+    assert model(torch.ones(4, 8)).any()
+    assert inspect.signature(other.forward) == inspect.signature(nn.Linear(8, 3).forward)
+
+
+def test_compiled_it_computes_the_same() -> None:
+    model, _ = cpudist.optimize(nn.Sequential(nn.Linear(8, 8), nn.GELU()), None, torch.bfloat16, ipex=False)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    outputs = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    outputs.sum().backward()
+    gradient, model[0].weight.grad = model[0].weight.grad, None
+    model(x).sum().backward()
+    assert torch.equal(outputs, model(x))
+    torch.testing.assert_close(gradient, model[0].weight.grad)
+
+
+def test_gradients_of_a_function_of_the_parameters() -> None:
+    """As torch.func computes them, for each sample, and without autocast."""
+    model, _ = cpudist.optimize(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1)), None, keep_memory=False)
+    samples = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+
+    def output(parameters: Any, sample: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (sample,)).squeeze()
+
+    each = torch.func.vmap(torch.func.grad(output), in_dims=(None, 0))(dict(model.named_parameters()), samples)
+    model(samples).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), parameter.grad)
+
+
+def test_a_scaler_scales_once_any_model_of_the_job_is_in_float16(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
+    assert not cpudist.scaler().is_enabled()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        cpudist.optimize(nn.Linear(2, 2), None, dtype, keep_memory=False)
+        assert cpudist.scaler().is_enabled()
+    cpudist.shutdown()
+    cpudist.init("gloo")
+    assert not cpudist.scaler().is_enabled(), "another job"
