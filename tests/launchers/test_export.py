@@ -77,3 +77,9 @@ def test_what_is_set_stays(env: dict[str, str], absent: str, said: str) -> None:
     variables, kept = export(make_plan(big(), PlanOptions("socket")), env)
     assert absent not in variables
     assert kept == ([said] if said else [])
+
+
+def test_a_user_who_sets_several_keeps_all_of_them() -> None:
+    variables, kept = export(make_plan(big(), PlanOptions("socket")), {"I_MPI_PIN": "1", "CCL_WORKER_COUNT": "4"})
+    assert not {"I_MPI_PIN_DOMAIN", "CCL_WORKER_COUNT"} & variables.keys()
+    assert len(kept) == 2
