@@ -105,6 +105,7 @@ def _refusal(words: list[str]) -> UserError | None:
 # Which tests run a command of this form; the pages on Kubernetes, Slurm and notebooks have such tests of their own.
 RUN_BY = {
     r"(\$ )?cpudist plan": "topology/test_plan_command.py",
+    r"cpudist run": "hosts/test_launch_command.py",
     r"cpudist doctor --hostfile": "hosts/test_launch.py",
     r"cpudist test --hostfile": "hosts/test_cluster.py",
     r"cpudist summary": "cli/test_summary.py",
@@ -115,6 +116,7 @@ RUN_BY = {
     r"cpudist launch .*train_digits": "examples/test_own_loops.py",
     r"cpudist launch --host": "hosts/test_launch.py",
     r"(mpirun -n 2 )?cpudist-train --backend xla": "backends/xla/test_xla.py",
+    r"cpudist-train --backend accelerator": "backends/test_accelerator.py",
     r"mpirun -n 2 cpudist-train train.py": "job/test_job.py",
     r"(\$ )?mpirun -n 2 cpudist-train --timeline": "observability/test_timeline.py",
     r"mpirun -n 2 cpudist-train examples/language_model.py": "examples/test_language_model.py",
