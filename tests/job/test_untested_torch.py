@@ -14,7 +14,8 @@ _JOB = "import torch; torch.__version__ = torch.torch_version.TorchVersion('{}')
 
 def _nightly(above: int) -> torch.torch_version.TorchVersion:
     """Return the version of a nightly so many releases above the newest in the bound."""
-    (wanted,) = (each for each in map(Requirement, requires("cpudist") or []) if each.name == "torch" and each.marker is None)
+    needed = [each for each in map(Requirement, requires("cpudist") or []) if each.marker is None]
+    (wanted,) = (each for each in needed if each.name == "torch")
     newest = max(minor for minor in range(99) if wanted.specifier.contains(f"2.{minor}.1"))
     return torch.torch_version.TorchVersion(f"2.{newest + above}.0.dev20991231+cpu")
 
