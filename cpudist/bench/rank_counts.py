@@ -89,14 +89,12 @@ def one(ranks: int, script: Sequence[str]) -> Measured:
 
 def _end(job: subprocess.Popen[bytes]) -> None:
     """End the job as Ctrl-C does: `cpudist launch` leaves no process behind."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if job.poll() is None:
-            job.send_signal(number)
-        try:
-            job.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-        return
+    job.send_signal(signal.SIGINT)
+    try:
+        job.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        job.kill()  # its node agents then kill the ranks
+        job.wait()
 
 
 def _why(ranks: int, output: str) -> str:

@@ -65,11 +65,7 @@ class Timings:
 
 
 def ratio(slower: Timings, faster: Timings) -> Timings:
-    """Divide `slower` by `faster` in each round, so that drift of the machine over the rounds cancels.
-
-    Raises:
-        ValueError: they do not have the same number of rounds.
-    """
+    """Divide `slower` by `faster` in each round, so that drift of the machine over the rounds cancels."""
     return Timings(tuple((a / b,) for a, b in zip(slower.by_round, faster.by_round, strict=True)))
 
 
