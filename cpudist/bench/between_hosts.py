@@ -85,10 +85,7 @@ class HostTimes:
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False, only: Sequence[str] = ()) -> HostTimes:
-    """Measure on every rank of a job, and return the same figures on all ranks.
-
-    Args:
-        only: the candidates besides `ALONE`; empty for all.
+    """Measure all candidates, or `ALONE` and `only` these, on every rank; return the same figures on all ranks.
 
     Raises:
         UserError: all ranks are on one host.

@@ -28,7 +28,6 @@ class Measured:
     """What so many ranks do together.
 
     Attributes:
-        ranks: their number.
         threads: of each rank.
         batches: batches a second of all ranks together.
         memory: bytes of the largest rank.
@@ -45,9 +44,7 @@ class Measured:
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
     """Measure 1, 2, 4, … ranks, up to `most`; stop where more ranks are slower, or memory may not suffice.
 
-    Args:
-        most: the largest number of ranks.
-        script: the user's script and its arguments; without one the benchmarks' model is trained.
+    `script` is the user's, with its arguments; without one the benchmarks' model is trained.
 
     Raises:
         UserError: the steps of some ranks cannot be measured; the message has the end of their output.

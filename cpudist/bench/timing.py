@@ -22,11 +22,7 @@ CCL, GLOO = "ccl", "gloo"
 
 @dataclass(frozen=True)
 class Turns:
-    """How candidates take turns.
-
-    Attributes:
-        warm_up: untimed calls at the start of a turn, since the caches hold another candidate's data.
-    """
+    """How candidates take turns. A turn begins with `warm_up` untimed calls: the caches hold another one's data."""
 
     rounds: int
     calls: int

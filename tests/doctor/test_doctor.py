@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jobs
@@ -27,7 +27,7 @@ def tree(root: Path, **files: str) -> Files:
     return Files(root)
 
 
-def levels(findings: list[Finding]) -> dict[str, str]:
+def levels(findings: Iterable[Finding]) -> dict[str, str]:
     return {finding.about: finding.level for finding in findings}
 
 
@@ -67,9 +67,9 @@ def test_processors(tmp_path: Path) -> None:
     old = tree(tmp_path / "old", proc__cpuinfo="flags\t\t: fpu avx2 avx512f")
     new = tree(tmp_path / "new", proc__cpuinfo="flags\t\t: fpu amx_bf16 avx512_bf16 avx512_fp16")
     arm = tree(tmp_path / "arm", proc__cpuinfo="Features\t: fp asimd bf16 i8mm")
-    assert levels(list(processor.check(old, {})))["CPU"] == "warning"
+    assert levels(processor.check(old, {}))["CPU"] == "warning"
     assert any("AMX and AVX512_BF16" in finding.message for finding in processor.check(new, {}))
-    assert levels(list(processor.check(arm, {})))["CPU"] == "ok"
+    assert levels(processor.check(arm, {}))["CPU"] == "ok"
 
 
 def test_two_openmp_runtimes_in_one_process() -> None:
@@ -83,10 +83,10 @@ def test_two_openmp_runtimes_in_one_process() -> None:
     assert "/b/lib/libiomp5.so, and Intel's serves all" in found[0].remedy
     assert "tcmalloc" in found[1].message
     for variables, text in (({"LD_PRELOAD": "/b/lib/libiomp5.so"}, maps), ({}, maps.splitlines()[0])):
-        assert levels(list(libraries.libraries(text, variables)))["OpenMP"] == "ok"
+        assert levels(libraries.libraries(text, variables))["OpenMP"] == "ok"
     gnu_twice = maps.replace("/b/lib/libiomp5.so", "/c/sklearn.libs/libgomp-e985bcbb.so.1.0.0")
-    assert levels(list(libraries.libraries(gnu_twice, {})))["OpenMP"] == "ok"
-    assert levels(list(libraries.libraries("7f00 r-xp 0 00:01 1 /lib/libompl.so", {}))).keys() == {"allocator"}
+    assert levels(libraries.libraries(gnu_twice, {}))["OpenMP"] == "ok"
+    assert levels(libraries.libraries("7f00 r-xp 0 00:01 1 /lib/libompl.so", {})).keys() == {"allocator"}
 
 
 def test_whoever_has_decided_on_an_allocator_is_told_so() -> None:
@@ -152,7 +152,7 @@ def test_another_mpirun_first_on_path(tmp_path: Path) -> None:
     other.chmod(0o755)
     found = levels(list(usable_backends.check(Files(tmp_path), {"PATH": str(tmp_path)})))
     assert found["mpirun"] == "warning"
-    assert levels(list(usable_backends.check(Files(tmp_path), {"PATH": str(jobs.BIN)})))["mpirun"] == "ok"
+    assert levels(usable_backends.check(Files(tmp_path), {"PATH": str(jobs.BIN)}))["mpirun"] == "ok"
 
 
 @pytest.mark.job
