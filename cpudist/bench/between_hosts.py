@@ -62,15 +62,11 @@ class HostTimes:
 
     def table(self) -> str:
         """Return one block of lines for each type."""
-        head = ["", "time", f"of {ALONE}"]
-        return "\n\n".join(
-            f"training step, {dtype}\n" + table(head, [self._row(dtype, name) for name in timings])
-            for dtype, timings in self.steps.items()
-        )
-
-    def _row(self, dtype: str, name: str) -> list[str]:
-        step = self.steps[dtype][name]
-        return [name, time_cell(step), ratio_cell(ratio(step, self.steps[dtype][ALONE]))]
+        blocks = []
+        for dtype, timings in self.steps.items():
+            rows = [[name, time_cell(one), ratio_cell(ratio(one, timings[ALONE]))] for name, one in timings.items()]
+            blocks.append(f"training step, {dtype}\n" + table(["", "time", f"of {ALONE}"], rows))
+        return "\n\n".join(blocks)
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return the figures for JSON."""
@@ -89,10 +85,7 @@ class HostTimes:
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False, only: Sequence[str] = ()) -> HostTimes:
-    """Measure on every rank of a job, and return the same figures on all ranks.
-
-    Args:
-        only: the candidates besides `ALONE`; empty for all.
+    """Measure all candidates, or `ALONE` and `only` these, on every rank; return the same figures on all ranks.
 
     Raises:
         UserError: all ranks are on one host.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from cpudist import job
-from cpudist.bench.report import ratio_cell, table, time_cell
+from cpudist.bench.report import median_cell, ratio_cell, table
 from cpudist.bench.timing import (
     GLOO,
     Candidate,
@@ -70,21 +70,21 @@ class Comparison:
     timings: dict[str, Timings]
     dtype: str = "float32"
 
-    def ratio(self, one: str, other: str) -> Timings | None:
-        """Return the ratio of the two times, `one` over `other`; None where either was not measured."""
-        if one not in self.timings or other not in self.timings:
-            return None
-        return ratio(self.timings[one], self.timings[other])
+    @property
+    def ratios(self) -> dict[tuple[str, str], Timings]:
+        """The time on gloo divided by that of the job's process group, and that by the times of all others."""
+        own, *others = self.timings
+        pairs = [(GLOO, own) if name == GLOO else (own, name) for name in others]
+        return {(one, other): ratio(self.timings[one], self.timings[other]) for one, other in pairs}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
-        ratios = {f"{a}/{b}": found for a, b in _pairs([self]) if (found := self.ratio(a, b))}
         return {
             "operation": self.operation,
             "dtype": self.dtype,
             "bytes": self.size,
             "seconds": {name: timings.as_dict() for name, timings in self.timings.items()},
-            "ratios": {name: found.as_dict() for name, found in ratios.items()},
+            "ratios": {"/".join(pair): found.as_dict() for pair, found in self.ratios.items()},
         }
 
 
@@ -96,18 +96,16 @@ class CollectiveTimes:
 
     def table(self) -> str:
         """Return two blocks of lines for each operation and type: times, and their ratios with the rounds' range."""
-        kinds = itertools.groupby(self.comparisons, lambda one: (one.operation, one.dtype))
-        groups = [(f"{operation}, {dtype}", list(group)) for (operation, dtype), group in kinds]
-        blocks = [(f"{name}\n{_times(group)}", _ratios(group)) for name, group in groups]
-        return "\n\n".join(block for pair in blocks for block in pair if block)
+        kinds = itertools.groupby(self.comparisons, lambda one: f"{one.operation}, {one.dtype}")
+        return "\n\n".join(block for kind, group in kinds for block in _blocks(kind, list(group)))
 
     def panels(self) -> dict[str, dict[str, Timings]]:
         """Return the bars beside the allreduces: the other operations, at their largest size."""
         others = {one.operation: one for one in self.comparisons if one.operation != _ALLREDUCE}
         bars = {
-            f"{one.operation} of {size_cell(one.size)}, {name}": one.timings[name]
+            f"{one.operation} of {size_cell(one.size)}, {name}": timings
             for one in others.values()
-            for name in one.timings
+            for name, timings in one.timings.items()
         }
         return {"other operations, float32, in seconds": bars} if bars else {}
 
@@ -133,10 +131,7 @@ def run(
             device: in_turn([_call(name, count, world.size, dtype, device) for _ in range(buffers)])
             for device in {*devices.values()}
         }
-        candidates = {
-            backend: timed(_completed(partial(calls[devices[backend]], group), devices[backend]))
-            for backend, group in groups.items()
-        }
+        candidates = {backend: timed(partial(calls[devices[backend]], group)) for backend, group in groups.items()}
         if name == _ALLREDUCE and world.device.type == "cpu":
             candidates |= {COPY: _copy(count, dtype, buffers), **rivals(size, dtype, buffers)}
         times = take_turns(
@@ -149,29 +144,26 @@ def run(
 def _call(
     name: str, count: int, ranks: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[dist.ProcessGroup], object]:
-    """Return an operation on buffers of its own, for any group. The elements stay zero, however often summed."""
+    """Return an operation on buffers of its own, for any group, that returns when the device has finished it.
+
+    The elements stay zero, however often summed.
+    """
     collective, divided = _OPERATIONS[name]
     tensors = [torch.zeros(count // ranks if one else count, dtype=dtype, device=device) for one in divided]
-    return lambda group: collective(*tensors, group=group)
+    synchronize = job.require().backend.devices.synchronize
+
+    def call(group: dist.ProcessGroup) -> None:
+        collective(*tensors, group=group)
+        if device.type != "cpu":
+            synchronize()
+
+    return call
 
 
 def _copy(count: int, dtype: torch.dtype, buffers: int) -> Candidate:
     """Return a candidate that copies as many elements, on every rank within its own memory."""
     pairs = [(torch.zeros(count, dtype=dtype), torch.zeros(count, dtype=dtype)) for _ in range(buffers)]
     return timed(in_turn(partial(target.copy_, source) for source, target in pairs))
-
-
-def _completed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return a function that makes `call` and waits until the device has finished it."""
-    if device.type == "cpu":
-        return call
-    synchronize = job.require().backend.devices.synchronize
-
-    def call_and_wait() -> None:
-        call()
-        synchronize()
-
-    return call_and_wait
 
 
 def _plan(quick: bool) -> list[tuple[str, torch.dtype, int]]:
@@ -191,24 +183,11 @@ def _turns(size: int, quick: bool) -> Turns:
     return Turns(rounds=5, calls=min(max(160 * _MB // size, 5), 60), warm_up=3)
 
 
-def _pairs(comparisons: list[Comparison]) -> list[tuple[str, str]]:
-    """Return the candidates whose times are divided: gloo by the job's process group, and that by all others."""
-    own, *others = dict.fromkeys(name for one in comparisons for name in one.timings)
-    return [(GLOO, own) if name == GLOO else (own, name) for name in others]
-
-
-def _times(comparisons: list[Comparison]) -> str:
-    names = list(dict.fromkeys(name for one in comparisons for name in one.timings))
-    return _sizes(comparisons, names, lambda one: [time_cell(one.timings.get(name), spread=False) for name in names])
-
-
-def _ratios(comparisons: list[Comparison]) -> str:
-    pairs = _pairs(comparisons)
-    if not pairs:
-        return ""
-    heads = [f"{a} / {b}" for a, b in pairs]
-    return _sizes(comparisons, heads, lambda one: [ratio_cell(one.ratio(a, b)) for a, b in pairs])
-
-
-def _sizes(comparisons: list[Comparison], heads: list[str], cells: Callable[[Comparison], list[str]]) -> str:
-    return table(["size", *heads], [[size_cell(one.size), *cells(one)] for one in comparisons])
+def _blocks(title: str, comparisons: list[Comparison]) -> Iterator[str]:
+    """Yield a table of the times by size, and one of their ratios if there are several candidates."""
+    first = comparisons[0]  # all sizes have the same candidates
+    times = [[size_cell(one.size), *map(median_cell, one.timings.values())] for one in comparisons]
+    yield f"{title}\n" + table(["size", *first.timings], times)
+    if first.ratios:
+        ratios = [[size_cell(one.size), *map(ratio_cell, one.ratios.values())] for one in comparisons]
+        yield table(["size", *map(" / ".join, first.ratios)], ratios)

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cpudist.bench.between_hosts import ALONE
+from cpudist.bench.between_hosts import ALONE, HostTimes
 from cpudist.bench.collectives import COPY, CollectiveTimes, Comparison
-from cpudist.bench.report import Results
 from cpudist.bench.timing import CCL, GLOO, Timings
 from cpudist.console import size as size_cell
 
 _COLORS = {CCL: "tab:blue", GLOO: "tab:orange", COPY: "lightgray", ALONE: "lightgray"}
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: CollectiveTimes | HostTimes, path: Path) -> None:
     """Draw the results of a benchmark into a PNG file: bars, and the time of an allreduce over its size."""
     from matplotlib.figure import Figure  # without pyplot, which would choose a window system
 

@@ -28,7 +28,6 @@ class Measured:
     """What so many ranks do together.
 
     Attributes:
-        ranks: their number.
         threads: of each rank.
         batches: batches a second of all ranks together.
         memory: bytes of the largest rank.
@@ -45,9 +44,7 @@ class Measured:
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
     """Measure 1, 2, 4, … ranks, up to `most`; stop where more ranks are slower, or memory may not suffice.
 
-    Args:
-        most: the largest number of ranks.
-        script: the user's script and its arguments; without one the benchmarks' model is trained.
+    `script` is the user's, with its arguments; without one the benchmarks' model is trained.
 
     Raises:
         UserError: the steps of some ranks cannot be measured; the message has the end of their output.
@@ -89,14 +86,12 @@ def one(ranks: int, script: Sequence[str]) -> Measured:
 
 def _end(job: subprocess.Popen[bytes]) -> None:
     """End the job as Ctrl-C does: `cpudist launch` leaves no process behind."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if job.poll() is None:
-            job.send_signal(number)
-        try:
-            job.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-        return
+    job.send_signal(signal.SIGINT)
+    try:
+        job.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        job.kill()  # its node agents then kill the ranks
+        job.wait()
 
 
 def _why(ranks: int, output: str) -> str:

@@ -11,6 +11,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +29,31 @@ _WARM_UP = 3  # steps: DDP makes its buckets anew, and memory grows
 _STEPS, _SECONDS = 8, 8.0  # at least both; the run record times gradients until step 11
 
 
-class Steps:
-    """Times the steps of all optimizers of this process.
+def step_hook(file: Path) -> Callable[..., None]:
+    """Return a hook that times the steps of all optimizers, and writes the figures to `file` after enough of them."""
+    steps, begin = -_WARM_UP, 0.0
 
-    Args:
-        file: where to write the figures.
-    """
+    def after_step(*_: Any) -> None:
+        nonlocal steps, begin
+        steps += 1
+        if steps == 0:
+            begin = time.perf_counter()
+        seconds = time.perf_counter() - begin
+        if steps >= _STEPS and seconds >= _SECONDS and not file.exists():
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps(_figures(steps, seconds)))
+            new.replace(file)
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._steps = -_WARM_UP
-        self._begin = 0.0
+    return after_step
 
-    def step(self, *_: Any) -> None:
-        """Note the end of a step, and write the figures after enough of them."""
-        self._steps += 1
-        if self._steps == 0:
-            self._begin = time.perf_counter()
-        seconds = time.perf_counter() - self._begin
-        if self._steps >= _STEPS and seconds >= _SECONDS and not self._file.exists():
-            new = self._file.with_suffix(".new")
-            new.write_text(json.dumps(self._figures(seconds)))
-            new.replace(self._file)
 
-    def _figures(self, seconds: float) -> dict[str, Any]:
-        return {
-            "steps_per_second": self._steps / seconds,
-            "threads": torch.get_num_threads(),
-            "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "record": job.require().record.as_dict("running") | {"step_seconds": {"median": seconds / self._steps}},
-        }
+def _figures(steps: int, seconds: float) -> dict[str, Any]:
+    return {
+        "steps_per_second": steps / seconds,
+        "threads": torch.get_num_threads(),
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "record": job.require().record.as_dict("running") | {"step_seconds": {"median": seconds / steps}},
+    }
 
 
 def _train() -> None:
@@ -81,7 +77,7 @@ def main() -> None:
     rank = api.init().rank
     running = job.require()
     running.observers.add(GradientTimes(running, running.record))
-    register_optimizer_step_post_hook(Steps(Path(folder, f"{rank}.json")).step)
+    register_optimizer_step_post_hook(step_hook(Path(folder, f"{rank}.json")))
     if not words:
         _train()
     module = words[0] == "-m"

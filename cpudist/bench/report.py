@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,19 +24,6 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 # Variables that change the speed of ranks; recorded where they are set.
 _RECORDED = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
 _NOT_RECORDED = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI sets these for itself
-
-
-class Results(Protocol):
-    """The results of a benchmark."""
-
-    def table(self) -> str:
-        """Return the figures as text for people."""
-
-    def as_list(self) -> list[dict[str, Any]]:
-        """Return the figures for JSON."""
-
-    def panels(self) -> dict[str, dict[str, Timings]]:
-        """Return the bars to draw: by title, and by the bars' names."""
 
 
 def environment(job: Job) -> dict[str, Any]:
@@ -77,9 +64,9 @@ def headline(environment: Mapping[str, Any]) -> str:
     )
 
 
-def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Results) -> None:
+def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
     """Write the figures and where they were measured to a JSON file."""
-    content = {"benchmark": benchmark, "environment": environment, "results": results.as_list()}
+    content = {"benchmark": benchmark, "environment": environment, "results": results}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -88,23 +75,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(aligned([head, *rows]))
 
 
-def time_cell(timings: Timings | None, spread: bool = True) -> str:
-    """Return the median, with the range of the rounds if `spread`, in one unit: ``15.2 us (14.1-17)``."""
-    if timings is None:
-        return "-"
+def time_cell(timings: Timings) -> str:
+    """Return the median with the range of the rounds, in one unit: ``15.2 us (14.1-17)``."""
     scale, unit = next((entry for entry in _UNITS if timings.median >= entry[0]), _UNITS[-1])
-    low, high = timings.spread
-    cell = _cell(timings.median / scale, low / scale, high / scale, f" {unit}")
-    return cell if spread else cell.partition(" (")[0]
+    return _cell(timings, scale, f" {unit}")
 
 
-def ratio_cell(ratio: Timings | None) -> str:
+def median_cell(timings: Timings) -> str:
+    """Return the median: ``15.2 us``."""
+    return time_cell(timings).partition(" (")[0]
+
+
+def ratio_cell(ratio: Timings) -> str:
     """Return the median with the range of the rounds: ``1.07 (1.02-1.1)``."""
-    return "-" if ratio is None else _cell(ratio.median, *ratio.spread)
+    return _cell(ratio)
 
 
-def _cell(median: float, low: float, high: float, unit: str = "") -> str:
-    def digits(value: float) -> str:
-        return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-    return f"{digits(median)}{unit} ({digits(low)}-{digits(high)})"
+def _cell(timings: Timings, scale: float = 1.0, unit: str = "") -> str:
+    values = [value / scale for value in (timings.median, *timings.spread)]
+    median, low, high = (f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in values)
+    return f"{median}{unit} ({low}-{high})"

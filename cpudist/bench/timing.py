@@ -22,11 +22,7 @@ CCL, GLOO = "ccl", "gloo"
 
 @dataclass(frozen=True)
 class Turns:
-    """How candidates take turns.
-
-    Attributes:
-        warm_up: untimed calls at the start of a turn, since the caches hold another candidate's data.
-    """
+    """How candidates take turns. A turn begins with `warm_up` untimed calls: the caches hold another one's data."""
 
     rounds: int
     calls: int
@@ -65,11 +61,7 @@ class Timings:
 
 
 def ratio(slower: Timings, faster: Timings) -> Timings:
-    """Divide `slower` by `faster` in each round, so that drift of the machine over the rounds cancels.
-
-    Raises:
-        ValueError: they do not have the same number of rounds.
-    """
+    """Divide `slower` by `faster` in each round, so that drift of the machine over the rounds cancels."""
     return Timings(tuple((a / b,) for a, b in zip(slower.by_round, faster.by_round, strict=True)))
 
 

@@ -83,7 +83,7 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
         if world.rank == 0:
             say(line, program="cpudist bench")
 
-    measured: report.Results
+    measured: between_hosts.HostTimes | collectives.CollectiveTimes
     if options.subject == "hosts":
         measured = between_hosts.run(world, progress, options.quick, options.only)
     else:
@@ -93,7 +93,7 @@ def _bench(options: argparse.Namespace, launcher: Launcher) -> None:
         headline = report.headline(where)
         print(headline, measured.table(), sep="\n\n", flush=True)
         if options.json:
-            report.write(options.json, options.subject, where, measured)
+            report.write(options.json, options.subject, where, measured.as_list())
         if options.plot:
             plot.draw(measured, options.plot)
     job.shutdown()

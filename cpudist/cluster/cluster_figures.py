@@ -69,7 +69,6 @@ class ClusterFigures:
         allreduces: seconds of an allreduce over all ranks, by bytes.
         loss: of a small training on all ranks, and of the same in one process.
         backend: such as "ccl over mpi".
-        measured_at: the time, in ISO 8601.
     """
 
     hosts: list[HostFigures]
@@ -77,7 +76,6 @@ class ClusterFigures:
     allreduces: dict[int, float]
     loss: tuple[float, float]
     backend: str
-    measured_at: str
 
     @property
     def bandwidth(self) -> float | None:

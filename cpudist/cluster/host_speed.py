@@ -21,12 +21,7 @@ _SECONDS = 1.0
 
 
 def measure_host(name: str, probe: str) -> HostFigures:
-    """Measure this host.
-
-    Args:
-        name: its host name.
-        probe: a file in rank 0's working folder; empty where none can be written.
-    """
+    """Measure this host. `probe` is a file in rank 0's working folder, and empty where none can be written."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1)  # before this process adds to it
     flops = {}
     for dtype in (torch.float32, torch.bfloat16):

@@ -28,9 +28,9 @@ def least_share(hosts: Sequence[HostFigures], quiet: float = 0.5, busy: float = 
 
 def _versions(hosts: Sequence[HostFigures]) -> Iterator[Finding]:
     for name in hosts[0].versions:
-        usual = statistics.mode(host.versions.get(name, "none") for host in hosts)
+        usual = statistics.mode(host.versions[name] for host in hosts)
         for host in hosts:
-            if (theirs := host.versions.get(name, "none")) != usual:
+            if (theirs := host.versions[name]) != usual:
                 remedy = "install the same version on all hosts"
                 yield Finding("error", host.name, f"has {name} {theirs}, the others {usual}", remedy)
 

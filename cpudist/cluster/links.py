@@ -58,9 +58,8 @@ def _ask(own: int, other: int, rank: int) -> list[LinkFigures]:
         while min(_timed(size, rank, way) for _ in range(2)) < _SECONDS / 4 and size < _MOST_BYTES:
             size *= 4
         best = min(_timed(size, rank, way) for _ in range(1 + _LARGE_MESSAGES))
-        links.append(
-            LinkFigures(*ends, latency, size / max(best - 2 * latency, best / 2))
-        )  # that of a busy host is no guide
+        # At most half of the time is subtracted: a busy host answers small messages late.
+        links.append(LinkFigures(*ends, latency, size / max(best - 2 * latency, best / 2)))
     dist.send(torch.tensor([0, _TO]), rank)
     return links
 

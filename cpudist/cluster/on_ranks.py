@@ -7,7 +7,6 @@ import os
 import statistics
 import time
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +53,6 @@ def measure(job: Job) -> ClusterFigures:
         {size: _allreduce(size) for size in _ALLREDUCED},
         (_train(world.rank, world.size), _train(0, 1)),
         f"{world.backend} over {transport}" if transport else world.backend,
-        datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 

@@ -19,9 +19,7 @@ def tables(figures: ClusterFigures) -> str:
         clock = f"{host.clock / 1e9:.1f} GHz" if host.clock else "-"
         flops = [f"{host.flops[dtype] / 1e9:.0f} GFLOP/s" for dtype in ("float32", "bfloat16")]
         hosts.append((host.name, str(host.cores), *flops, f"{size(host.copied)}/s", clock, size(host.memory)))
-    blocks = ["\n".join(aligned(hosts))]
-    if figures.links:
-        blocks += _matrix(figures)
+    blocks = ["\n".join(aligned(hosts)), *(_matrix(figures) if figures.links else ())]
     times = ", ".join(f"{size(bytes)} {1e3 * seconds:.3g} ms" for bytes, seconds in figures.allreduces.items())
     blocks.append(f"allreduce on {figures.backend}: {times}\nloss of a small training: {figures.loss[0]:.6g}")
     return "\n\n".join(blocks)

@@ -53,22 +53,16 @@ class Loaded:
     ccl_error: str = ""
 
 
-def load(env: Mapping[str, str]) -> Loaded:
-    """Load a rank's libraries in a new process with these variables; once for each set of variables."""
-    return _load(tuple(sorted(env.items())))
-
-
 @cache
-def _load(variables: tuple[tuple[str, str], ...]) -> Loaded:
+def load() -> Loaded:
+    """Load a rank's libraries in a new process."""
     try:
         built = str(find_built() or "")
     except UserError:  # there is no oneCCL
         built = ""
     command = [sys.executable, "-c", _PROBE, built, *companions_that_fit()]
     try:
-        probe = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=dict(variables)
-        )
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Loaded(torch_error=f"it takes more than {_SECONDS} s")
     if probe.returncode != 0:
@@ -79,7 +73,7 @@ def _load(variables: tuple[tuple[str, str], ...]) -> Loaded:
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """Check the mapped libraries after torch is imported, with this environment's LD_PRELOAD."""
-    loaded = load(env)
+    loaded = load()
     if loaded.torch_error:
         message = f"import torch fails: {loaded.torch_error}"
         yield Finding("error", "torch", message, "reinstall torch in this environment")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from collections.abc import Iterator, Mapping
 
 from cpudist.console import size
@@ -19,7 +20,7 @@ _LEAST_SHM = 32 << 20
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """Check the kernel's settings for memory."""
-    yield shared_memory(_free_shm())
+    yield shared_memory(shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else None)
     yield from _locked(files)
     policy = memory_policy()
     if policy not in (None, "default", "local"):
@@ -39,14 +40,6 @@ def shared_memory(free: int | None) -> Finding:
     if free < _ENOUGH_SHM:
         return Finding("warning", _SHM, f"{what}: large batches from data-loading processes may die of SIGBUS", remedy)
     return Finding("ok", _SHM, what)
-
-
-def _free_shm() -> int | None:
-    try:
-        status = os.statvfs(_SHM)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize
 
 
 def _locked(files: Files) -> Iterator[Finding]:

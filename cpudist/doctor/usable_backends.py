@@ -22,7 +22,7 @@ from cpudist.topology.kernel_files import Files
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
     """Check the name of this host, all backends, and the mpirun that would start ranks."""
     yield resolve(socket.gethostname())
-    yield _ccl(env)
+    yield _ccl()
     for name, plugin in backends.plugins().items():
         for level, message, remedy in plugin.devices.findings(env):
             yield Finding(level, name, message, remedy)
@@ -52,7 +52,7 @@ def why_not_ccl() -> str:
     return ""
 
 
-def _ccl(env: Mapping[str, str]) -> Finding:
+def _ccl() -> Finding:
     slow = "auto is gloo, several times slower than ccl"
     if reason := why_not_ccl():
         what, _, remedy = reason.partition("; ")
@@ -60,7 +60,7 @@ def _ccl(env: Mapping[str, str]) -> Finding:
     built = find_built()
     if built is None:
         return Finding("ok", "backend", "auto is ccl; cpudist build, or the first job, compiles it in a minute or two")
-    if reason := load(env).ccl_error:
+    if reason := load().ccl_error:
         remedy = f"rm -r {built.parent} and run cpudist build"
         return Finding("warning", "backend", f"{slow}, whose compiled module does not load: {reason}", remedy)
     return Finding("ok", "backend", f"auto is ccl; compiled: {built}")

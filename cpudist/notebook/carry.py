@@ -39,10 +39,6 @@ _OF_THIS_PROCESS = (
 )
 
 
-class _NotHere(Exception):
-    """Raised for an object that would be a different thing in another process."""
-
-
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     """Records the notebook's definitions that it pickles.
 
@@ -60,7 +56,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         kind = type(obj)
         for module, names, reason in _OF_THIS_PROCESS:
             if kind.__name__ in names and kind.__module__.startswith(module):
-                raise _NotHere(reason)
+                raise pickle.PicklingError(reason)
         if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == MAIN:
             name: str = obj.__name__
             if vars(sys.modules[MAIN]).get(name) is obj:

@@ -7,6 +7,7 @@ import pickle
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal
 
 from cpudist.console import say
@@ -109,31 +110,24 @@ def notebook_launcher(
         os.close(payload)
     if isinstance(outcome, Failure):
         outcome.raise_here()
-    return outcome.value if isinstance(outcome, Result) else None
+    return outcome.value
 
 
 def _run(settings: Settings, payload: int) -> Result | Failure:
     """Make attempts until one succeeds or no restart is left; return how the last one ended."""
-    nodes, run_id = Nodes(settings), uuid.uuid4().hex
-    outcome: Result | Failure | None = None
-    try:
-        for restarts in range(settings.max_restarts + 1):
-            if restarts:
-                assert isinstance(outcome, Failure)
+    restarts, run_id, failed = 0, uuid.uuid4().hex, False
+    with closing(Nodes(settings)) as nodes:
+        try:
+            while True:
+                with closing(LocalRanks(settings, nodes, payload, restarts, run_id)) as ranks:
+                    outcome = ranks.run()
+                if isinstance(outcome, Result):
+                    return outcome
+                if outcome.mistake or outcome.stopped or restarts == settings.max_restarts:
+                    failed = True
+                    return outcome
+                restarts += 1
                 say(f"{outcome.who} {outcome.said}")
                 say(f"starting again ({restarts} of {settings.max_restarts})")
-            ranks = LocalRanks(settings, nodes, payload, restarts, run_id)
-            try:
-                outcome = ranks.run()
-            finally:
-                ranks.close()
-            if isinstance(outcome, Result) or outcome.mistake or outcome.stopped:
-                break
-        assert outcome is not None
-        nodes.leave(failed=isinstance(outcome, Failure))
-        return outcome
-    except BaseException:  # the cell was interrupted
-        nodes.leave(failed=False)
-        raise
-    finally:
-        nodes.close()
+        finally:
+            nodes.leave(failed)

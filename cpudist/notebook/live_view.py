@@ -24,8 +24,7 @@ _WIDTH, _HEIGHT = 560, 110  # of the curve, in pixels
 class LiveView:
     """Shows the ranks of a job in one place of the cell, which is empty again after `close`.
 
-    Args:
-        shell: IPython's; nothing is shown without one, or in a terminal's.
+    Without IPython's `shell`, or in a terminal's, nothing is shown.
     """
 
     def __init__(self, shell: Any) -> None:

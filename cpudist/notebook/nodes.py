@@ -131,11 +131,7 @@ class Nodes:
 
     def _compare(self) -> None:
         """Check that all cells have the same arguments; report a difference to the other nodes."""
-        settings = self._settings
-        names = ("num_nodes", "num_processes", "mixed_precision", "max_restarts")
-        values = {name: repr(getattr(settings, name)) for name in names}
-        values |= {name: repr(getattr(settings.options, name)) for name in ("backend", "compress", "resume")}
-        own = {**settings.call, **{name: (value, value) for name, value in values.items()}}
+        settings, own = self._settings, self._settings.compared
         if settings.node_rank == 0:
             self._store.set({_SETTINGS: json.dumps(own).encode()})
             return

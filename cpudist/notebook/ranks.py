@@ -127,11 +127,14 @@ class LocalRanks:
         self._attempt = attempt
         self._ranks: list[_Rank] = []
         mark = uuid.uuid4().hex
+        variables = _variables(settings, mark, run_id, attempt)
         # Kills every marked process, also the children of ranks, and also when this process is killed.
         self._agents = NodeAgents([Host("localhost")], mark, "RANK")
         self._view = LiveView(_shell())
         try:
-            self._start(settings, payload, {"CPUDIST_JOB_ID": mark, "CPUDIST_RUN_ID": run_id})
+            for local_rank in range(settings.num_processes):
+                own = rank_variables(settings.placement(local_rank), nodes.rendezvous(attempt))
+                self._ranks.append(_Rank(settings, local_rank, payload, {**variables, **own}))
         except BaseException:
             self.close()
             raise
@@ -160,12 +163,6 @@ class LocalRanks:
         for rank in self._ranks:
             rank.close()
         self._view.close()
-
-    def _start(self, settings: Settings, payload: int, ids: dict[str, str]) -> None:
-        variables = _variables(settings, ids, self._attempt)
-        for local_rank in range(settings.num_processes):
-            own = rank_variables(settings.placement(local_rank), self._nodes.rendezvous(self._attempt))
-            self._ranks.append(_Rank(settings, local_rank, payload, {**variables, **own}))
 
     def _wait(self) -> Failure | None:
         """Wait until all ranks have ended, for a bounded time after a failure; return the first failure on any node."""
@@ -211,14 +208,15 @@ class LocalRanks:
         time.sleep(_LOOK_SECONDS)
 
 
-def _variables(settings: Settings, ids: dict[str, str], attempt: int) -> dict[str, str]:
+def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> dict[str, str]:
     """Return the variables that all ranks share."""
     variables = without_launcher(os.environ)
     if variables.get("MPLBACKEND", "").startswith("module:"):  # draws into the notebook's cells, or an editor's window
         variables["MPLBACKEND"] = "agg" if _shell() is None else "module://cpudist.notebook.figures"
     return {
         **variables,
-        **ids,
+        "CPUDIST_JOB_ID": job_id,
+        "CPUDIST_RUN_ID": run_id,
         "CPUDIST_RESTART_COUNT": str(attempt),
         "ACCELERATE_MIXED_PRECISION": settings.mixed_precision,
     }

@@ -7,10 +7,9 @@ import os
 import pickle
 import socket
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import cloudpickle
 
@@ -86,9 +85,7 @@ class Failure:
 
     def to_json(self) -> str:
         """Return it as text, without the exception: unpickling data from the network could run any code."""
-        return json.dumps(
-            {"who": self.who, "said": self.said, "how": self.how, "mistake": self.mistake, "stopped": self.stopped}
-        )
+        return json.dumps({name: value for name, value in vars(self).items() if name not in ("at", "error")})
 
     @classmethod
     def from_json(cls, text: str) -> Failure:
@@ -99,7 +96,7 @@ class Failure:
         except (TypeError, ValueError):
             return cls("another node", "reports a failure by another version of cpudist; install the same there", now)
 
-    def raise_here(self) -> None:
+    def raise_here(self) -> NoReturn:
         """Raise the failure in this process.
 
         Raises:
@@ -116,11 +113,6 @@ class Failure:
         if isinstance(error, UserError):
             raise error from None
         raise error from failed
-
-
-def traceback_of(error: BaseException, first: Any) -> str:
-    """Return an exception's traceback from the frame `first` on, as Python prints it."""
-    return "".join(traceback.format_exception(type(error), error, first)).rstrip()
 
 
 class Mailbox:

@@ -20,6 +20,7 @@ from cpudist.notebook.carry import digest
 PORT = 29500  # torch's default; the cells of several nodes must have the same one
 # Accelerate's parameters that have no effect here, and their defaults.
 _UNUSED = {"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_conf": None, "monitor_interval": 0.1}
+_COMPARED = ("num_nodes", "num_processes", "mixed_precision", "max_restarts", "backend", "compress", "resume")
 _ROLE = "default"  # torchelastic's name for the role of ranks without one
 
 
@@ -28,7 +29,7 @@ class Settings:
     """One launch on this node. Fields that are not explained here are arguments of `notebook_launcher`.
 
     Attributes:
-        call: the function and each of its arguments, by name: as an error shows it, and its digest. Empty on one node.
+        compared: what all nodes must have in common, by name: as an error shows it, and its digest. Empty on one node.
         num_processes: on each node.
         master_port: 0 for any free port.
         options: of the job that the ranks make.
@@ -37,7 +38,7 @@ class Settings:
         token: secret that clients of the store must have; empty where the user has set none.
     """
 
-    call: Mapping[str, tuple[str, str]]
+    compared: Mapping[str, tuple[str, str]]
     num_processes: int
     num_nodes: int
     node_rank: int
@@ -97,16 +98,17 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
     )
     if backend != "auto" or job_options.backend_options:
         backends.make(backends.AUTO[0] if backend == "auto" else backend, job_options.backend_options)  # checks them
-    _check_precision(given["mixed_precision"])
+    if (precision := given["mixed_precision"]) not in ("no", "bf16", "fp16"):
+        raise UserError(f"mixed_precision={_shown(precision)} cannot be used on CPUs; choose 'no', 'bf16' or 'fp16'")
     return Settings(
-        call=_call(function, args) if nodes > 1 else {},
+        compared=_compared(function, args, given) if nodes > 1 else {},
         num_processes=processes,
         num_nodes=nodes,
         node_rank=node_rank,
         master_addr=address,
         master_port=port,
         options=job_options,
-        mixed_precision=given["mixed_precision"],
+        mixed_precision=precision,
         max_restarts=_count(given, "max_restarts", 0),
         template=_template(given["log_line_prefix_template"]),
         job=str(given["rdzv_id"]),
@@ -131,11 +133,16 @@ def _check_here() -> None:
         )
 
 
-def _call(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, tuple[str, str]]:
-    """Return `Settings.call`."""
-    shown = {"function": repr(getattr(function, "__name__", type(function).__name__))}
-    shown |= {f"args[{index}]": _shown(value) for index, value in enumerate(args)}
-    return {name: (text, digest(value)) for (name, text), value in zip(shown.items(), (function, *args), strict=True)}
+def _compared(
+    function: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]
+) -> dict[str, tuple[str, str]]:
+    """Return `Settings.compared`."""
+    name = repr(getattr(function, "__name__", type(function).__name__))
+    values = {f"args[{index}]": value for index, value in enumerate(args)} | {one: given[one] for one in _COMPARED}
+    return {
+        "function": (name, digest(function)),
+        **{one: (_shown(value), digest(value)) for one, value in values.items()},
+    }
 
 
 def _count(given: Mapping[str, Any], name: str, least: int) -> int:
@@ -170,12 +177,6 @@ def _as_port(value: Any, name: str) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < 65536:
         raise UserError(f"{name} must be a port from 1 to 65535, not {_shown(value)}")
     return number
-
-
-def _check_precision(precision: Any) -> None:
-    if precision not in ("no", "bf16", "fp16"):
-        reason = "no CPU computes in it" if precision == "fp8" else "it is not known"
-        raise UserError(f"mixed_precision={_shown(precision)} cannot be used, {reason}; choose 'no', 'bf16' or 'fp16'")
 
 
 def _template(text: Any) -> string.Template | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import sys
+import traceback
 from functools import partial
 from typing import BinaryIO
 
 from cpudist import launchers
 from cpudist.errors import from_user_code
 from cpudist.notebook.carry import unpack
-from cpudist.notebook.result import Failure, Mailbox, Result, traceback_of
+from cpudist.notebook.result import Failure, Mailbox, Result
 from cpudist.pinning import pin
 
 
@@ -36,9 +36,6 @@ def main() -> None:
         for inherited in (payload, descriptor):
             os.set_inheritable(inherited, False)
         sys.argv = [""]
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(line_buffering=True)  # as in a terminal
         rank = launcher.placement().rank
         Mailbox.of_rank_0 = mailbox if rank == 0 else None
 
@@ -49,5 +46,6 @@ def main() -> None:
         try:
             run_target(partial(_call, file, mailbox, rank), api.enter(launcher, settings.options, pinning))
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt end the job too
-            mailbox.leave(Failure.of(rank, error, traceback_of(error, from_user_code(error.__traceback__))))
+            lines = traceback.format_exception(type(error), error, from_user_code(error.__traceback__))
+            mailbox.leave(Failure.of(rank, error, "".join(lines).rstrip()))
             job.fail(error, lambda _error: None, rank)  # the cell shows the traceback

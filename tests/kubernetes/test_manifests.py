@@ -1,18 +1,13 @@
 """examples/kubernetes against schemas, the pod security standard "restricted" and kubectl; and the page about it."""
 
-import json
 import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemas
 import yaml
-from jsonschema import ValidationError
-from manifests import FOLDER, KINDS, changed, from_file, kubectl, kustomized, mappings, pods
+from manifests import FOLDER, KINDS, from_file, kustomized, mappings, pods
 
 from cpudist.launchers.mpis import MPIS
 
@@ -71,16 +66,6 @@ def test_manifests_are_valid_restricted_and_guaranteed(kind: str, elastic: bool,
         assert documents == from_file(kind)
 
 
-def test_what_is_wrong_is_found() -> None:
-    (job,) = from_file("pytorchjob")
-    (pod,) = pods([job])
-    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
-    assert not_restricted(pod["spec"]) == ["allowPrivilegeEscalation"]
-    pod["spec"]["containers"][0]["volumeMount"] = []
-    with pytest.raises(ValidationError, match="volumeMount"):
-        schemas.check(job)
-
-
 def test_the_pod_that_copies_files_out() -> None:
     check_pod(yaml.safe_load((FOLDER / "reader.yaml").read_text()))
 
@@ -107,52 +92,6 @@ def test_each_setting_goes_everywhere(kind: str, tmp_path: Path) -> None:
 def test_a_worker_of_an_mpijob_finds_the_ranks_of_each_mpi() -> None:
     variables = "|".join(dict.fromkeys(mpi.rank_variable for mpi in MPIS))
     assert f"'^({variables})='" in (FOLDER / "mpijob.yaml").read_text()
-
-
-# What an API server says that has the operators, and no job yet; kubectl asks it with --dry-run=client too.
-KINDS_OF = {
-    "kubeflow.org/v1": ["PyTorchJob"],
-    "kubeflow.org/v2beta1": ["MPIJob"],
-    "trainer.kubeflow.org/v1alpha1": ["TrainJob", "TrainingRuntime"],
-}
-VERSIONS = [{"groupVersion": version, "version": version.split("/")[1]} for version in KINDS_OF]
-GROUPS = [{"name": one["groupVersion"].split("/")[0], "versions": [one]} for one in VERSIONS]
-ANSWERS: dict[str, dict[str, Any]] = {
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "groups": GROUPS},
-}
-for _version, _kinds in KINDS_OF.items():
-    _resources = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in _kinds]
-    ANSWERS[f"/apis/{_version}"] = {"kind": "APIResourceList", "groupVersion": _version, "resources": _resources}
-MISSING = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-
-
-class Server(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        answer = ANSWERS.get(self.path.partition("?")[0], MISSING)
-        self.send_response(404 if answer is MISSING else 200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.job
-@pytest.mark.parametrize("kind", KINDS)
-def test_kubectl_applies_them(server: str, kind: str, tmp_path: Path) -> None:
-    apply = ["--server", server, "--cache-dir", str(tmp_path), "apply", "--dry-run=client", "--validate=false"]
-    printed = kubectl(*apply, "--kustomize", changed(tmp_path, kind)).splitlines()
-    names = [f"{one['kind'].lower()}.{one['apiVersion'].split('/')[0]}/cpudist" for one in from_file(kind)]
-    assert sorted(printed) == sorted(f"{name} created (dry run)" for name in names)
 
 
 @pytest.mark.parametrize("name", ["kubernetes.md", "slurm.md"])

@@ -62,14 +62,9 @@ class Pods:
     def start(
         self, index: int, pod: dict[str, Any], operator: dict[str, str], backend: str = "", more: tuple[str, ...] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start the pod's one container on host `index`.
+        """Start the one container of a pod's template on host `index`, with the variables that the operator adds.
 
-        Args:
-            index: of the host.
-            pod: its template.
-            operator: variables that the operator adds.
-            backend: of the ranks, where the pod has cpudist-train's options.
-            more: further options of the script.
+        A `backend` is for pods with cpudist-train's options; `more` are options of the script.
         """
         spec = pod["spec"]
         (container,) = spec["containers"]

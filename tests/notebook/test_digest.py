@@ -60,27 +60,25 @@ def test_the_same_code_in_another_process(cells: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "differs"),
+    ("name", "before", "after", "differs"),
     [
-        ("x + 1", "x + 2", True),
-        ("scale=2", "scale=3", True),
-        ('"c"}', '"d"}', True),
-        ("(x, lr)", "(x, 1)", True),
-        ("return 7", "return 8", True),
-        ("return 10", "return 11", True),
-        ("Net(20)", "Net(21)", True),
-        ("lr = 0.1", "lr = 0.2", False),
-        ("def helper", "\n\ndef helper", False),
+        ("train", "x + 1", "x + 2", True),
+        ("train", "scale=2", "scale=3", True),
+        ("train", '"c"}', '"d"}', True),
+        ("train", "(x, lr)", "(x, 1)", True),
+        ("train", "return 7", "return 8", True),
+        ("train", "return 10", "return 11", True),
+        ("train", "Net(20)", "Net(21)", True),
+        ("train", "lr = 0.1", "lr = 0.2", False),
+        ("train", "def helper", "\n\ndef helper", False),
+        ("net", "return 7", "return 8", True),
+        ("bound", "x + 1", "x + 2", True),
+        ("part", "helper, 5", "helper, 6", True),
     ],
 )
-def test_code(cells: Any, before: str, after: str, differs: bool) -> None:
-    assert (digest(cells()["train"]) != digest(cells(before, after)["train"])) is differs
-
-
-@pytest.mark.parametrize(("name", "before", "after"), [("net", "7", "8"), ("bound", "+ 1", "+ 2"), ("part", "5", "6")])
-def test_code_behind_objects(cells: Any, name: str, before: str, after: str) -> None:
+def test_code(cells: Any, name: str, before: str, after: str, differs: bool) -> None:
     assert digest(cells()[name]) == digest(cells()[name])
-    assert digest(cells()[name]) != digest(cells(before, after)[name])
+    assert (digest(cells()[name]) != digest(cells(before, after)[name])) is differs
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from cpudist.optimization.precision import has_bf16
 
 pytestmark = pytest.mark.job
 
-HERE = Path(__file__).parent
+CHECKS = Path(__file__).parent / "checks"
 
 
 def test_the_example_is_executed() -> None:
-    result = run([sys.executable, str(HERE / "checks" / "execute.py"), "2"], timeout=170)
+    result = run([sys.executable, str(CHECKS / "execute.py"), "2"], timeout=170)
     assert result.returncode == 0, result.output
     found = re.search(r"2 processes, accuracy ([\d.]+)", result.stdout)
     assert found, result.output
@@ -27,8 +27,7 @@ def test_the_example_is_executed() -> None:
 
 
 def test_the_cells_of_accelerates_tutorial(tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "checks" / "execute.py"), str(HERE / "checks" / "pets.py")]
-    result = run(command, timeout=170, cwd=tmp_path)
+    result = run([sys.executable, str(CHECKS / "execute.py"), str(CHECKS / "pets.py")], timeout=170, cwd=tmp_path)
     assert result.returncode == 0, result.output
     first, *epochs, plot = result.stdout.splitlines()
     assert first == "Launching training on 2 CPUs."
@@ -41,6 +40,6 @@ def test_the_cells_of_accelerates_tutorial(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_cell_leaves_nothing_and_the_next_one_works() -> None:
-    result = run([sys.executable, str(HERE / "checks" / "interrupt_cells.py"), "1"], timeout=120)
+    result = run([sys.executable, str(CHECKS / "interrupt_cells.py"), "1"], timeout=120)
     assert result.returncode == 0, result.output
     assert "1 interrupted cells left nothing" in result.stdout

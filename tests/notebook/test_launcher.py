@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
@@ -40,6 +41,19 @@ def test_what_the_notebook_has_made_gets_there_and_back() -> None:
     assert "rank 1 warns" in result.stderr
     expected = {"world": 2, "kinds": {torch.bfloat16}, "equal": True, "backend": "ccl"}
     assert trained == str(expected), result.output
+
+
+@pytest.mark.versions
+@pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed")
+@pytest.mark.parametrize(
+    ("processes", "devices", "found"), [(1, 4, "(1, 4, 'xla:0', 3.0)"), (2, 1, "(2, 1, 'xla:0', 9.0)")]
+)
+def test_ranks_have_the_devices_of_xla(processes: int, devices: int, found: str) -> None:
+    """One process has all devices of this machine; several have one each."""
+    command = [sys.executable, str(SCRIPT.with_name("on_xla.py")), str(processes)]
+    result = run(command, timeout=120, env={"CPU_NUM_DEVICES": str(devices)})
+    assert result.returncode == 0, result.output
+    assert result.stdout.splitlines()[-1] == found, result.output
 
 
 def test_failures() -> None:

@@ -43,13 +43,6 @@ def test_an_exception_comes_as_it_is_where_it_can(error: BaseException, kind: ty
         Failure.of(1, error, "said").raise_here()
 
 
-def test_over_the_network_goes_text_alone() -> None:
-    told = Failure.from_json(Failure.of(1, ValueError("x"), "said").to_json())
-    assert told.error is None
-    with pytest.raises(RankFailed, match=f"rank 1 on {HOST} failed:\n\nsaid"):
-        told.raise_here()
-
-
 def test_ends_of_status() -> None:
     assert Failure.of_status(1, -signal.SIGSEGV).said == "was killed by SIGSEGV"
     assert Failure.of_status(1, 3).said == "ended with exit status 3 and without an exception"
