@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from control_group import ControlGroup, control_group
 from slurm_node import slurm_node
 
 from cpudist.pinning.preload import wanted_allocator
-from cpudist.topology.cpulist import format_mask
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 
@@ -23,6 +22,11 @@ pytestmark = pytest.mark.job
 
 PROBE = str(Path(__file__).parent / "checks" / "probe.py")
 CPUS = sorted(os.sched_getaffinity(0))
+
+
+def format_mask(cpus: Iterable[int]) -> str:
+    """CPUs as one hexadecimal number, as Intel MPI and Slurm read it."""
+    return hex(sum(1 << cpu for cpu in cpus))
 
 
 def plan(ranks: int = 2) -> Plan:

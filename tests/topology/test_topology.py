@@ -12,7 +12,7 @@ from layouts import FOLDER, LAYOUTS, Shape, machine_of, unpack
 
 from cpudist.errors import UserError
 from cpudist.topology import Topology, hwloc, lscpu, sysfs
-from cpudist.topology.cpulist import format_list, format_mask, parse_list, parse_mask
+from cpudist.topology.cpulist import format_list, parse_list, parse_mask
 from cpudist.topology.kernel_files import Files
 from cpudist.topology.machine import Machine, machine_from, this_machine
 
@@ -167,4 +167,3 @@ def test_lists_and_masks() -> None:
     assert parse_mask("00000001,00000000,80000001") == {0, 31, 64}
     assert parse_mask("0x1,,0xf") == {64, 0, 1, 2, 3}
     assert format_list([5, 1, 0, 2]) == "0-2,5"
-    assert format_mask([0, 64]) == "0x10000000000000001"
