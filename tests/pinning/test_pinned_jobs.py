@@ -5,13 +5,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jobs
 import pytest
 from control_group import ControlGroup, control_group
+from layouts import format_mask
 from slurm_node import slurm_node
 
 from cpudist.pinning.preload import wanted_allocator
@@ -22,11 +23,6 @@ pytestmark = pytest.mark.job
 
 PROBE = str(Path(__file__).parent / "checks" / "probe.py")
 CPUS = sorted(os.sched_getaffinity(0))
-
-
-def format_mask(cpus: Iterable[int]) -> str:
-    """CPUs as one hexadecimal number, as Intel MPI and Slurm read it."""
-    return hex(sum(1 << cpu for cpu in cpus))
 
 
 def plan(ranks: int = 2) -> Plan:
