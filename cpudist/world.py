@@ -89,7 +89,6 @@ class RankInfo:
     run_ids: dict[str, bool] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the member as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
