@@ -82,6 +82,11 @@ def units(features: frozenset[str], number_format: dict[str, str]) -> list[str]:
     return [name for feature, name in number_format.items() if feature in features]
 
 
+def cpu_quota() -> float | None:
+    """Return how many CPUs' worth of time the processes of this container may use together; None without a limit."""
+    return read_limits(_ROOT, None, {}).quota
+
+
 def cores_to_spare(
     own: Iterable[int], everyone: Collection[Collection[int]], threads: int, quota: float | None = None
 ) -> int:

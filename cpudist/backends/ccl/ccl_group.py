@@ -17,7 +17,7 @@ from cpudist.errors import UserError
 from cpudist.pinning import data_cores
 from cpudist.rendezvous import all_gather
 from cpudist.topology.identity import node_identity
-from cpudist.topology.machine import allowed_cpus, cores_to_spare, this_machine
+from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_quota
 from cpudist.waiting import bounded
 
 _NAMING_SECONDS = 5.0
@@ -81,8 +81,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
         raise UserError("ranks ask for different formats of compressed gradients; give the same on all of them")
     shared_memory = _may_share_memory({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
-    busy, quota = torch.get_num_threads() + data_cores(), this_machine().limits.quota
-    spare = cores_to_spare(allowed_cpus(), neighbours, busy, quota)
+    spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
     # Only the default group, the whole job, has all ranks that use the node's cores.
     whole_job = not options.global_ranks_in_group
     module.start_thread(polls=spare >= 1 and whole_job)
