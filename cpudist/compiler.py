@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import itertools
 import os
 import re
 import runpy
@@ -111,8 +112,8 @@ def _named() -> tuple[tuple[str, ...], str]:
         words = [named] if shutil.which(named) else shlex.split(named)
     except ValueError as error:
         raise UserError(f"CXX={named!r} cannot be read ({error}); correct its quotes, or unset it") from None
-    programs = [word for word in words if not word.startswith("-")]
-    options = " ".join(word for word in words if word.startswith("-"))
+    programs = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    options = shlex.join(words[len(programs) :])
     name = Path(programs[-1]).name if programs else ""
     digest = f"-{zlib.crc32(options.encode()):08x}" if options else ""
     found = bool(programs) and all(map(shutil.which, programs))

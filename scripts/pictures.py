@@ -1,4 +1,4 @@
-"""Draw the pictures of the pages from the figures and the plan that these show: `python scripts/pictures.py`.
+"""Draw the pictures of the pages from the figures that these show: `python scripts/pictures.py`.
 
 They lie in docs/assets/. They have no background, and text in a grey that can be read on white and on black.
 """
@@ -16,12 +16,10 @@ from figures import PAGE, TABLES
 from loss_curve import draw
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 FOLDER = PAGE.with_name("assets")
 _SIZES = {"KB": 1 << 10, "MB": 1 << 20}
 _LINES = {"ccl": "tab:blue", "oneCCL": "tab:gray", "gloo": "tab:orange", "mpi4py": "tab:green", "copy": "tab:brown"}
-_RANKS = ("lightsteelblue", "moccasin")
 _GREY = "#7d8590"
 _COLORED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 _LOOK: dict[str, Any] = {
@@ -71,26 +69,7 @@ def losses() -> Figure:
     return draw(json.loads(PAGE.with_name("quickstart.json").read_text()), "quickstart: 2 ranks, ccl")
 
 
-def plan() -> Figure:
-    """Draw the plan that the first block of docs/placement.md shows: a square for each core, with its rank."""
-    page = PAGE.with_name("placement.md").read_text()
-    figure = Figure(figsize=(8, 2.6), layout="constrained")
-    axes = figure.subplots()
-    nodes = re.findall(r"NUMA node (\d+)\n +CPUs (\S+) +([\dc ]+)", page)
-    for row, (node, cpus, cells) in enumerate(nodes):
-        axes.text(-0.6, row, f"NUMA node {node}\nCPUs {cpus}", ha="right", va="center")
-        for column, cell in enumerate(cells.split()):
-            messages = cell.endswith("c")
-            look = {"facecolor": _RANKS[int(cell.rstrip("c"))], "edgecolor": "gray", "hatch": "//" if messages else ""}
-            axes.add_patch(Rectangle((column - 0.45, row - 0.4), 0.9, 0.8, **look))
-            text = f"rank {cell[0]}" + ("\nmessages" if messages else "")
-            axes.text(column, row, text, ha="center", va="center", color="black")
-    axes.set(xlim=(-2.4, max(len(cells.split()) for *_, cells in nodes) - 0.4), ylim=(len(nodes) - 0.5, -0.5))
-    axes.set_axis_off()
-    return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"allreduce": allreduce, "jobs": jobs, "losses": losses, "plan": plan}
+PICTURES: dict[str, Callable[[], Figure]] = {"allreduce": allreduce, "jobs": jobs, "losses": losses}
 
 
 def svg(name: str) -> bytes:

@@ -107,7 +107,7 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that only `sleep` advances, for the modules that wait for other processes."""
+    """A clock that `sleep` advances, and each reading by 10 ms, for the modules that wait for other processes."""
     from cpudist import waiting
     from cpudist.notebook import nodes
     from cpudist.rendezvous import connecting
@@ -115,7 +115,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    clock = SimpleNamespace(now=1000.0, sleep=sleep, monotonic=lambda: clock.now)
+    def monotonic() -> float:
+        clock.now += 0.01
+        return clock.now
+
+    clock = SimpleNamespace(now=1000.0, sleep=sleep, monotonic=monotonic)
     for module in (waiting, connecting, nodes):
         monkeypatch.setattr(module, "time", clock)
     return clock

@@ -41,6 +41,7 @@ AUTO = ("ccl", "gloo")
 _registered: dict[str, type[Backend] | str] = {
     "ccl": "cpudist.backends.ccl.ccl_backend:CclBackend",
     "gloo": "cpudist.backends.gloo:GlooBackend",
+    "accelerator": "cpudist.backends.accelerator:AcceleratorBackend",
 }
 
 
@@ -175,9 +176,12 @@ def first_usable(
 
 
 def _tell_of_other_devices(chosen: str) -> None:
-    for name, plugin in plugins().items():
-        if devices := plugin.devices.found():
-            say(f"backend auto takes {chosen}, on the CPU; {devices} of this machine idle (--backend {name})")
+    ways: dict[str, list[str]] = {}
+    for name, backend in {"accelerator": get("accelerator"), **plugins()}.items():
+        if devices := backend.devices.found():
+            ways.setdefault(devices, []).append(f"--backend {name}")
+    for devices, options in ways.items():
+        say(f"backend auto takes {chosen}, on the CPU; {devices} of this machine idle ({' or '.join(options)})")
 
 
 @cache

@@ -71,7 +71,7 @@ class Devices:
         companions: packages that they need and that are each made for one release of torch.
     """
 
-    type: ClassVar[str] = "cpu"
+    type: str = "cpu"
     companions: ClassVar[tuple[str, ...]] = ()
 
     def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:

@@ -49,7 +49,8 @@ class Background:
 
         def run() -> None:
             try:
-                _move_aside()
+                # Leaves the cores to the training. On Linux this is the priority of a thread.
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
                 work()
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
                 self._error = error
@@ -70,12 +71,3 @@ class Background:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-
-def _move_aside() -> None:
-    """Leave the cores to the training, except the one that the plan keeps for communication."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
-    job = current()
-    pinning = None if job is None else job.pinning
-    if pinning is not None and pinning.bound and (cpus := pinning.plan.communication_cpus):
-        os.sched_setaffinity(threading.get_native_id(), cpus)

@@ -24,8 +24,8 @@ from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan, threa
 
 HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\
-Show on which cores each rank of a node computes, and which core moves its messages. Ranks that `cpudist-train` starts
-follow this plan without further options.
+Show on which cores each rank of a node computes. Ranks that `cpudist-train` starts follow this plan without further
+options.
 
 With --measure, find the number of ranks with which this machine trains fastest: 1, 2, 4, ... ranks make some steps in
 turn, of a model of the benchmarks or of your script, until more ranks are slower. It takes about half a minute for each
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     measured = None if options.topology else measured_ranks.load()
     plan = make_plan(machine, PlanOptions(options.ppn or measured or "numa", options.data_workers, threads, variable))
     if options.json:
-        ranks = [asdict(rank) for rank in plan.ranks]
+        ranks = [{**asdict(rank), "communication_cpus": []} for rank in plan.ranks]
         fields = {"ranks": ranks, "idle_cpus": list(plan.idle_cpus), "pinned": plan.pinned}
         environment = {THREADS: str(min(rank.omp_threads for rank in plan.ranks))}  # one for all ranks of a node
         print(json.dumps({**fields, "environment": environment, "warnings": plan.warnings}, indent=2))

@@ -10,24 +10,21 @@ from cpudist.errors import UserError
 from cpudist.hosts.check import Checked, check, wait_for
 from cpudist.hosts.hostfile import spread
 from cpudist.hosts.launch_options import LaunchOptions
-from cpudist.launchers.mpi_launcher import Host
+from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 
 
 class HostPlan:
     """The hosts of one job, and its ranks on them. Its steps, in order: `start`; after a failure `usable`, `restart`.
 
-    Args:
-        by_name: whether mpirun's processes connect to this host by its name.
-
     Attributes:
         hosts: all hosts that the user has named.
     """
 
-    def __init__(self, options: LaunchOptions, by_name: bool) -> None:
+    def __init__(self, options: LaunchOptions, mpi: type[MpiLauncher]) -> None:
         here = Host("localhost", options.ranks if options.per_host is None else None, "this host")
         self.hosts = list(options.hosts or [here])
         self._options = options
-        self._by_name = by_name
+        self._by_name = mpi.by_name and options.interface is None
         self._has_file = options.hosts is not None
         self._checked = Checked({}, {})  # the newest check
         # The hostfile, or a number for all hosts, says how many ranks a host takes; otherwise its own plan does.
@@ -57,7 +54,7 @@ class HostPlan:
             self._require(placed)
         return placed
 
-    def usable(self, left_out: Iterable[Host]) -> list[Host]:
+    def usable(self, left_out: Sequence[Host]) -> list[Host]:
         """Check all hosts but those `left_out` again; return those that can be used."""
         kept = [host for host in self.hosts if host not in left_out]
         self._checked = self._check(kept)

@@ -35,8 +35,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
     Raises:
         UserError: the hosts are not usable; raised before any rank starts.
     """
-    plan = HostPlan(options, by_name=mpirun.mpi.by_name and options.interface is None)
-    restarts = Restarts(options.max_restarts)
+    plan, restarts = HostPlan(options, mpirun.mpi), Restarts(options.max_restarts)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     placed = plan.start()
     least = len(placed) if options.min_nodes is None else options.min_nodes
@@ -76,7 +75,7 @@ def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = 
     Raises:
         UserError: the ranks do not fit on the hosts.
     """
-    placed = HostPlan(options, by_name=mpirun.mpi.by_name and options.interface is None).spread()
+    placed = HostPlan(options, mpirun.mpi).spread()
     file = None if options.hosts is None else "cpudist-hostfile"
     command = mpirun.command(_mpirun_options(options, placed, file, {**variables, **_own_variables(options)}))
     lines = []

@@ -14,10 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from cpudist.backends.compression import AUTO
 from cpudist.console import say
 from cpudist.optimization import precision
+from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
     from cpudist.changes import Changes
@@ -87,7 +89,8 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
 
     @functools.wraps(original)
     def post_init_for_job(self: Any) -> None:
-        seconds = job.timeout if isinstance(self.ddp_timeout, _NotGiven) else self.ddp_timeout
+        given = not isinstance(self.ddp_timeout, _NotGiven)
+        seconds = check_timeout(self.ddp_timeout, "ddp_timeout") if given else job.timeout
         self.ddp_timeout = int(seconds) if seconds == int(seconds) else seconds
         if self.ddp_backend is not None:
             self.ddp_backend = job.check_backend(self.ddp_backend)
@@ -98,7 +101,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
             job.communication.set_compression(self.ddp_compress, f"--ddp_compress {self.ddp_compress}")
         elif self.use_ipex and job.communication.compression is None:
             job.communication.set_compression(AUTO, "--use_ipex")
-        if not self.use_cpu:
+        if job.world.device_type not in _get_fused_kernels_supported_devices():
             _without_fused(self, job.world.backend, is_main_process=job.world.rank == 0)
         if self.ddp_bucket_cap_mb is None:
             self.ddp_bucket_cap_mb = job.backend.ddp_options().get("bucket_cap_mb")

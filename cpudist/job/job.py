@@ -27,7 +27,7 @@ from cpudist.observability.unsynchronized import UnsynchronizedRanks
 from cpudist.supervision import failure
 from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.step_counter import StepCounter
-from cpudist.topology.identity import INTERFACE_VARIABLES, interface_of
+from cpudist.topology.identity import INTERFACE_VARIABLES
 from cpudist.waiting import check_timeout
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class Job:
         self.communication = Communication(backend, self.world, self.record)
         if options.compress is not None:
             self.communication.set_compression(options.compress, options.written("compress"))
-        host = context.rendezvous.host
-        self.record.network = {"interface": interface_of(host), "address": host}
+        self.record.note_network(context.rendezvous.host)
         self._observe()
         context.on_failure = lambda: self.record.write("failed")
         context.on_end = self.finish

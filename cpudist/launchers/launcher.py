@@ -180,8 +180,8 @@ class Launcher(ABC):
 
     @property
     def token(self) -> str:
-        """The secret that the user has set for the job's store (CPUDIST_TOKEN); empty if none."""
-        return self._variables.get("CPUDIST_TOKEN", "")
+        """The secret that the user has set for the job's store; see `token_in`."""
+        return token_in(self._variables)
 
     @property
     def master_port(self) -> int | None:
@@ -224,6 +224,18 @@ class Launcher(ABC):
             raise UserError(
                 f"{name}={text!r} is not a whole number, as {self.name} sets it: remove it from the job's scripts"
             ) from None
+
+
+def token_in(variables: Mapping[str, str]) -> str:
+    """Return the secret in CPUDIST_TOKEN; empty where it is not set.
+
+    Raises:
+        UserError: it is set to nothing, so that everybody could join.
+    """
+    token = variables.get("CPUDIST_TOKEN")
+    if token is not None and not token.strip():
+        raise UserError("CPUDIST_TOKEN is empty; set it to one secret for all ranks, or unset it")
+    return token or ""
 
 
 def _check_pair(index_name: str, index: int | None, count_name: str, count: int | None) -> None:

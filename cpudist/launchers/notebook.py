@@ -33,8 +33,8 @@ class Notebook(Launcher):
 def rank_variables(placement: Placement, store: InStore) -> dict[str, str]:
     """Return the variables of a rank: those of `Notebook`, and torchrun's, which other libraries read."""
     numbers = {name: str(getattr(placement, field)) for field, name in Notebook.placement_variables.items()}
-    where = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), "CPUDIST_TOKEN": store.token, JOB: store.job}
-    return {**numbers, **where}
+    where = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), JOB: store.job}
+    return {**numbers, **where, **({"CPUDIST_TOKEN": store.token} if store.token else {})}
 
 
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from cpudist import backends, launchers
 from cpudist.errors import UserError
 from cpudist.job.job_options import JobOptions
 from cpudist.launchers import Placement
+from cpudist.launchers.launcher import token_in
 from cpudist.notebook.carry import digest
 
 PORT = 29500  # torch's default; the cells of several nodes must have the same one
@@ -109,7 +110,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
         max_restarts=_count(given, "max_restarts", 0),
         template=_template(given["log_line_prefix_template"]),
         job=str(given["rdzv_id"]),
-        token=os.environ.get("CPUDIST_TOKEN", ""),
+        token=token_in(os.environ),
         data_workers=_count(given, "data_workers", 0),
     )
 

@@ -119,8 +119,9 @@ def _harmless(method: Callable[..., Any]) -> Callable[..., Any]:
             except StoreLost:  # the watch reports it
                 self._failed = True
             except Exception as error:  # noqa: BLE001 - the job is worth more than what is observed of it
+                if not self._failed:  # by one method in another
+                    say(f"warning: {type(self).__name__} has failed and ends; the job goes on: {error!r}")
                 self._failed = True
-                say(f"warning: {type(self).__name__} has failed and ends; the job goes on: {error!r}")
         return self.otherwise.get(method.__name__)
 
     return call

@@ -29,6 +29,7 @@ from cpudist.observability.rank_table import waiting
 from cpudist.observability.training_figures import Training
 from cpudist.private import new_file, without_secrets
 from cpudist.processes import own_age
+from cpudist.topology.identity import interface_of
 from cpudist.version import __version__
 
 _FILE = "cpudist.json"
@@ -47,7 +48,7 @@ class RunRecord(Observer):
         gradients: how gradients are reduced; see `note_gradients_of`.
         compression: the scheme in which they cross the network; None where no model was wrapped.
         gradient_times: when the gradients of a step are complete.
-        network: the interface and address of rank 0's host over which the ranks found the store.
+        network: see `note_network`.
         waiting: how long each rank has waited; see `rank_status.waiting`.
         checkpoint: the newest that was saved.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
@@ -128,6 +129,10 @@ class RunRecord(Observer):
     def note_gradients(self, model: torch.nn.Module) -> None:
         """Note how the gradients of a wrapped model are reduced."""
         self.gradients = _gradients(model)
+
+    def note_network(self, address: str) -> None:
+        """Note the address of rank 0's host over which the ranks found the store, and its interface."""
+        self.network = {"interface": interface_of(address), "address": address}
 
     def note_waiting(self) -> None:
         """Note how long each rank has waited, at the end of the job on rank 0."""

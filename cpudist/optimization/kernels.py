@@ -11,6 +11,8 @@ from cpudist.optimization import dropout, ipex, native
 from cpudist.optimization.applied import rank
 from cpudist.optimization.precision import device_type, name
 
+ONE_THREAD = "dropout on one thread"  # the record's entry where the kernel cannot be compiled
+
 
 def why_not_ipex(compiled: bool = False) -> str | None:
     """Return why Intel's extension cannot be used here; None where it can.
@@ -62,10 +64,9 @@ def apply(
         chosen.append(fused_name(optimizer))
     if keep_memory and native.keep_freed():
         chosen.append("freed memory kept")
-    if not parallel_dropout:
-        dropout.restore(model)
-    elif _divide_dropout(model):
-        chosen.append("parallel dropout")
+    if parallel_dropout:
+        return chosen + _divide_dropout(model)
+    dropout.restore(model)
     return chosen
 
 
@@ -79,11 +80,11 @@ def autocast_in(dtype: torch.dtype) -> list[str]:
     return [] if dtype is torch.float32 else [f"{name(dtype)} autocast"]
 
 
-def _divide_dropout(model: torch.nn.Module) -> bool:
-    """Draw the model's dropout on all threads, where that is faster and its kernel can be compiled."""
+def _divide_dropout(model: torch.nn.Module) -> list[str]:
+    """Draw the model's dropout on all threads, if that is faster; return the record's entries for it."""
     try:
-        return dropout.divide(model)
+        return ["parallel dropout"] if dropout.divide(model) else []
     except UserError as error:
         if rank() == 0:
             say(f"warning: {error}; dropout stays on one thread")
-        return False
+        return [ONE_THREAD]

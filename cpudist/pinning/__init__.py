@@ -61,7 +61,7 @@ class Pinning:
         return self
 
     def settle(self, changes: Changes) -> None:
-        """Move the job's own threads to their cores, before other threads compute."""
+        """Leave the cores for loading data, before other threads compute."""
         if self.bound:
             threads.settle(self.plan, changes)
 
@@ -106,7 +106,7 @@ def decide(
     starter = starter_of(launcher.rank_variable)
     chosen = chosen_threads or threads_of_user(launcher, os.environ, starter)
     user_threads, variable = chosen or (None, THREADS)
-    options = PlanOptions(ranks, data_workers(arguments), user_threads, variable, across_hosts=placement.size > ranks)
+    options = PlanOptions(ranks, data_workers(arguments), user_threads, variable)
     try:
         share = own_share(this_machine(), starter.cpus, rank, ranks, options)
     except UserError as error:

@@ -18,8 +18,6 @@ from typing import NamedTuple
 from cpudist.changes import Changes
 from cpudist.topology.pinning_plan import RankPlan
 
-COMMUNICATION_THREAD = "cpudist-ccl"  # csrc/engine.cpp gives it this name
-
 # Numbers of set_mempolicy and get_mempolicy: x86-64 has its own, all newer architectures share one table.
 _NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "riscv64": (237, 236)}
 _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
@@ -39,10 +37,9 @@ kept = _Kept()
 
 
 class Thread(NamedTuple):
-    """A thread: the kernel's number, its name as /proc shows it, and the CPUs that it may run on."""
+    """A thread: the kernel's number, and the CPUs that it may run on."""
 
     number: int
-    name: str
     mask: frozenset[int]
 
 
@@ -51,8 +48,8 @@ def threads() -> list[Thread]:
     found = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            number, name = int(task.name), (task / "comm").read_text().strip()
-            found.append(Thread(number, name, frozenset(os.sched_getaffinity(number))))
+            number = int(task.name)
+            found.append(Thread(number, frozenset(os.sched_getaffinity(number))))
     return found
 
 
@@ -122,21 +119,15 @@ def _call(which: int, *arguments: object) -> int:
 
 
 def settle(plan: RankPlan, changes: Changes) -> None:
-    """Move communication threads and the calling thread to their own cores, once the job's own threads run."""
-    if plan.mask == plan.cpus:
-        return
-    if plan.communication_cpus:
-        for thread in threads():
-            if thread.name == COMMUNICATION_THREAD:
-                _move(thread.number, plan.communication_cpus)
-    os.sched_setaffinity(0, plan.cpus)  # OpenMP's threads inherit it
+    """Move the calling thread off the cores for loading data, once the job's own threads run."""
     if plan.data_cpus:
+        os.sched_setaffinity(0, plan.cpus)  # OpenMP's threads inherit it
         changes.attribute(kept, "mask", plan.mask)
 
 
 def _release(plan: RankPlan, before: frozenset[int]) -> None:
     """Restore the process's mask on the threads that the plan placed."""
-    ours = {frozenset(cpus) for cpus in (plan.mask, plan.cpus, plan.communication_cpus) if cpus}
+    ours = {frozenset(cpus) for cpus in (plan.mask, plan.cpus)}
     for thread in threads():
         if thread.mask in ours and thread.mask != before:
             _move(thread.number, before)

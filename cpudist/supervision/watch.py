@@ -263,10 +263,7 @@ class Watch:
             abort(1)
 
     def _end_if_deadlocked(self, store: Connection) -> None:
-        """End the job where ranks wait in a collective that a rank at the end of its script will never call.
-
-        Only the first rank at its end checks this.
-        """
+        """End the job where ranks wait in a collective that a rank at its end will never call; the first one checks."""
         found = self._explain(store)
         if found.deadlocked and store.add(CLAIMS, 1) == 1:
             self._report_and_end(store, found.sentences)

@@ -89,7 +89,7 @@ def _row(head: str, row: str, wide: int, width: int) -> Iterator[str]:
 def _cells(topology: Topology, usable: Topology, plan: Plan) -> dict[Core, str]:
     tasks: dict[int, list[str]] = {}
     for rank in plan.ranks:
-        for suffix, cpus in (("", rank.cpus), ("c", rank.communication_cpus), ("d", rank.data_cpus)):
+        for suffix, cpus in (("", rank.cpus), ("d", rank.data_cpus)):
             for cpu in cpus:
                 tasks.setdefault(cpu, []).append(f"{rank.rank}{suffix}")
     cells = {}
@@ -102,8 +102,6 @@ def _cells(topology: Topology, usable: Topology, plan: Plan) -> dict[Core, str]:
 
 def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
     parts = ["each cell is a core: 0 computes for rank 0"]
-    if any(rank.communication_cpus for rank in plan.ranks):
-        parts.append("0c moves its messages (in a job on one host it computes, too, unless OMP_NUM_THREADS is set)")
     if any(rank.data_cpus for rank in plan.ranks):
         parts.append("0d loads its data")
     if any("+" in cell for cell in cells.values()):
@@ -120,8 +118,6 @@ def _legend(cells: Mapping[Core, str], plan: Plan, width: int) -> Iterator[str]:
 def _sentence(rank: RankPlan) -> str:
     cpus = f"CPU{'s' * (len(rank.cpus) > 1)} {format_list(rank.cpus)}"
     text = f"rank {rank.rank} computes with {number_of(rank.omp_threads, 'thread')} on {cpus}"
-    if rank.communication_cpus:
-        text += f", messages on {format_list(rank.communication_cpus)}"
     if rank.data_cpus:
         text += f", data on {format_list(rank.data_cpus)}"
     return text

@@ -32,11 +32,8 @@ _THREADS = ("MKL_NUM_THREADS", THREADS)
 # Each of these decides on which CPU each thread runs.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-# Of so many cores of a rank one may move messages, and one load data; with fewer that costs more than it gains. Intel's
-# guide keeps one of 24 for messages (OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1). In a host no rank keeps one: at 2 ranks
-# with 8 cores the gradients of a step of 264 ms take 4.4 ms, 2 %, and a core is 12 %. docs/placement.md has the figures
-# of data.
-_CORES_FOR_A_SERVING_CORE = 8
+# Of so many cores of a rank one may load data; with fewer that costs more than it gains (docs/placement.md).
+_CORES_FOR_A_DATA_CORE = 8
 
 
 @dataclass(frozen=True)
@@ -48,14 +45,12 @@ class PlanOptions:
         data_workers: processes that load data for each rank (Trainer's dataloader_num_workers).
         omp_threads: the number of threads that the user has set, which is kept.
         threads_variable: the variable that sets it.
-        across_hosts: whether the job has ranks on other hosts.
     """
 
     ranks: int | Part = "numa"
     data_workers: int = 0
     omp_threads: int | None = None
     threads_variable: str = THREADS
-    across_hosts: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,21 +60,19 @@ class RankPlan:
     Attributes:
         rank: its number on this node.
         cpus: where it computes: one CPU for each OpenMP thread, unless the user has set another number of threads.
-        communication_cpus: for the thread that moves messages while others compute; empty if none can be spared.
         data_cpus: for the processes that load data; empty if none can be spared.
     """
 
     rank: int
     cpus: tuple[int, ...]
     omp_threads: int
-    communication_cpus: tuple[int, ...] = ()
     data_cpus: tuple[int, ...] = ()
     numa_nodes: tuple[int, ...] = ()
 
     @property
     def mask(self) -> tuple[int, ...]:
         """All CPUs that the rank and the processes that it starts may run on."""
-        return tuple(sorted({*self.cpus, *self.communication_cpus, *self.data_cpus}))
+        return tuple(sorted({*self.cpus, *self.data_cpus}))
 
 
 @dataclass(frozen=True)
@@ -205,21 +198,15 @@ def _split(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
 
 
 def _rank_plan(rank: int, share: list[Core], options: PlanOptions) -> RankPlan:
-    """Divide a rank's cores by purpose."""
-    computing = list(share)
-
-    def take(number: int) -> list[Core]:
-        return [computing.pop() for _ in range(min(number, most, max(len(computing) - needed, 0)))]
-
-    threads = options.omp_threads  # a number that the user sets computes, and all cores beyond it may serve
-    needed, most = (threads, len(share)) if threads else (1, len(share) // _CORES_FOR_A_SERVING_CORE)
-    communication = take(1 if options.across_hosts or threads else 0)
-    data = take(options.data_workers)
+    """Divide a rank's cores into those that compute and those that load data."""
+    threads = options.omp_threads  # a number that the user sets computes, and all cores beyond it may load data
+    most = max(len(share) - threads, 0) if threads else len(share) // _CORES_FOR_A_DATA_CORE
+    first_of_data = len(share) - min(options.data_workers, most)
+    computing, data = share[:first_of_data], share[first_of_data:]
     return RankPlan(
         rank,
         cpus=tuple(sorted(core.cpus[0] for core in computing)),
         omp_threads=options.omp_threads or len(computing),
-        communication_cpus=tuple(core.cpus[0] for core in communication),
         data_cpus=tuple(sorted(core.cpus[0] for core in data)),
         numa_nodes=tuple(sorted({core.numa_node for core in share})),
     )

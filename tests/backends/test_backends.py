@@ -27,7 +27,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_backends_are_found_by_name() -> None:
     assert backends.get("ccl") is CclBackend
     assert backends.get("gloo") is GlooBackend
-    with pytest.raises(UserError, match="no backend 'nccl'; choose auto or one of ccl, gloo"):
+    with pytest.raises(UserError, match="no backend 'nccl'; choose auto or one of accelerator, ccl, gloo"):
         backends.get("nccl")
 
 

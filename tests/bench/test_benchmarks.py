@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
     [
         (0, ["agent_scale.py", "8"], "| 8 | "),
         (2, ["allreduce_rivals.py", "--quick"], "ccl / mpi4py"),
+        (0, ["busy_neighbour.py"], "bytes of each thread: "),
         (0, ["computing_threads.py"], "bytes of each thread: "),
         (2, ["ddp_step.py", "--quick"], "gloo, 100 MB, views"),
         (0, ["optimize.py", "--quick"], "optimize, bfloat16"),

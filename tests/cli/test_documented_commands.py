@@ -116,7 +116,7 @@ RUN_BY = {
     r"cpudist launch --host": "hosts/test_launch.py",
     r"(mpirun -n 2 )?cpudist-train --backend xla": "backends/xla/test_xla.py",
     r"mpirun -n 2 cpudist-train train.py": "job/test_job.py",
-    r"(\$ )?mpirun -n 2 cpudist-train --timeline": "training/test_timeline.py",
+    r"(\$ )?mpirun -n 2 cpudist-train --timeline": "observability/test_timeline.py",
     r"mpirun -n 2 cpudist-train examples/language_model.py": "examples/test_language_model.py",
     r"mpirun -n 2 cpudist-train examples/question_answering.py": "examples/test_question_answering.py",
     r"mpirun -n 2 cpudist-train examples/images.py": "examples/test_images.py",

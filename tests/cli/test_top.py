@@ -1,4 +1,4 @@
-"""`cpudist top`: rates between two looks, and a table that fits a terminal; job/test_stacks.py asks real ranks."""
+"""`cpudist top`: rates between two samples, a table that fits a terminal; observability/test_stacks.py asks ranks."""
 
 from __future__ import annotations
 

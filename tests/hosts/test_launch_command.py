@@ -75,7 +75,7 @@ def _facts(host: Host, sockets: int) -> Facts:
 def _plan(monkeypatch: pytest.MonkeyPatch, checked: Checked, hosts: list[Host] | None, **options: Any) -> HostPlan:
     """A plan whose check finds this."""
     monkeypatch.setattr(host_plan, "check", lambda *_, **__: checked)
-    return HostPlan(LaunchOptions(hosts, ["t.py"], **options), by_name=True)
+    return HostPlan(LaunchOptions(hosts, ["t.py"], **options), IntelMpi)
 
 
 def test_a_rank_for_each_part_of_each_host(monkeypatch: pytest.MonkeyPatch) -> None:

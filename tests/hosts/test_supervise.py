@@ -76,22 +76,26 @@ def test_a_reader_may_take_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "grace", "takes", "said"),
+    ("number", "grace", "takes", "said", "reason"),
     [
-        (signal.SIGTERM, "60", 1, "saved at SIGTERM\n"),
-        (signal.SIGINT, "60", 0, "saved at SIGINT\n"),
-        (signal.SIGUSR1, "60", 0, "saved at SIGUSR1\n"),
-        (signal.SIGHUP, "60", 0, "saved at SIGTERM\n"),
-        (signal.SIGTERM, "1", 1000, ""),
+        (signal.SIGTERM, ["60"], 1, "saved at SIGTERM\n", ""),
+        (signal.SIGINT, ["60"], 0, "saved at SIGINT\n", ""),
+        (signal.SIGUSR1, ["60"], 0, "saved at SIGUSR1\n", ""),
+        (signal.SIGHUP, ["60"], 0, "saved at SIGTERM\n", ""),
+        (signal.SIGTERM, ["1"], 1000, "", "stopped by SIGTERM\n"),
+        (signal.SIGTERM, [], 0, "saved at SIGTERM\n", "stopped by SIGTERM\n"),
     ],
 )
-def test_ranks_get_the_signal_and_time_to_save(number: signal.Signals, grace: str, takes: int, said: str) -> None:
-    command = [sys.executable, "-c", SUPERVISE, SAVER.format(takes), grace]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervising:
+def test_ranks_get_the_signal_and_time_to_save(
+    number: signal.Signals, grace: list[str], takes: int, said: str, reason: str
+) -> None:
+    command = [sys.executable, "-c", SUPERVISE, SAVER.format(takes), *grace]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as supervising:
         try:
             assert supervising.stdout.readline() == "at work\n"
             supervising.send_signal(number)
             assert supervising.stdout.read() == said
+            assert supervising.stderr.read() == reason
             assert supervising.wait(30) == 128 + number
         finally:
             supervising.terminate()

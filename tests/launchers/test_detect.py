@@ -210,6 +210,16 @@ def test_one_process_in_an_allocation_of_several_tasks_is_told(env: dict[str, st
     assert f"asked for {tasks} tasks" in said and "srun" in said if tasks else not said
 
 
+@pytest.mark.parametrize("variables", [BY_HAND, STEP])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("CPUDIST_TOKEN", ""), ("CPUDIST_TOKEN", " "), *(("MASTER_PORT", p) for p in ("0", "65536", "²"))],
+)
+def test_an_empty_secret_and_a_port_that_is_none_are_errors(variables: dict[str, str], name: str, value: str) -> None:
+    with pytest.raises(UserError, match=name):
+        detect({**variables, "MASTER_ADDR": "n1", "CPUDIST_TOKEN": "known", name: value}).rendezvous()
+
+
 ARBITRARY = STEP | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_DISTRIBUTION": "arbitrary", "CPUDIST_TOKEN": "known"}
 
 

@@ -33,7 +33,7 @@ GIVEN: dict[str, Any] = {**{one.name: one.default for one in _PARAMETERS}, "opti
         ({"num_nodes": 2, "master_addr": 7}, "master_addr must be the name or address of a node, not 7"),
         ({"master_port": 70000}, "master_port must be a port from 1 to 65535"),
         ({"bogus": 1}, "the backend ccl takes no --bogus"),
-        ({"backend": "nccl"}, "there is no backend 'nccl'; choose auto or one of ccl, gloo, xla"),
+        ({"backend": "nccl"}, "there is no backend 'nccl'; choose auto or one of accelerator, ccl, gloo, xla"),
         ({"mixed_precision": "fp8"}, "mixed_precision='fp8' cannot be used, no CPU computes in it"),
         ({"mixed_precision": None}, "mixed_precision=None cannot be used"),
         ({"data_workers": -1}, "data_workers must be a whole number from 0 on"),

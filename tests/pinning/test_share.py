@@ -31,17 +31,17 @@ def socket(number: int) -> frozenset[int]:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "rank", "ranks", "cores", "threads"),
+    ("allowed", "rank", "ranks", "cores"),
     [
-        (NODE, 0, 2, range(32), 31),  # as under torchrun: no core is wasted
-        (NODE, 1, 2, range(32, 64), 31),
-        (socket(1), 1, 2, range(32, 64), 31),  # Intel MPI pins; one hardware thread of each core computes
-        (NODE, 0, 1, range(64), 64),  # inside a host no core is kept for messages
+        (NODE, 0, 2, range(32)),  # as under torchrun: no core is wasted
+        (NODE, 1, 2, range(32, 64)),
+        (socket(1), 1, 2, range(32, 64)),  # Intel MPI pins; one hardware thread of each core computes
+        (NODE, 0, 1, range(64)),
     ],
 )
-def test_cores(allowed: frozenset[int], rank: int, ranks: int, cores: range, threads: int) -> None:
-    share = own_share(machine(allowed), NODE, rank, ranks, PlanOptions(across_hosts=ranks > 1))
-    assert (share.plan.mask, share.plan.omp_threads) == (tuple(cores), threads)
+def test_cores(allowed: frozenset[int], rank: int, ranks: int, cores: range) -> None:
+    share = own_share(machine(allowed), NODE, rank, ranks, PlanOptions())
+    assert (share.plan.mask, share.plan.omp_threads) == (tuple(cores), len(cores))
     assert share.plan.numa_nodes == ((0, 1) if ranks == 1 else (rank,))
     assert (share.plan.rank, share.bind, share.hint) == (rank, True, "")
 
@@ -69,13 +69,13 @@ def test_too_many_threads_are_said_also_where_the_launcher_has_pinned() -> None:
     assert share.hint.startswith("over-subscribed: 64 threads share 32 CPUs of a rank")
 
 
-@pytest.mark.parametrize(("hosts", "chosen", "expected"), [(1, None, 32), (2, None, 31), (1, 5, 5)])
+@pytest.mark.parametrize(("chosen", "expected"), [(None, 32), (5, 5)])
 def test_the_one_thread_that_torchrun_sets_is_overruled(
-    hosts: int, chosen: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+    chosen: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the second of two ranks of a machine with 64 cores; a number that the script has chosen stays."""
-    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": str(2 * hosts), "OMP_NUM_THREADS": "1"}
-    variables |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": str(hosts)}
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
+    variables |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("cpudist.pinning.this_machine", machine)

@@ -105,7 +105,7 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
         assert len(ranks) > len(usable.cores)
         assert any(line.startswith("over-subscribed") for line in plan.warnings)
     for rank in ranks:
-        jobs = (rank.cpus, rank.communication_cpus, rank.data_cpus)
+        jobs = (rank.cpus, rank.data_cpus)
         assert len(rank.mask) == sum(map(len, jobs)), "a CPU has one job"
         assert rank.cpus, "every rank computes"
         assert rank.omp_threads == (options.omp_threads or len(rank.cpus))
@@ -149,55 +149,42 @@ def check(machine: Machine, options: PlanOptions, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "options", "threads", "communication", "data"),
+    ("there", "options", "threads", "data"),
     [
-        # The documentation of Trainer on CPUs: OMP_NUM_THREADS=23, CCL_WORKER_COUNT=1; the last core, as CCL's "auto".
-        ({"sockets": 2, "cores": 24, "threads": 2}, PlanOptions("socket"), 23, [(23,), (47,)], [(), ()]),
-        ({"cores": 4}, PlanOptions(2), 2, [(), ()], [(), ()]),  # few cores are all for computing
-        ({"cores": 16}, PlanOptions(1, data_workers=2), 13, [(15,)], [(13, 14)]),
-        ({"cores": 2}, PlanOptions(1, data_workers=2), 2, [()], [()]),
-        ({"cores": 7}, PlanOptions(1, data_workers=2), 7, [()], [()]),
+        ({"sockets": 2, "cores": 24, "threads": 2}, PlanOptions("socket"), 24, [(), ()]),
+        ({"cores": 16}, PlanOptions(2, omp_threads=8), 8, [(), ()]),
+        ({"cores": 16}, PlanOptions(1, data_workers=2), 14, [(14, 15)]),
+        ({"cores": 7}, PlanOptions(1, data_workers=2), 7, [()]),
         # Slurm's count of CPUs is a quota on threads.
-        ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4, [()] * 4),
-        # Threads that the user has set have a core each, and cores beyond them serve.
-        ({"cores": 4}, PlanOptions(1, data_workers=2, omp_threads=3), 3, [(3,)], [()]),
-        ({"cores": 4}, PlanOptions(1, data_workers=2, omp_threads=4), 4, [()], [()]),
-        ({"cores": 8}, PlanOptions(1, data_workers=2, omp_threads=9), 9, [()], [()]),
-        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=48), 48, [()], [()]),
-        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=46), 46, [(47,)], [(46,)]),
-        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=24), 24, [(47,)], [(45, 46)]),
+        ({"cores": 64, "threads": 2, "limits": Limits(counted=16)}, PlanOptions(4), 4, [()] * 4),
+        # Threads that the user has set have a core each, and cores beyond them load data.
+        ({"cores": 4}, PlanOptions(1, data_workers=2, omp_threads=3), 3, [(3,)]),
+        ({"cores": 8}, PlanOptions(1, data_workers=2, omp_threads=9), 9, [()]),
+        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=48), 48, [()]),
+        ({"cores": 48}, PlanOptions(1, data_workers=2, omp_threads=24), 24, [(46, 47)]),
     ],
 )
 def test_what_cores_do(
     there: dict[str, Any],
     options: PlanOptions,
     threads: int,
-    communication: list[tuple[int, ...]],
     data: list[tuple[int, ...]],
 ) -> None:
     plan = make_plan(machine(**there), options)
     assert [rank.omp_threads for rank in plan.ranks] == [threads] * len(data)
-    assert [rank.communication_cpus for rank in plan.ranks] == communication
     assert [rank.data_cpus for rank in plan.ranks] == data
     assert plan.pinned is not ("limits" in there)
 
 
-@pytest.mark.parametrize("across_hosts", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("cores", [8, 16, 32])
-def test_cores_that_serve_are_at_most_an_eighth_or_beyond_the_threads_of_the_user(
-    cores: int, workers: int, across_hosts: bool
-) -> None:
+def test_cores_for_data_are_at_most_an_eighth_or_beyond_the_threads_of_the_user(cores: int, workers: int) -> None:
     """OMP_NUM_THREADS is not set, below, at and above the cores of each of two ranks."""
     for threads in (None, 1, cores // 2, cores - 1, cores, cores + 1, 2 * cores):
-        options = PlanOptions(2, workers, threads, across_hosts=across_hosts)
-        plan = make_plan(machine(cores=2 * cores), options)
-        beyond = cores // 8 if threads is None else max(cores - threads, 0)
-        messages = min(1, beyond) if across_hosts or threads else 0
-        data = min(workers, beyond if threads is None else beyond - messages)
+        plan = make_plan(machine(cores=2 * cores), PlanOptions(2, workers, threads))
+        data = min(workers, cores // 8 if threads is None else max(cores - threads, 0))
         for rank in plan.ranks:
-            found = len(rank.cpus), len(rank.communication_cpus), len(rank.data_cpus)
-            assert found == (cores - messages - data, messages, data)
+            assert (len(rank.cpus), len(rank.data_cpus)) == (cores - data, data)
             assert rank.omp_threads == (threads or len(rank.cpus))
         said = any(line.startswith("over-subscribed") for line in plan.warnings)
         assert said is (threads is not None and threads > cores)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
 from cpudist.errors import UserError
 
@@ -19,49 +18,40 @@ BATCH_AXES = ("data", "fsdp")
 _AXIS = re.compile(r"([A-Za-z_]\w*)=(-1|[1-9]\d*)")
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a mesh: its name, and the number of devices along it, or -1 for all others."""
-
-    name: str
-    size: int
-
-
-def parse(text: str) -> tuple[Axis, ...]:
-    """Return the axes in `text`. One of them may have -1 devices: all the others.
+def parse(text: str) -> dict[str, int]:
+    """Return the number of devices along each axis in `text`. One of them may be -1: all other devices.
 
     Raises:
         UserError: the text is no list of axes.
     """
-    axes = []
+    axes: dict[str, int] = {}
     for part in text.replace(" ", "").split(","):
         found = _AXIS.fullmatch(part)
         if found is None:
             raise UserError(
                 f"--mesh {text}: {part!r} is no axis; write name=devices, e.g. data=2,model=2, or -1 for the rest"
             )
-        axes.append(Axis(found[1], int(found[2])))
-    names = [axis.name for axis in axes]
-    if len(set(names)) < len(names):
-        raise UserError(f"--mesh {text} names an axis twice; give each axis a name of its own")
-    if sum(axis.size == -1 for axis in axes) > 1:
+        if found[1] in axes:
+            raise UserError(f"--mesh {text} names an axis twice; give each axis a name of its own")
+        axes[found[1]] = int(found[2])
+    if list(axes.values()).count(-1) > 1:
         raise UserError(f"--mesh {text}: only one axis can have the rest of the devices (-1); give the others a number")
-    return tuple(axes)
+    return axes
 
 
-def places(axes: Sequence[Axis]) -> int | None:
+def places(axes: Mapping[str, int]) -> int | None:
     """Return the number of devices of the axes; None where it depends on how many there are."""
-    return None if any(axis.size == -1 for axis in axes) else math.prod(axis.size for axis in axes)
+    return None if -1 in axes.values() else math.prod(axes.values())
 
 
-def fit(axes: Sequence[Axis], devices: int) -> tuple[Axis, ...]:
+def fit(axes: Mapping[str, int], devices: int) -> dict[str, int]:
     """Return the axes with -1 replaced, for this many devices.
 
     Raises:
         UserError: the axes need another number of devices.
     """
-    given = math.prod(axis.size for axis in axes if axis.size != -1)
-    fitted = tuple(replace(axis, size=devices // given) if axis.size == -1 else axis for axis in axes)
+    given = math.prod(size for size in axes.values() if size != -1)
+    fitted = {name: devices // given if size == -1 else size for name, size in axes.items()}
     if places(fitted) != devices:
         raise UserError(
             f"--mesh {text_of(axes)} needs {'a multiple of ' if places(axes) is None else ''}{given} devices, "
@@ -70,6 +60,6 @@ def fit(axes: Sequence[Axis], devices: int) -> tuple[Axis, ...]:
     return fitted
 
 
-def text_of(axes: Sequence[Axis]) -> str:
+def text_of(axes: Mapping[str, int]) -> str:
     """Return the axes in the form that `--mesh` takes."""
-    return ",".join(f"{axis.name}={axis.size}" for axis in axes)
+    return ",".join(f"{name}={size}" for name, size in axes.items())

@@ -13,7 +13,7 @@ from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from cpudist.backends.xla import mesh
+from cpudist.backends.xla import gpu, mesh
 from cpudist.changes import Changes
 from cpudist.errors import UserError
 
@@ -22,7 +22,6 @@ KINDS = ("cpu", "cuda", "tpu")
 # torch's release, and the packages that pip must install with it. PyTorch/XLA ended with 2.9.
 _FITTING = {"2.8": "torch_xla==2.8.1", "2.9": "torch_xla==2.9.0"}
 _INSTALL_BOTH = "pip install torch==2.9.0 torch_xla==2.9.0"
-_CUDA_PLUGIN = "torch_xla_cuda_plugin"
 
 # Beginnings of the names of the runtime's variables about its devices.
 _VARIABLES = ("PJRT_", "CPU_NUM_DEVICES", "GPU_NUM_DEVICES", "TPU_", "XLA_USE_SPMD", "XLA_AUTO_SPMD")
@@ -126,6 +125,12 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
     """
     global _started_with
     changes.variable("PJRT_DEVICE", choice.kind.upper())
+    if choice.kind == "cuda":
+        changes.variable("PJRT_DYNAMIC_PLUGINS", "1")
+        changes.default_variable("XLA_FALLBACK_CPU", "1")  # what XLA cannot lower is computed by torch on the CPU
+        flags = os.environ.get("XLA_FLAGS", "")
+        if "xla_gpu_cuda_data_dir" not in flags:
+            changes.variable("XLA_FLAGS", f"{flags} --xla_gpu_cuda_data_dir={gpu.toolkit()}".strip())
     if mesh_text is not None and choice.kind == "cpu" and "CPU_NUM_DEVICES" not in os.environ:
         count = mesh.places(mesh.parse(mesh_text))
         if count is not None:
@@ -139,18 +144,10 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
 
 
 def lacks(kind: str) -> str | None:
-    """Return the missing package of the runtime for this kind of device, with the remedy; None where it has all."""
+    """Return what the runtime lacks for this kind of device, with the remedy; None where it has all."""
     if kind == "tpu" and "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
         return "there is no libtpu, which drives TPUs: pip install 'torch_xla[tpu]'"
-    if kind == "cuda":
-        try:
-            version(_CUDA_PLUGIN)
-        except PackageNotFoundError:
-            return (
-                f"{_CUDA_PLUGIN}, which drives GPUs, is not installed; if your release of PyTorch/XLA has none, "
-                "use --device cpu, or torch's own CUDA"
-            )
-    return None
+    return gpu.lacks() if kind == "cuda" else None
 
 
 def count(kind: str) -> int | None:

@@ -13,6 +13,7 @@ from torch_xla.debug import metrics
 from cpudist.backends.xla import joining, patches, pjrt
 from cpudist.backends.xla.sharding import Sharding
 from cpudist.console import say
+from cpudist.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -49,20 +50,36 @@ class Program:
         self._changes = changes
         self.host: ProcessGroupBackend | None = None
         self.sharding: Sharding | None = None
-        if options["mesh"] is not None:
-            self.sharding = Sharding(options, world, changes)
-        else:
+        if choice.kind == "cuda":
+            from cpudist.backends.xla import cuda_plugin
+
+            cuda_plugin.register(world, changes)
+        if options["mesh"] is None:
             self.host = joining.agree_on_host(world, store, timeout)
-            if not self.through_host:
-                joining.join_runtime(world)
-            elif world.size > 1 or runtime.addressable_runtime_device_count() > 1:
-                patches.make_one_world(world, changes)
+        try:
+            self._connect(options, world)
+        except RuntimeError as error:  # torch_xla's, where the device does not start
+            reason = str(error).splitlines()[0].rpartition("Bad StatusOr access: ")[2][:80]
+            raise UserError(
+                f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; check that the device is there and free"
+            ) from error
+        if choice.kind == "cuda":
+            cuda_plugin.check_autocast()
         # After `Sharding`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
         _keep_tied(changes)
         self._compiled_before = _compiled()
+
+    def _connect(self, options: Mapping[str, Any], world: World) -> None:
+        """Look at the devices for the first time, and connect those of all ranks."""
+        if self.host is None:
+            self.sharding = Sharding(options, world, self._changes)
+        elif not self.through_host:
+            joining.join_runtime(world)
+        elif world.size > 1 or runtime.addressable_runtime_device_count() > 1:
+            patches.make_one_world(world, self._changes)
 
     @property
     def through_host(self) -> bool:

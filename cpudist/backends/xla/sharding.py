@@ -50,11 +50,9 @@ class Sharding:
         count = runtime.global_runtime_device_count()
         if count == 1 and mesh.places(axes) is None:
             say(f"warning: --mesh {options['mesh']} has one device; on the CPU CPU_NUM_DEVICES says how many there are")
-        axes = mesh.fit(axes, count)
-        sizes, names = tuple(axis.size for axis in axes), tuple(axis.name for axis in axes)
-        self.mesh = spmd.Mesh(list(range(count)), sizes, names)
-        self.mesh_text = mesh.text_of(axes)
-        self.sizes = {axis.name: axis.size for axis in axes}
+        self.sizes = mesh.fit(axes, count)
+        self.mesh = spmd.Mesh(list(range(count)), tuple(self.sizes.values()), tuple(self.sizes))
+        self.mesh_text = mesh.text_of(self.sizes)
         self._show: Callable[[str], object] | None = print if options["show_sharding"] else None
         self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes) or None
         self._placed: Any = WeakIdKeyDictionary()  # parameters that are divided, with their names

@@ -37,9 +37,7 @@ class XlaDevices(Devices):
         return pjrt.findings(environment) if pjrt.missing() is None else iter(())
 
     def found(self) -> str | None:
-        """Return the devices that a package can drive: GPUs only where such a package is installed; none is
-        released.
-        """
+        """Return the devices of this host, GPUs only where PyTorch/XLA could use them."""
         kinds = [kind for kind in pjrt.KINDS if kind != "cuda" or pjrt.lacks(kind) is None]
         counts = {kind.upper(): pjrt.count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in counts.items() if count) or None

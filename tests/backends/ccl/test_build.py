@@ -66,7 +66,7 @@ def test_cxx_may_have_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "with space").mkdir()
     spaced = _program(tmp_path / "with space", "g++", "echo 'g++ (GCC) 13.1.0'")
     labels = {}
-    for cxx in (gcc, f"{cache} {gcc}", f"{gcc} -m64", f"{cache} {gcc} -m32", f"'{gcc}'", clang, spaced):
+    for cxx in (gcc, f"{cache} {gcc}", f"{gcc} -m64", f"{cache} {gcc} -isystem /usr", f"'{gcc}'", clang, spaced):
         monkeypatch.setenv("CXX", str(cxx))
         found = compiler.find_compiler()
         labels[str(cxx)] = re.sub("[0-9a-f]{8}", "DIGEST", found.label), found.openmp, len(found.command)
@@ -75,7 +75,7 @@ def test_cxx_may_have_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("g++-12.2.0", openmp, 1),
         ("g++-12.2.0", openmp, 2),
         ("g++-DIGEST-12.2.0", openmp, 2),
-        ("g++-DIGEST-12.2.0", openmp, 3),
+        ("g++-DIGEST-12.2.0", openmp, 4),
         ("g++-12.2.0", openmp, 1),
         ("c++-14.0.6", (), 1),
         ("g++-13.1.0", openmp, 1),

@@ -3,6 +3,7 @@
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpudist import backends
-from cpudist.backends.xla import mesh, partition, pjrt
+from cpudist.backends.xla import gpu, mesh, partition, pjrt
 from cpudist.errors import UserError
 
 
@@ -73,8 +74,48 @@ def test_the_device_is_what_was_said_or_what_is_there_and_has_a_driver(
     assert found.startswith(says)
 
 
-def test_a_gpu_without_its_driver_names_the_package() -> None:
-    assert "torch_xla_cuda_plugin, which drives GPUs, is not installed" in str(pjrt.lacks("cuda"))
+@pytest.mark.parametrize(
+    ("plugin", "torch_xla", "toolkit", "devices", "says"),
+    [
+        (None, "2.8.1", "/cuda", 1, "jax-cuda12-pjrt, which drives GPUs, is not installed: pip install"),
+        ("0.7.1", "2.8.1", "/cuda", 1, "jax-cuda12-pjrt 0.7.1 does not fit torch_xla 2.8.1: pip install"),
+        ("0.6.2", "2.9.0", "/cuda", 1, "jax-cuda12-pjrt 0.6.2 does not fit torch_xla 2.9.0: pip install"),
+        ("0.6.2", "2.8.1", None, 1, "there is no ptxas, which compiles for GPUs: pip install"),
+        ("0.6.2", "2.8.1", "/cuda", None, "there is no NVIDIA driver (libcuda.so.1); install it"),
+        ("0.6.2", "2.8.1", "/cuda", 0, "the NVIDIA driver finds no GPU; look at nvidia-smi"),
+        ("0.6.2", "2.8.1", "/cuda", 1, None),
+    ],
+)
+def test_what_a_gpu_lacks_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    plugin: str | None,
+    torch_xla: str,
+    toolkit: str | None,
+    devices: int | None,
+    says: str | None,
+) -> None:
+    """There are neither the packages nor the driver here."""
+
+    def version(package: str) -> str:
+        found = {"jax-cuda12-pjrt": plugin, "torch_xla": torch_xla}[package]
+        if found is None:
+            raise PackageNotFoundError(package)
+        return found
+
+    def driver(name: str) -> SimpleNamespace:
+        def count(place: Any) -> int:
+            place._obj.value = devices
+            return 0
+
+        if devices is None:
+            raise OSError(name)
+        return SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=count)
+
+    monkeypatch.setattr(gpu, "version", version)
+    monkeypatch.setattr(gpu, "toolkit", lambda: toolkit)
+    monkeypatch.setattr(gpu.ctypes, "CDLL", driver)
+    found = pjrt.lacks("cuda")
+    assert found == says if says is None else found is not None and found.startswith(says)
 
 
 def test_the_runtimes_variables_do_not_make_another_program() -> None:
@@ -141,7 +182,7 @@ def test_in_code_options_that_do_not_apply_have_no_effect(
 )
 def test_meshes(text: str, devices: int, sizes: dict[str, int]) -> None:
     fitted = mesh.fit(mesh.parse(text), devices)
-    assert {axis.name: axis.size for axis in fitted} == sizes
+    assert fitted == sizes
     assert mesh.fit(mesh.parse(mesh.text_of(fitted)), devices) == fitted
 
 

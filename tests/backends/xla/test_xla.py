@@ -64,6 +64,20 @@ def test_the_loop_of_the_readme_is_the_same_on_every_backend(tmp_path: Path) -> 
         torch.testing.assert_close(saved, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_plugin_for_gpus_trains_as_the_cpu_and_autocast_has_an_effect_there(tmp_path: Path) -> None:
+    """The plugin calls itself cuda, which changes what torch_xla does, and computes on the CPU."""
+    cuda = {"backend": "xla", "device": "cuda"}
+    words = [sys.executable, str(CHECKS / "cuda_stand_in.py")]
+    result = _start(1, *words, LOOP, str(tmp_path), json.dumps(cuda), json.dumps({"backend": "gloo"}))
+    losses = [float(text) for text in re.findall(r"step \d+ loss (\S+)", result.stdout)]
+    assert losses[20:] == pytest.approx(losses[:20], abs=1e-4)
+    assert len(losses) == 40, result.output
+    program = str(CHECKS.parents[1] / "checks" / "on_accelerator.py")
+    result = _start(1, *words, program, str(tmp_path), json.dumps(cuda))
+    assert "computed in torch.bfloat16\nxla xla:0 text torch.float32\n" in result.stdout, result.output
+    assert "pjrt 1 of CUDA in each process\n" in result.stdout, result.output
+
+
 def test_every_collective_takes_tensors_of_the_device(tmp_path: Path) -> None:
     jobs = [json.dumps({"words": [host]}) for host in ("ccl", "gloo")]
     result = _start(2, sys.executable, IN_TURN, str(CHECKS / "collectives.py"), str(tmp_path), *jobs)

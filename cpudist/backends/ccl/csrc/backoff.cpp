@@ -31,8 +31,8 @@ void Backoff::pause(Clock::time_point now) {
   using std::chrono::microseconds;
   const bool crowded = now < core.crowded_until;
   const auto waited = now - moved_;
-  // A thread that wakes from a sleep is late for the next call. The others spin for longer than that; otherwise all
-  // would sleep in turn.
+  // A rank with a core of its own answers within 5 us. A yield of over 2 us has let another thread run, perhaps that rank.
+  // A thread that wakes from a sleep is 60 us late for the next call; the others spin on, else all would sleep in turn.
   const auto spin = microseconds(crowded ? 75 : core.yield > microseconds(2) ? 0 : 5);
   if (waited < spin) return;
   if (crowded || waited > Milliseconds(100)) return nap(waited);

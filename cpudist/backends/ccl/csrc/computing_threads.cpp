@@ -24,15 +24,11 @@ std::array<Bytes, 256> bytes_of;  // by thread; those beyond have the last one t
 std::atomic<pthread_t> computing{};
 std::atomic<int> cores_of_rank{1};
 
-// Another program computes on a core of the pool.
-thread_local Clock::time_point crowded_until{};
-
 }  // namespace
 
 void lend_computing_threads(int cores) {
   computing = pthread_self();
   cores_of_rank = cores;
-  crowded_until = {};
 }
 
 std::vector<uint64_t> bytes_of_threads() {
@@ -46,29 +42,21 @@ std::vector<uint64_t> bytes_of_threads() {
 
 namespace parallel {
 
-const size_t least_bytes = size_t{512} << 10;
+const size_t least_bytes = size_t{256} << 10;
 
-// A call waits for the whole pool. A thread that has no core would hold up the others.
 int lent() {
   const int threads = at::get_num_threads();
   return threads <= cores_of_rank ? threads : 1;
 }
 
-int available() {
-  if (cores_of_rank == 1 || pthread_self() != computing || at::in_parallel_region()) return 1;
-  return Clock::now() >= crowded_until ? lent() : 1;
-}
+int available() { return cores_of_rank > 1 && pthread_self() == computing && !at::in_parallel_region() ? lent() : 1; }
 
-// Where a thread has to wait for a time slice of its core, the calling one does without the pool for a while. So of a
-// call's time at most a thirtieth is such waiting.
+// OpenMP's threads spin after an operator, so they join at once; on their cores, a thread of our own would wait for a time
+// slice. Like torch's operators, this returns when all have their core again.
 void run(int threads, const std::function<void(int)>& body) {
-  Clock::time_point done;  // with the calling thread's share
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) body(static_cast<int>(thread));
-    if (begin == 0) done = Clock::now();
   });
-  const auto now = Clock::now();
-  if (now - done > Milliseconds(1)) crowded_until = now + 32 * (now - done);
 }
 
 void count(int thread, size_t bytes) {

@@ -48,7 +48,7 @@ void Engine::start_thread(bool polls, Milliseconds nap) {
   started_ = true;
   polls_ = polls;
   nap_ = nap;
-  add_thread();  // now, so that the code that pins this process finds it
+  add_thread();
 }
 
 // Wakes or adds a thread if one is needed. Called with the lock held.
@@ -61,17 +61,10 @@ void Engine::call_thread() {
   }
 }
 
-// The code that pins this process moves the first thread to a core of its own. Later threads follow it there; otherwise
-// they would inherit the affinity of the thread that adds them.
 void Engine::add_thread() {
   ++idle_threads_;
   threads_.emplace_back(&Engine::run, this);
-  const auto added = threads_.back().native_handle(), first = threads_.front().native_handle();
-  pthread_setname_np(added, "cpudist-ccl");
-  cpu_set_t cpus;
-  if (added != first && pthread_getaffinity_np(first, sizeof cpus, &cpus) == 0) {
-    pthread_setaffinity_np(added, sizeof cpus, &cpus);
-  }
+  pthread_setname_np(threads_.back().native_handle(), "cpudist-ccl");
 }
 
 // The body of the engine's threads: sleeps until it is needed, then polls until a work is complete, or

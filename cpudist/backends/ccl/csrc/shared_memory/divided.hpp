@@ -31,71 +31,89 @@ struct Part {
   size_t parts;
 };
 
-// How many parts a call has where a group has so many channels.
-inline size_t parts_of(size_t bytes, size_t channels) {
-  return std::clamp<size_t>(bytes / parallel::least_bytes, 1, channels);
-}
+// How many parts a call has where a group has so many channels. All threads of the pool join where one does, so a call
+// that is worth it has a part for each.
+inline size_t parts_of(size_t bytes, size_t channels) { return bytes < parallel::least_bytes ? 1 : channels; }
 
-// Each computing thread carries its parts from beginning to end and does not wait for the other threads. A thread that
-// has no others carries one part after the other; the ranks need not agree about that.
+// The threads of a rank take the parts of a call step by step; a step carries a part by at most two pieces. Each thread
+// has parts of its own, which stay in its cache, and takes a step of those whose thread has not come: it may have no
+// core. A rank may carry all parts with one thread; the ranks need not agree about that.
 class Divided final : public Request {
  public:
-  using Parts = std::vector<std::unique_ptr<CollectiveRequest>>;
+  using Requests = std::vector<std::unique_ptr<CollectiveRequest>>;
 
   // `bytes`: of all parts together.
-  Divided(Parts parts, size_t bytes) : parts_(std::move(parts)), bytes_(bytes / parts_.size()) {}
+  Divided(Requests requests, size_t bytes) : parts_(requests.size()), bytes_(bytes / requests.size()) {
+    for (size_t i = 0; i < parts_.size(); ++i) parts_[i].request = std::move(requests[i]);
+  }
 
-  // The others are woken only while something moves, and not by each look of a rank that waits for a late one.
+  // The others are called only while something moves, and not by each look of a rank that waits for a late one.
   Progress test() override {
-    if (!parts_[first_]->has_turn()) return Progress::kWaiting;
+    if (!parts_[first_].request->has_turn()) return Progress::kWaiting;
     const int threads = moved_ ? parallel::available() : 1;
-    moved_ = threads > 1 ? advance_all(threads) : advance(parts_[first_]);
-    while (first_ < parts_.size() && !parts_[first_]) ++first_;
+    moved_ = threads > 1 ? advance_all(static_cast<size_t>(threads)) : advance(parts_[first_]);
+    while (first_ < parts_.size() && !parts_[first_].request) ++first_;
     if (first_ == parts_.size()) return Progress::kComplete;
     return moved_ ? Progress::kMoved : Progress::kWaiting;
   }
 
  private:
-  // The threads return after this time, because the engine's other calls wait meanwhile, ...
+  // The threads return after this time, because the engine's other calls wait meanwhile. Joining again takes 30 us ...
   static constexpr std::chrono::microseconds kLongest{500};
-  // ... and when nothing has moved for this time.
+  // ... and so they stay when nothing moves: as long as three times.
   static constexpr std::chrono::microseconds kPatience{100};
 
+  struct alignas(64) Share {
+    std::atomic_flag taken;                      // a thread is in it
+    std::unique_ptr<CollectiveRequest> request;  // null: complete
+  };
+
   // Returns whether it has moved. A part that is complete is gone.
-  static bool advance(std::unique_ptr<CollectiveRequest>& part) {
-    const Progress progress = part->test();
-    if (progress == Progress::kComplete) part.reset();
+  static bool advance(Share& part) {
+    const Progress progress = part.request->test();
+    if (progress == Progress::kComplete) part.request.reset();
     return progress != Progress::kWaiting;
   }
 
-  bool advance_all(int threads) {
+  // Advances the part unless another thread is in it. Returns kComplete where it is gone.
+  Progress take(Share& part, size_t thread) {
+    if (part.taken.test() || part.taken.test_and_set()) return Progress::kWaiting;
+    Progress progress = Progress::kComplete;
+    if (part.request) {
+      progress = advance(part) ? Progress::kMoved : Progress::kWaiting;
+      if (!part.request) parallel::count(static_cast<int>(thread), bytes_);
+    }
+    part.taken.clear();
+    return progress;
+  }
+
+  bool advance_all(size_t threads) {
     const auto begin = Clock::now();
+    std::atomic<uint64_t> come{0};                                // the threads that have come, by bits
     std::atomic<Clock::duration> moved{Clock::duration::zero()};  // when a part has moved last
-    parallel::run(threads, [&](int thread) {
+    parallel::run(static_cast<int>(threads), [&](int number) {
       const kernels::DefaultFloatingPoint floating_point;  // a thread may have another state than the one that waits
+      const auto thread = static_cast<size_t>(number);
+      if (thread < parts_.size()) come |= uint64_t{1} << thread;
       for (bool left = true; left;) {
         const auto now = Clock::now() - begin;
         bool some_moved = left = false;
-        for (auto i = static_cast<size_t>(thread); i < parts_.size(); i += static_cast<size_t>(threads)) {
-          if (!parts_[i]) continue;
-          some_moved = advance(parts_[i]) || some_moved;
-          if (!parts_[i]) parallel::count(thread, bytes_);
-          left = left || parts_[i];
+        for (size_t i = 0; i < parts_.size(); ++i) {
+          const size_t part = (thread + i) % parts_.size();  // its own one first: meanwhile the other threads come
+          if (const size_t owner = part % threads; owner != thread && (come >> owner & 1) != 0) continue;
+          const Progress progress = take(parts_[part], thread);
+          some_moved = some_moved || progress == Progress::kMoved;
+          left = left || progress != Progress::kComplete;
         }
-        if (some_moved) {
-          moved = Clock::now() - begin;
-        } else if (now - moved.load() > kPatience) {
-          return;
-        } else {
-          sched_yield();
-        }
-        if (now > kLongest) return;
+        if (some_moved) moved = Clock::now() - begin;
+        if (now > kLongest || now - moved.load() > kPatience) return;
+        if (!some_moved) sched_yield();
       }
     });
     return moved.load() > Clock::duration::zero();
   }
 
-  Parts parts_;
+  std::vector<Share> parts_;
   const size_t bytes_;  // of each part
   size_t first_ = 0;    // the parts before this one are complete
   bool moved_ = true;

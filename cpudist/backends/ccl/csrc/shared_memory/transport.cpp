@@ -161,7 +161,7 @@ class SharedMemory final : public Transport {
       return std::make_unique<CollectiveRequest>(channel, signature, counts, start(channel, Part{number, parts}));
     };
     if (parts == 1) return begin(0);
-    Divided::Parts requests;
+    Divided::Requests requests;
     for (size_t number = 0; number < parts; ++number) requests.push_back(begin(number));
     return std::make_unique<Divided>(std::move(requests), bytes);
   }

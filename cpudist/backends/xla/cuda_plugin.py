@@ -1,0 +1,86 @@
+"""XLA's PJRT plugin for GPUs in torch_xla 2.8, and what this release gets wrong on GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch_xla
+from torch_xla.experimental import plugins
+
+from cpudist.backends.xla import gpu
+from cpudist.console import say
+
+if TYPE_CHECKING:
+    from cpudist.changes import Changes
+    from cpudist.world import World
+
+_PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
+
+
+class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
+    """The plugin, with a device for each rank; a job of one rank has all devices."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def library_path(self) -> str:
+        return str(gpu.library())
+
+    def physical_chip_count(self) -> int:
+        return self._world.local_size
+
+    def configure_single_process(self) -> None:
+        """Do nothing: `client_create_options` has no other processes then."""
+
+    def client_create_options(self) -> dict[str, Any]:
+        world = self._world
+        options: dict[str, Any] = {"platform_name": "gpu", "allocator": "default"}
+        if world.size > 1:
+            options |= {"visible_devices": [world.local_rank], "node_id": world.rank, "num_nodes": world.size}
+        return options
+
+    def requires_xla_coordinator(self) -> bool:
+        return self._world.size > 1
+
+
+def register(world: World, changes: Changes) -> None:
+    """Let torch_xla compute on GPUs; call it before any question to the runtime.
+
+    Products of float32 follow `torch.set_float32_matmul_precision`; XLA by itself would use TF32.
+    """
+    plugins.register_plugin("CUDA", CudaPlugin(world))
+    torch_xla._XLAC._xla_set_mat_mul_precision(_PRECISION[torch.get_float32_matmul_precision()])
+    _autocast(changes)
+
+
+def _autocast(changes: Changes) -> None:
+    """Let ``torch.autocast("xla")`` have an effect: torch_xla's tensors on GPUs (2.8) have CUDA's autocast key."""
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def begin(self: Any) -> Any:
+        if self.device == "xla":
+            self._of_cuda = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+            torch.set_autocast_enabled("cuda", self._enabled)
+            torch.set_autocast_dtype("cuda", self.fast_dtype)
+        return enter(self)  # type: ignore[no-untyped-call]
+
+    def end(self: Any, *error: Any) -> Any:
+        if self.device == "xla":
+            enabled, dtype = self._of_cuda
+            torch.set_autocast_enabled("cuda", enabled)
+            torch.set_autocast_dtype("cuda", dtype)
+        return leave(self, *error)
+
+    changes.attribute(torch.autocast, "__enter__", begin)
+    changes.attribute(torch.autocast, "__exit__", end)
+
+
+def check_autocast() -> None:
+    """Warn where ``torch.autocast("xla")`` has no effect after all; call it once the device has started."""
+    one = torch.ones(1, 1, device="xla")
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        product = one @ one
+    if product.dtype is not torch.bfloat16:
+        say("warning: torch.autocast has no effect on this GPU, so bfloat16 is float32; leave it out")
