@@ -88,7 +88,7 @@ def told(job: str) -> list[int]:
             fields = json.load(file)
         os.unlink(_file(job))
         return [int(rank) for rank in fields["ranks"]]
-    except (OSError, ValueError):  # there is none, or the rank was killed while it wrote
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is incomplete or of another version
         return []
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import jobs
 import pytest
+from clocks import Clock
 
 # An example may take long on a busy machine.
 hypothesis.settings.register_profile("busy", deadline=None)
@@ -59,7 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what tests have cost to the process that reports it, where pytest-xdist runs them in several."""
+    """Kill processes that tests have forked and left behind, for which the interpreter would wait at its exit.
+
+    Hand what tests have cost to the process that reports it, where pytest-xdist runs them in several.
+    """
+    for child in multiprocessing.active_children():
+        child.kill()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["costs"] = {folder: dict(cost) for folder, cost in _costs.items()}
 
@@ -106,26 +112,6 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that `sleep` advances, and each reading by 10 ms, for the modules that wait for other processes."""
-    from cpudist import waiting
-    from cpudist.notebook import nodes
-    from cpudist.rendezvous import connecting
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    def monotonic() -> float:
-        clock.now += 0.01
-        return clock.now
-
-    clock = SimpleNamespace(now=1000.0, sleep=sleep, monotonic=monotonic)
-    for module in (waiting, connecting, nodes):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-@pytest.fixture
 def alone() -> Iterator[None]:
     """A job of this process alone, on gloo."""
     import cpudist
@@ -133,3 +119,15 @@ def alone() -> Iterator[None]:
     cpudist.init("gloo")
     yield
     cpudist.shutdown()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that only sleeping advances, for the modules that wait for other processes."""
+    from cpudist import waiting
+    from cpudist.notebook import nodes
+    from cpudist.rendezvous import connecting
+
+    clock = Clock(monkeypatch)
+    clock.drives(waiting, connecting, nodes)
+    return clock

@@ -20,7 +20,6 @@ def test_this_process_and_its_parents() -> None:
     assert processes.read_all()[own.pid] == own
     assert next(processes.ancestors()).pid == os.getppid()
     assert processes.executable(own.pid) == Path(sys.executable).resolve()
-    assert (processes.environment(own.pid) or {}).keys() <= os.environ.keys() | {"PYTEST_VERSION"}
 
 
 def test_the_age_of_this_process() -> None:
@@ -30,13 +29,17 @@ def test_the_age_of_this_process() -> None:
 
 
 @pytest.mark.job
-def test_a_script_has_its_own_name(tmp_path: Path) -> None:
+def test_a_script_has_its_own_name_and_variables(tmp_path: Path) -> None:
     script = tmp_path / "mpirun"
     script.write_text("#!/bin/sh\necho started; read line\n")
     script.chmod(0o755)
-    with subprocess.Popen([script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    variables = {"PATH": os.defpath, "ONE": "1=2", "NONE": ""}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([script], stdin=pipe, stdout=pipe, text=True, env=variables) as running:
         assert running.stdout.readline() == "started\n"  # before that the kernel may show the name of the parent
         assert processes.read(running.pid).name == "mpirun"
+        assert processes.environment(running.pid) == variables
+        assert processes.with_variable("ONE", "1=2") == {running.pid: variables}
         running.communicate()
     assert processes.read(running.pid) is None
     assert processes.environment(running.pid) is None

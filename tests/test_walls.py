@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import cpudist
@@ -50,12 +49,6 @@ def test_what_a_docstring_forbids_is_checked() -> None:
         said = _said(folder)
         assert said is not None, f"the docstring of {folder.name}/ does not say what it must not import"
         assert said <= checked[folder.name], folder.name
-
-
-def test_names_of_modules_are_unique() -> None:
-    """A module of cli/ has the name of its command."""
-    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "cli")
-    assert [name for name, count in names.items() if count > 1] == ["__init__.py"]
 
 
 def test_programs_of_ranks_and_helpers_lie_apart_from_tests() -> None:

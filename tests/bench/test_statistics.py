@@ -9,7 +9,6 @@ from cpudist.bench.collectives import CollectiveTimes, Comparison
 from cpudist.bench.plot import _color
 from cpudist.bench.report import time_cell
 from cpudist.bench.timing import Timings, Turns, ratio, take_turns
-from cpudist.cli.main import main
 
 
 def steady(*medians: float) -> Timings:
@@ -119,20 +118,3 @@ def test_bars_of_gloo_have_a_color_of_their_own() -> None:
     gloo = {_color(name) for name in ("broadcast of 16 MB, gloo", "gloo, powersgd")}
     assert len(ours) == len(gloo) == len({_color(ALONE)}) == 1
     assert len(ours | gloo | {_color(ALONE)}) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["hosts", "--backend", "xla"], "bench hosts is about ccl; leave --backend out"),
-        (["collectives", "--only", "int8"], "run cpudist bench hosts --only CANDIDATE"),
-        (["hosts", "--only", "fp4"], "--only fp4 is not known; give one of: no communication, auto, none, bf16"),
-    ],
-)
-def test_options_of_another_subject_are_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", *words]) == 2
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert shown.count("\n") == 1

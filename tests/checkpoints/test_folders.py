@@ -165,7 +165,8 @@ def test_a_file_system_that_syncs_no_folders_will_do(
 
 
 def test_a_full_disk_is_recognised_by_its_error_and_no_other(tmp_path: Path) -> None:
-    assert why_full(RuntimeError("file write failed"), tmp_path) is None
+    for folder in (tmp_path, tmp_path / "missing"):
+        assert why_full(RuntimeError("file write failed"), folder) is None
     assert list(tmp_path.iterdir()) == []
     full = RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors says it
     for error in (OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), full):

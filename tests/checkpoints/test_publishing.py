@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -45,6 +46,31 @@ def test_a_frozen_host_of_an_earlier_attempt_writes_into_no_later_checkpoint(tmp
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-5", "checkpoint-6", "checkpoint-7"]
 
 
+def test_what_a_power_failure_leaves_is_a_complete_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may write a rename to the disk before the content of files that were not synced."""
+    fsync, rename, synced, folder = os.fsync, os.rename, set(), tmp_path / "out"
+    publisher = Publisher(folder)
+
+    def noted_fsync(file: int) -> None:
+        fsync(file)
+        synced.add(Path(os.readlink(f"/proc/self/fd/{file}")))
+
+    def checked_rename(source: Path, target: Path) -> None:
+        if source == written:  # the first of the renames that publish it
+            assert synced == {written, *written.rglob("*")}
+            assert (written / "seal").exists()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", checked_rename)
+    written = _begin(publisher, "checkpoint-5", "part")
+    (written / "inner").mkdir()
+    (written / "inner" / "part").touch()
+    _complete(publisher, written)
+    assert _content(folder) == [f"checkpoint-5{name}" for name in ("", "/inner", "/inner/part", "/part", "/seal")]
+    assert folder in synced, "the new name, too"
+
+
 def test_two_jobs_save_beside_each_other_at_once(tmp_path: Path) -> None:
     """Two jobs call `cpudist.save` with folders side by side."""
     jobs = [Publisher(tmp_path, alone=False) for _ in range(3)]
@@ -62,3 +88,30 @@ def test_a_name_that_another_rank_gives_is_no_path(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Ranks, "all_gather", lambda self, value: [("../../.ssh", None)])
     with pytest.raises(UserError, match="a stranger writes to the job's store; set CPUDIST_TOKEN"):
         Publisher(tmp_path).begin("checkpoint-5", Ranks(), publishes=True)
+
+
+def test_an_error_of_any_rank_is_raised_on_all() -> None:
+    class Two(Ranks):
+        def all_gather(self, value: object) -> list[object]:
+            return [value, self.other]
+
+    ranks, own, ours = Two(), ValueError("own"), UserError("ours")
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    for error in (own, ours):
+        with pytest.raises(type(error)) as caught:
+            Ranks().each(lambda error=error: fail(error))
+        assert caught.value is error, "of a process that is alone"
+    ranks.size, ranks.other = 2, ("value", None)
+    assert ranks.each(lambda: "mine") == ["mine", "value"]
+    with pytest.raises(ValueError, match="own"):
+        ranks.each(lambda: fail(own))
+    with pytest.raises(UserError, match="rank 0: ours"):
+        ranks.each(lambda: fail(ours))
+    ranks.other = (None, "full")
+    with pytest.raises(UserError, match="rank 1: full"):
+        ranks.each(lambda: None)
+    ranks.rank, ranks.other = 1, ("theirs", None)
+    assert ranks.first(lambda: pytest.fail("rank 0 alone does it")) is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 import cpudist
 from cpudist.checkpoints import folders
-from cpudist.checkpoints.publishing import Ranks
+from cpudist.checkpoints.background import Background
+from cpudist.checkpoints.publishing import Ranks, publisher_of
 from cpudist.checkpoints.runs import newest_whole
 from cpudist.checkpoints.series import check_shared
 from cpudist.errors import UserError
@@ -77,7 +80,7 @@ def test_the_newest_are_kept_and_what_is_no_checkpoint_is_left_alone(tmp_path: P
     (tmp_path / "checkpoint-999").touch()
     left = tmp_path / folders.INCOMPLETE / "name" / "checkpoint-100"  # a job was killed here
     left.mkdir(parents=True)
-    for step in (5, 10, 15):
+    for step in (0, 10, 15):
         checkpoints.save(step, model=training.model)
     assert _steps(tmp_path) == [1, 10, 15]
     assert not (tmp_path / folders.INCOMPLETE).exists()
@@ -304,3 +307,55 @@ def test_a_folder_that_the_hosts_do_not_share_is_found_at_once(tmp_path: Path) -
     with pytest.raises(UserError, match=f"do not share {folder}: rank 1 has another one than rank 0"):
         check_shared(folder, _Others(str(tmp_path.parent), made, False))
     assert not any(tmp_path.iterdir())
+
+
+def test_a_restart_goes_on_with_its_own_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training()
+
+    def run(name: str, step: int, restarts: int = 0, folder: Path = tmp_path / "out") -> int:
+        publisher_of.cache_clear()  # as in a new process
+        monkeypatch.setenv("CPUDIST_RUN_ID", name)
+        monkeypatch.setenv("CPUDIST_RESTART_COUNT", str(restarts))
+        cpudist.init("gloo", pin=False)
+        try:
+            assert Ranks().all_gather("value") == ["value"]
+            checkpoints = cpudist.Checkpoints(folder, keep=3)
+            found = checkpoints.restore(**training.parts)
+            checkpoints.save(step, **training.parts)
+            return found
+        finally:
+            cpudist.shutdown()
+
+    assert run("one", 5) == 0
+    assert "from the beginning" not in capsys.readouterr().err
+    assert run("one", 5, restarts=1, folder=tmp_path / "other") == 0
+    assert "restart 1: no checkpoint of this run" in capsys.readouterr().err
+    assert (run("one", 7, restarts=2), _steps(tmp_path / "out")) == (5, [5, 7])
+    assert f"restart 2: going on from {tmp_path}/out/checkpoint-5\n" in capsys.readouterr().err
+    with pytest.raises(UserError, match="CPUDIST_RUN_ID=one"):
+        run("two", 9)
+
+
+def test_the_thread_that_saves_leaves_the_cores_to_the_training() -> None:
+    background, seen = Background(), []
+    background.start(lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    background.wait()
+    assert seen == [15]
+    background.start(lambda: {}["missing"])
+    with pytest.raises(KeyError):
+        background.wait()
+    background.wait()
+
+
+def test_an_optimizers_numbers_keep_their_precision(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3).double()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.rand(2, 3).double()).sum().backward()
+    optimizer.step()
+    cpudist.save(tmp_path / "one", model, optimizer)
+    again = torch.optim.Adam(model.parameters())
+    cpudist.load(tmp_path / "one", model, again)
+    for parameter in model.parameters():
+        assert torch.equal(again.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs import BIN, run
 
 from cpudist import user_cache
 from cpudist.cli.main import main
-from cpudist.errors import USER_ERROR
 
+Records = Callable[..., Path]
 SCRIPT = """
 import time
 import cpudist, torch
@@ -44,18 +44,8 @@ def test_a_script_makes_its_steps_here(tmp_path: Path) -> None:
     assert found[2, "int8"]["memory"] - found[2, "none"]["memory"] == 4 * 4 * (1024 * 1024 + 1024)
 
 
-def _record(folder: Path, **fields: Any) -> Path:
-    record = {"world_size": 2, "hosts": ["n0", "n1"], "backend": "ccl", "gradients": {"compress": "bf16"}}
-    record |= {"step_seconds": {"median": 1.2}, "samples_per_second": 10.0, "memory": 2 << 30}
-    record |= {"pinning": [{"omp_threads": 1000}]}
-    record |= {"gradient_times": {"waiting": 0.3, "values": 20_000_000, "groups": [[0.5, 40_000_000], [0, 40_000_000]]}}
-    folder.mkdir()
-    (folder / "cpudist.json").write_text(json.dumps(record | fields))
-    return folder
-
-
-def test_a_record_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["forecast", str(_record(tmp_path / "out")), "--hosts", "4", "--network", "1gbit"]) == 0
+def test_a_record_in_a_table(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecast", str(records(tmp_path / "out")), "--hosts", "4", "--network", "1gbit"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["hosts", "--compress", "step", "measured", "samples/s", "efficiency", "memory/rank"]
     assert [line.split()[:2] for line in lines[:5]] == [
@@ -70,9 +60,11 @@ def test_a_record_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert max(map(len, [head, *lines[:-1]])) <= 80
 
 
-def test_further_runs_say_how_far_off_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    alone = _record(tmp_path / "one", hosts=["n0"], world_size=1, gradients=None)
-    later = _record(tmp_path / "four", hosts=["n0", "n1", "n2", "n3"], world_size=4, step_seconds={"median": 1.4})
+def test_further_runs_say_how_far_off_it_was(
+    records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = records(tmp_path / "one", hosts=["n0"], world_size=1, gradients=None)
+    later = records(tmp_path / "four", hosts=["n0", "n1", "n2", "n3"], world_size=4, step_seconds={"median": 1.4})
     assert main(["forecast", str(alone), str(later), "--hosts", "2", "--network", "1gbit", "--json"]) == 0
     forecasts = json.loads(capsys.readouterr().out)["forecasts"]
     measured = {(one["hosts"], one["compress"]): one["measured"] for one in forecasts if one["measured"]}
@@ -80,45 +72,9 @@ def test_further_runs_say_how_far_off_it_was(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_network_of_the_last_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     user_cache.write("network.json", {"bandwidth": 6.7e7})
-    assert main(["forecast", str(_record(tmp_path / "out")), "--json"]) == 0
+    assert main(["forecast", str(records(tmp_path / "out")), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bandwidth"] == 6.7e7
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["out", "--hosts", "0"], "argument --hosts: give a whole number from 1 on, not '0'"),
-        (["out", "--hosts", "2,"], "argument --hosts: give a whole number from 1 on, not ''"),
-        (["out", "--network", "10parsec"], "argument --network: give a rate such as 100mbit or 10gbit, not '10parsec'"),
-        (["out", "--network", "0gbit"], "not '0gbit'"),
-        (["out"], "the network is not known; give --network 1gbit, or run cpudist test"),
-        (["empty", "--network", "1gbit"], "cannot read empty/cpudist.json"),
-        (["other.json", "--network", "1gbit"], "other.json is not the record of a run"),
-        (["old.json", "--network", "1gbit"], "old.json has no times of gradients"),
-        (["none.py", "--network", "1gbit"], "there is no script none.py"),
-        (["out", "more", "--network", "1gbit"], "cannot read more (No such file"),
-        (["--network", "1gbit", "--", "-m"], "cannot read -m (No such file"),
-        ([], "the following arguments are required"),
-    ],
-)
-def test_bad_input_is_one_line(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    _record(tmp_path / "out")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other.json").write_text("{}")
-    (tmp_path / "old.json").write_text(json.dumps({"world_size": 2, "hosts": ["a"], "step_seconds": {"median": 1.0}}))
-    assert main(["forecast", *words]) == USER_ERROR
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1

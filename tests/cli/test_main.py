@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from launcher_variables import TORCHRUN
 
 from cpudist.cli import docs
 from cpudist.cli.main import COMMANDS, main
@@ -44,48 +43,6 @@ def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkey
         runpy.run_module("cpudist", run_name="__main__")
     assert end.value.code == 0
     assert capsys.readouterr().out == f"cpudist {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["fly"], "no command fly"),
-        (["stack"], "did you mean stacks?"),
-        (["train.py", "--epochs", "3"], "cpudist run train.py --epochs 3"),
-        (["--fast"], "COMMAND"),
-        (["bench"], "{collectives,hosts}"),
-        (["bench", "gpus"], "'gpus'"),
-        (["build", "--json", "x"], "--json"),
-    ],
-)
-def test_wrong_words_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("cpudist: ")
-    assert shown.err.count("\n") == 1
-    assert expected in shown.err
-
-
-def test_under_a_launcher_rank_0_alone_speaks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    assert main(["fly"]) == 2
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    shown = capsys.readouterr()
-    assert shown.out == shown.err == ""
-
-
-def test_build_into_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("a file")
-    assert main(["build", "--output", str(taken)]) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith(f"cpudist: --output {taken} is not a folder")
-    assert shown.count("\n") == 1
 
 
 @pytest.mark.parametrize(("age", "said"), [(-3600, "compiled: "), (3600, "compiled before: ")])

@@ -60,25 +60,6 @@ def test_a_record_of_an_earlier_version_has_fewer_rows(tmp_path: Path) -> None:
     assert main(["summary", str(file)]) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("nowhere", None, "No such file"),
-        ("list.json", "[]", "is not the record of a run"),
-        ("cut.json", '{"world_size":', "is not the record of a run"),
-    ],
-)
-def test_what_is_no_run_is_one_line(
-    name: str, text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if text is not None:
-        (tmp_path / name).write_text(text)
-    assert main(["summary", str(tmp_path / name)]) == 2
-    shown = capsys.readouterr()
-    assert said in shown.err
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-
-
 def test_ranks_that_delay_the_others_are_shown_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     waiting = [
         {"rank": rank, "host": f"h{rank}", "waits": 0.2 - rank / 100, "delays": rank / 100} for rank in range(12)

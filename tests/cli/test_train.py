@@ -7,10 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launcher_variables import HYDRA
 
 from cpudist.cli import train
-from cpudist.errors import UserError
 
 
 def test_options_before_target_and_the_rest_untouched() -> None:
@@ -28,40 +26,6 @@ def test_module_target() -> None:
     assert options.module
     assert str(options.record) == "r.json"
     assert (options.target, options.args) == ("package.module", ["-m", "y"])
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["--bakend", "gloo", "run.py"], "--bakend"),
-        (["--timeout", "soon", "run.py"], "--timeout must be a number of seconds above 0, not 'soon'"),
-        (["--timeout", "-3", "run.py"], "above 0"),
-        (["--backend", "gloo"], "no TARGET"),
-        (["--compress", "zip", "run.py"], "--compress zip is not known; give auto, none, bf16"),
-        (["--data-workers", "-1", "x.py"], "give a whole number from 0 on, not '-1'"),
-    ],
-)
-def test_wrong_options_say_what_and_where_to_look(words: list[str], part: str) -> None:
-    with pytest.raises(UserError, match=part):
-        train._job_options(train._parse(train._parser(), words))
-
-
-def test_wrong_target_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str]) -> None:
-    assert train.main(["nonsense"]) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "the path of a script, or -m and a module" in err
-
-
-def test_other_ranks_keep_quiet_about_a_wrong_target(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in HYDRA.items():
-        monkeypatch.setenv(name, value)
-    assert train.main(["nonsense"]) == 2
-    assert train.main(["--help"]) == 0
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], []])

@@ -221,4 +221,4 @@ def _kill(mark: str, process: subprocess.Popen[bytes]) -> None:
         return not members
 
     poll(none_left, _LEAVE_SECONDS)
-    process.wait()
+    process.wait(_LEAVE_SECONDS)  # which no signal ends where a file system hangs

@@ -71,4 +71,4 @@ def unpack(name: str, folder: Path) -> None:
 
 def format_mask(cpus: Iterable[int]) -> str:
     """CPUs as one hexadecimal number, as Intel MPI, Slurm and the kernel read it."""
-    return hex(sum(1 << cpu for cpu in cpus))
+    return hex(sum(1 << cpu for cpu in set(cpus)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jobs
 import pytest
+from clocks import Clock
 from launcher_variables import HYDRA
 
 from cpudist.cli.main import main
@@ -26,38 +26,6 @@ from cpudist.launchers.intel_mpi import IntelMpi
 from cpudist.launchers.mpi_launcher import Host, Mpirun
 
 MPIRUN = Mpirun(IntelMpi, Path("mpirun"))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "no TARGET"),
-        (["--ppn", "0", "--", "t.py"], "give a number of ranks from 1 to 10000, socket, numa or l3, not '0'"),
-        (["--nproc", "two", "--", "t.py"], "give a whole number from 1 on, not 'two'"),
-        (["--min-nodes", "2", "--", "t.py"], "--max-restarts"),
-        (
-            ["--timeout=20", "--", "t.py"],
-            "launch has no option --timeout; if it is an option of cpudist-train",
-        ),
-        (["--mpi", "lam", "--", "t.py"], "invalid choice: 'lam'"),
-        (["--hostfile", "/no/such/file", "--", "t.py"], "cannot read the hostfile /no/such/file"),
-    ],
-)
-def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", *words]) == 2
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert shown.count("\n") == 1
-
-
-@pytest.mark.job
-def test_ranks_that_do_not_fit_are_found_before_any_host_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "hosts"  # these have no address
-    path.write_text("h0:2\nh1:2\n")
-    assert main(["launch", "--hostfile", str(path), "--nproc", "5", "--", "train.py"]) == 2
-    assert "5 ranks do not fit on 2 hosts with room for 4" in capsys.readouterr().err
 
 
 def test_inside_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,16 +83,12 @@ def test_errors_of_all_hosts_end_the_start(monkeypatch: pytest.MonkeyPatch) -> N
         _plan(monkeypatch, checked, hosts).start()
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time `now` in `restarts`, which a test moves, and what was slept."""
-    slept: list[float] = []
-    clock = SimpleNamespace(now=0.0, slept=slept, monotonic=lambda: clock.now, sleep=slept.append)
-    monkeypatch.setattr(restarts, "time", clock)
-    return clock
+@pytest.fixture(autouse=True)
+def _clock(clock: Clock) -> None:
+    clock.drives(restarts)
 
 
-def attempts(job: Restarts, clock: SimpleNamespace, *seconds: float) -> list[bool]:
+def attempts(job: Restarts, clock: Clock, *seconds: float) -> list[bool]:
     """Let attempts fail after so many seconds, 10 s apart; return whether each is followed by another one."""
     goes_on = []
     for number in seconds:
@@ -135,12 +99,12 @@ def attempts(job: Restarts, clock: SimpleNamespace, *seconds: float) -> list[boo
     return goes_on
 
 
-def test_restarts_come_later_and_later(clock: SimpleNamespace) -> None:
+def test_restarts_come_later_and_later(clock: Clock) -> None:
     assert all(attempts(Restarts(9), clock, 1, 1, 1, 130, 1))
     assert clock.slept == [0, 5, 10, 0, 5], "the fourth attempt was long"
 
 
-def test_failures_of_long_ago_do_not_count(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_of_long_ago_do_not_count(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Two may be within a day; the last three are."""
     job, hour = Restarts(2), 3600
     assert attempts(job, clock, 12 * hour, 20 * hour, 12 * hour, 47 * hour, 10, 10) == [True] * 5 + [False]
@@ -162,7 +126,7 @@ def test_a_host_that_fails_twice_in_a_row_is_left_out(capsys: pytest.CaptureFixt
 
 
 def test_hosts_that_fail_or_are_away_at_a_restart(
-    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     h0, h1 = hosts = parse("h0:2\nh1:2\n")
     failed = JobExit(1, suspect=h1, output_lost=True)

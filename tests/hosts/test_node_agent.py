@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -12,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpudist import processes
+from cpudist.hosts import node_agent
 from cpudist.processes import python_main
 from cpudist.waiting import poll
 
@@ -143,6 +146,23 @@ def test_another_agent_takes_its_place(start: Start, job: str) -> None:
     second.stdin.close()
     until(second, "left 0")
     assert rank.wait(10) == -9
+
+
+def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(start: Start, job: str) -> None:
+    other = start(["-c", SLEEP])
+    now = processes.read(other.pid)
+    ended = now._replace(start=now.start - 1)
+    node_agent._signal(ended, signal.SIGKILL)
+    agent = node_agent._Agent(job, "MY_RANK")
+    agent._known = {other.pid: ended}
+    assert agent.kill_all() == 0
+    agent._ranks = {ended: ("0", None)}
+    agent.signal_ranks(signal.SIGKILL)
+    agent.wait_for_input(0.3)
+    assert agent._ranks == {}, "that rank has ended"
+    assert other.poll() is None
+    node_agent._signal(now, signal.SIGTERM)
+    assert other.wait(10) == -signal.SIGTERM
 
 
 # As sshd: starts a rank for a launcher, and perhaps another session of the user, who shares the connection.

@@ -20,8 +20,9 @@ from launcher_variables import (
 )
 
 from cpudist.errors import UserError
-from cpudist.launchers import Alone, AtAddress, OverMpi, RendezvousMethod, detect
+from cpudist.launchers import Alone, AtAddress, InStore, OverMpi, Placement, RendezvousMethod, detect
 from cpudist.launchers.mpich import requested_nodes
+from cpudist.launchers.notebook import rank_variables, without_launcher
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ from cpudist.launchers.mpich import requested_nodes
         ),
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, "slurm", OverMpi(), 1),
         (BATCH_SCRIPT, "single", Alone(), 0),
-        (TORCHRUN, "torchrun", AtAddress("localhost", 42805), 1),
+        (TORCHRUN | {"CPUDIST_TOKEN": "known"}, "torchrun", AtAddress("localhost", 42805, token="known"), 1),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "torchrun", AtAddress("localhost", 42805, True), 1),
         (ONE_IN_A_POD, "pytorchjob", AtAddress("job-master-0", 23456), 1),
         (BY_HAND, "env", AtAddress("h0", 29500), 1),
@@ -72,6 +73,7 @@ def test_intels_script_with_mpichs_hydra_is_refused_before_it_aborts() -> None:
 
 
 AGENT = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_xy/none_uw/attempt_1/0/error.json"}
+NESTED = {"TORCHELASTIC_ERROR_FILE": "/attempt_2/run_ab/attempt_1/0/error.json"}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,7 @@ AGENT = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_xy/none_uw/attempt_1/0/er
         (BATCH_SCRIPT | INTEL, 0, {}),
         (STEP | INTEL | {"SLURM_RESTART_COUNT": "1"}, 0, {"slurm-7.0": True}),  # `cpudist launch` counts
         (TORCHRUN | AGENT, 0, {"torchrun-none_uw": True}),
+        (TORCHRUN | NESTED, 0, {"torchrun-run_ab": True}),
         (STEP | TORCHRUN | AGENT, 0, {"slurm-7.0": False, "torchrun-none_uw": True}),
         (TORCHRUN, 0, {"torchrun-2eb830bd": False}),
         (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2, {"torchrun-2eb830bd": True}),
@@ -133,6 +136,28 @@ def test_torchrun_wins_over_the_srun_and_the_pod_it_runs_in() -> None:
     assert detect(STEP | POD | TORCHRUN).name == "torchrun"
 
 
+@pytest.mark.parametrize("around", [INTEL, OPEN_MPI, STEP, TORCHRUN, POD])
+def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[str, str]) -> None:
+    """Its ranks do not get the variables by which the launcher numbers its own ranks."""
+    store, place = InStore("h0", 29500, "job", "secret"), Placement(3, 4, 1, 2, 1, 2)
+    found = detect({**without_launcher(around), **rank_variables(place, store)})
+    assert (found.name, found.placement(), found.rendezvous()) == ("notebook", place, store)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("n[01-03,7],gpu-a", "n01"), ("a-b.c,n[1-2]", "a-b.c"), ("r[2]n[5-6]-x", "r2n5-x"), ("", ""), ("n[1-2", "")],
+)
+def test_slurms_first_host_is_rank_0s(hosts: str, first: str) -> None:
+    for variables in ({"SLURM_STEP_NODELIST": hosts}, {"SLURM_JOB_NODELIST": hosts}):
+        launcher = detect(STEP | {"CPUDIST_TOKEN": "known"} | variables)
+        if first:
+            assert launcher.rendezvous() == AtAddress(first, 15217, token="known")
+        else:
+            with pytest.raises(UserError, match="not understood"):
+                launcher.rendezvous()
+
+
 @pytest.mark.parametrize(("text", "sizes"), [("2", [2]), ("2(x3)", [2, 2, 2]), ("2,1", [2, 1]), ("3(x2),1", [3, 3, 1])])
 def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -> None:
     for node, local_size in enumerate(sizes):
@@ -145,6 +170,18 @@ def test_slurm_local_size_is_that_of_the_own_node(text: str, sizes: list[int]) -
             "SLURM_PROCID": "0",
         }
         assert detect(env).placement().local_size == local_size
+
+
+def test_slurm_without_a_number_of_tasks_of_the_step_has_that_of_the_job() -> None:
+    given = {name: value for name, value in STEP.items() if name != "SLURM_STEP_NUM_TASKS"}
+    assert detect(given | {"SLURM_NTASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "3,2"}).placement().size == 5
+
+
+@pytest.mark.parametrize("wrong", [{"MASTER_ADDR": ""}, {"MASTER_PORT": ""}, {"MASTER_PORT": "65536"}])
+def test_without_an_address_ranks_do_not_meet(wrong: dict[str, str]) -> None:
+    for given in (BY_HAND | wrong, {name: value for name, value in BY_HAND.items() if name not in wrong}):
+        with pytest.raises(UserError, match="MASTER_"):
+            detect(given).rendezvous()
 
 
 def test_a_pod_with_several_processes_names_torchrun() -> None:
@@ -185,6 +222,7 @@ def test_half_set_and_contradicting_variables_are_one_clear_line(env: dict[str, 
         ("mpirun -ppn 2 -n 2 train -n 8", 1),
         ("mpirun -n 4 train", None),
         ("mpirun -ppn 2 train", None),
+        ("mpirun -n 4 -ppn 0 train", None),
     ],
 )
 def test_on_how_many_nodes_hydra_was_asked_to_start_ranks(line: str, nodes: int | None) -> None:

@@ -86,17 +86,49 @@ def test_the_real_ones_are_found(mpi: type[MpiLauncher]) -> None:
 
 
 @pytest.mark.job
-def test_none_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_mpirun_on_path_that_fits_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intel's finds its own programs by PATH, and Debian's mpirun is a link."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none" / "python"))
-    for name, says in (("mpirun", "HYDRA build details:"), ("mpiexec", "a queue of its own, 1.0")):
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+    for name, answer in (("mpiexec", "a queue of its own, 1.0"), ("mpirun.mpich", "HYDRA build details:")):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho {name} $1 >>{tmp_path}/asked\ncase $PATH in {tmp_path}:*) echo "{answer}" >&2;; esac\n'
+        )
         (tmp_path / name).chmod(0o755)
-    path = {"PATH": str(tmp_path)}
-    assert find_mpirun("auto", path).mpi is Mpich
-    with pytest.raises(UserError, match=r"--mpi openmpi was found \(.*mpirun is mpich; .*mpiexec is of an unknown MPI"):
+    (tmp_path / "mpirun").symlink_to("mpirun.mpich")
+    (tmp_path / "mpiexec.hydra").mkdir()
+    (tmp_path / "orterun").write_text("#!/bin/sh\necho Open MPI\n")  # nobody may run it
+    path = {"PATH": f"/nowhere:{tmp_path}"}
+    found = find_mpirun("auto", path)
+    assert (found.mpi, found.program) == (Mpich, tmp_path / "mpirun")
+    assert find_mpirun("mpich", path) == found
+    assert found.command(MpirunOptions(1, ("train",)))[0] == str(found.program)
+    (tmp_path / "asked").unlink()
+    with pytest.raises(UserError, match=r"mpirun is mpich; .*mpiexec is of an unknown MPI\)"):
         find_mpirun("openmpi", path)
+    assert (tmp_path / "asked").read_text() == "mpirun.mpich --version\nmpiexec --version\n"
     with pytest.raises(UserError, match="there is none at all"):
         find_mpirun("auto", {"PATH": os.devnull})
+
+
+def test_open_mpi_starts_as_root_only_if_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = command(OpenMpi, hostfile=None).split()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert command(OpenMpi, hostfile=None).split() == [*words[:3], "--allow-run-as-root", *words[3:]]
+
+
+@pytest.mark.parametrize(
+    ("version", "mpi"),
+    [
+        ("mpirun (Open MPI) 4.1.4", OpenMpi),
+        ("mpirun.real (OpenRTE) 2.1.1", OpenMpi),
+        ("PRRTE 3.0.3", OpenMpi),
+        ("HYDRA build details:\n    Version: 4.3", Mpich),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.18", IntelMpi),
+        ("slurm 22.05", None),
+    ],
+)
+def test_an_mpi_is_recognised_by_its_answer(version: str, mpi: type[MpiLauncher] | None) -> None:
+    assert [one for one in MPIS if one.recognises(version)] == ([mpi] if mpi else [])
 
 
 # As the launchers wrote it, when rank 1 of 2 was killed.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+from clocks import Clock
 
 from cpudist.errors import StartupTimeout
 from cpudist.job.job_options import JobOptions
@@ -20,7 +20,7 @@ SETTINGS = Settings({}, 1, 2, 1, "127.0.0.1", 0, JobOptions(timeout=60), "no", 0
 
 
 @pytest.mark.job
-def test_a_cell_waits_in_time_while_only_the_last_launch_is_there(clock: SimpleNamespace) -> None:
+def test_a_cell_waits_in_time_while_only_the_last_launch_is_there(clock: Clock) -> None:
     store = StoreProcess(["127.0.0.1"], 0, b"", 5)
     last = Connection(Address(("127.0.0.1",), store.port, b"", 5, "job/nodes"), 5)
     last.set({"left/1": b"1"})

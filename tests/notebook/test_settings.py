@@ -6,12 +6,11 @@ import inspect
 from typing import Any
 
 import pytest
-from launcher_variables import BY_HAND, INTEL, OPEN_MPI, POD, STEP, TORCHRUN
+from launcher_variables import BY_HAND
 
 from cpudist import notebook_launcher
 from cpudist.errors import UserError
-from cpudist.launchers import Placement, detect
-from cpudist.launchers.notebook import rank_variables, without_launcher
+from cpudist.launchers import Placement
 from cpudist.notebook.settings import check
 
 # What `notebook_launcher` hands on where a call gives neither function nor arguments.
@@ -77,15 +76,3 @@ def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_are_numbered_over_the_nodes() -> None:
     settings = check(print, (), {**GIVEN, "num_nodes": 3, "node_rank": 1, "master_addr": "h0"})
     assert [settings.placement(one) for one in (0, 1)] == [Placement(2, 6, 0, 2, 1, 3), Placement(3, 6, 1, 2, 1, 3)]
-
-
-@pytest.mark.parametrize("around", [INTEL, OPEN_MPI, STEP, TORCHRUN, POD])
-def test_a_notebook_that_a_launcher_has_started_starts_its_own_job(around: dict[str, str]) -> None:
-    """Its ranks do not get the variables by which the launcher numbers its own ranks."""
-    from cpudist.launchers import InStore
-
-    meeting = InStore("h0", 29500, "job", "secret")
-    own = rank_variables(Placement(3, 4, 1, 2, 1, 2), meeting)
-    found = detect({**without_launcher(around), **own})
-    assert (found.name, found.placement()) == ("notebook", Placement(3, 4, 1, 2, 1, 2))
-    assert found.rendezvous() == meeting

@@ -45,12 +45,6 @@ def test_an_address_and_a_port() -> None:
     assert endpoint("[::1]:9400") == ("::1", 9400)
 
 
-@pytest.mark.parametrize("text", ["h0", "h0:", "65536", "-1", "80:h0"])
-def test_what_is_no_port_is_one_line(text: str) -> None:
-    with pytest.raises(Exception, match=re.escape(f"0.0.0.0:9400 for all hosts, not {text!r}")):
-        endpoint(text)
-
-
 def test_without_the_library_the_job_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_options, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'cpudist\[metrics\]'"):

@@ -2,81 +2,117 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from hypothesis import given
+from clocks import Clock
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.distributed import PrefixStore
+from serving import KEEPALIVE_SECONDS, TOKEN, Serving
+from torch.distributed import HashStore, PrefixStore, Store
 
-from cpudist.errors import StartupTimeout, UserError
-from cpudist.store import process, protocol
+from cpudist.errors import StartupTimeout
+from cpudist.store import keepalive_timeout, protocol
+from cpudist.store import server as server_module
 from cpudist.store.client import Address, Connection, StoreLost
-from cpudist.store.process import StoreProcess
 from cpudist.store.protocol import Code
 from cpudist.store.torch_store import JobStore
-
-TOKEN = b"the token"
-
-
-@pytest.fixture
-def server() -> Iterator[StoreProcess]:
-    process = StoreProcess(["127.0.0.1"], 0, TOKEN, keepalive_timeout=5)
-    yield process
-    process.close()
-
-
-def place(server: StoreProcess, token: bytes = TOKEN, job: str = "") -> Address:
-    return Address(("127.0.0.1",), server.port, token, 5, job)
+from cpudist.waiting import poll
 
 
 @pytest.fixture
-def client(server: StoreProcess) -> Connection:
-    return Connection(place(server), 5)
+def server() -> Iterator[Serving]:
+    serving = Serving()
+    yield serving
+    serving.lose_owner()
+    assert serving.ended(), "it waits a few seconds for clients that stay"
 
 
-@pytest.mark.job
-def test_the_server_tells_the_time(client: Connection) -> None:
-    assert time.time_ns() <= client.clock() <= time.time_ns()
+@pytest.fixture
+def client(server: Serving) -> Iterator[Connection]:
+    connection = server.connect()
+    yield connection
+    connection.close()
 
 
-@pytest.mark.job
-def test_keys_and_values(client: Connection) -> None:
-    client.set({"a": b"\0\xff", "empty": b""})
-    assert client.get(["a", "empty"]) == [b"\0\xff", b""]
-    assert client.get(["a", "missing"]) is None
-    assert [client.add("n", 3), client.add("n", -5)] == [3, -2]
-    assert client.get(["n"]) == [b"-2"], "as torch's stores have it"
-    client.append("log", b"one ")
-    client.append("log", b"two")
-    assert client.get(["log"]) == [b"one two"]
-    assert client.compare_set("a", b"other", b"new") == b"\0\xff"
-    assert client.compare_set("a", b"\0\xff", b"new") == b"new"
-    assert client.compare_set("fresh", b"", b"made") == b"made"
-    assert client.compare_set("absent", b"expected", b"made") == b"expected", "as torch's TCPStore answers"
-    assert (client.check(["a", "n"]), client.check(["a", "missing"])) == (True, False)
-    assert (client.delete("a"), client.delete("a")) == (True, False)
-    assert client.count() == 4
-    big = bytes(range(256)) * 40000
-    client.set({"big": big})
-    assert client.get(["big"]) == [big]
-    fresh, missing = client.ages(["big", "missing"])
-    assert fresh < 60
+@pytest.fixture
+def store(server: Serving) -> Iterator[JobStore]:
+    """The same store as torch has it."""
+    store = JobStore(server.address(), timeout=5)
+    yield store
+    store.close()
+
+
+def test_the_server_tells_the_time_and_the_age_of_a_value(client: Connection) -> None:
+    before = time.time_ns()
+    client.set({"key": b""})
+    assert before <= client.clock() <= time.time_ns()
+    time.sleep(0.05)
+    age, missing = client.ages(["key", "missing"])
+    assert 0.05 <= age <= (time.time_ns() - before) / 1e9 + 0.001
     assert missing is None
 
 
-@pytest.mark.job
-def test_waits_end_when_a_key_comes_or_the_time_is_over(server: StoreProcess, client: Connection) -> None:
-    other = Connection(place(server), 5)
+def test_a_value_may_be_larger_than_what_a_socket_takes_at_once(client: Connection) -> None:
+    big = bytes(range(256)) * 40000
+    client.set({"big": big, "small": b"\0\xff"})
+    assert client.get(["small", "big"]) == [b"\0\xff", big]
+    assert client.get(["small", "missing"]) is None
+
+
+KEYS = st.sampled_from(["a", "b", "n"])
+VALUES = st.sampled_from(["", "x", "y", "\N{SNOWMAN}"])
+CALLS = st.one_of(
+    st.tuples(st.just("set"), KEYS, VALUES),
+    st.tuples(st.just("add"), st.just("number"), st.integers(-(2**31), 2**31)),
+    st.tuples(st.just("append"), KEYS, VALUES),
+    st.tuples(st.just("compare_set"), KEYS, VALUES, VALUES),
+    st.tuples(st.just("delete_key"), KEYS),
+    st.tuples(st.just("num_keys")),
+    st.tuples(st.just("check"), st.lists(KEYS, min_size=1)),
+    st.tuples(st.just("multi_set"), st.lists(KEYS, min_size=1, max_size=1), st.lists(VALUES, min_size=1, max_size=1)),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(calls=st.lists(CALLS, max_size=12))
+def test_torchs_methods_do_what_its_own_store_does(store: JobStore, calls: list[tuple]) -> None:
+    for key in ("a", "b", "n", "number"):
+        store.delete_key(key)
+    expected: Store = HashStore()
+    for name, *arguments in calls:
+        assert getattr(store, name)(*arguments) == getattr(expected, name)(*arguments), name
+    there = [key for key in ("a", "b", "n", "number") if expected.check([key])]
+    assert store.num_keys() == len(there)
+    if there:
+        assert store.multi_get(there) == expected.multi_get(there)
+        assert store.get(there[0]) == expected.get(there[0])
+
+
+def test_torch_puts_prefixes_before_the_keys_and_waits_as_long_as_it_is_told(store: JobStore) -> None:
+    inner = PrefixStore("a", PrefixStore("b", store))
+    inner.set("key", "value")
+    assert (inner.get("key"), store.get("b/a/key")) == (b"value", b"value")
+    assert store.has_extended_api()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"wait timeout .*b/a/never"):
+        inner.wait(["never"], timedelta(seconds=0.1))
+    store.set_timeout(timedelta(seconds=0.2))
+    assert store.timeout == timedelta(seconds=0.2)
+    with pytest.raises(RuntimeError, match="wait timeout"):
+        store.get("never")
+    assert 0.3 <= time.monotonic() - began < 5
+    assert (store.host, store.clone().timeout) == ("127.0.0.1", store.timeout)
+    assert store.clock() <= time.time_ns()
+
+
+def test_a_wait_ends_when_its_keys_are_there_or_its_time_is_over(server: Serving, client: Connection) -> None:
+    other = server.connect()
     assert not client.wait_any(["x", "y"], 0.05)
     setter = threading.Timer(0.1, lambda: other.set({"x": b""}))
     setter.start()
@@ -85,18 +121,19 @@ def test_waits_end_when_a_key_comes_or_the_time_is_over(server: StoreProcess, cl
     assert not client.wait_all(["x", "y"], 0.05)
     other.set({"y": b""})
     assert client.wait_all(["x", "y"], 60)
+    other.close()
 
 
-@pytest.mark.job
-def test_jobs_on_one_server_do_not_see_each_other(server: StoreProcess) -> None:
-    one, other = (Connection(place(server, job=name), 5) for name in ("1", "2"))
+def test_jobs_on_one_server_do_not_see_each_other(server: Serving) -> None:
+    one, other = server.connect("1"), server.connect("2")
     one.set({"key": b"value"})
     assert not other.check(["key"])
+    assert one.check(["key"])
+    one.close(), other.close()
 
 
-@pytest.mark.job
-def test_a_broken_connection_is_noted_unless_that_was_cancelled(server: StoreProcess, client: Connection) -> None:
-    lost, left, loser = (Connection(place(server), 5) for _ in range(3))
+def test_a_broken_connection_is_noted_unless_that_was_cancelled(server: Serving, client: Connection) -> None:
+    lost, left, loser = (server.connect() for _ in range(3))
     lost.on_disconnect("lost", "1")
     left.on_disconnect("lost", "2")
     client.cancel_on_disconnect("lost", "2")
@@ -105,76 +142,99 @@ def test_a_broken_connection_is_noted_unless_that_was_cancelled(server: StorePro
     lost.interrupt()
     assert client.wait_all(["lost"], 60)
     loser.interrupt()
-    deadline = time.monotonic() + 60
-    while client.get(["lost"]) != [b"1 ended\n3 ended\n"]:
-        assert time.monotonic() < deadline, client.get(["lost"])
-        time.sleep(0.01)
+    assert poll(lambda: client.get(["lost"]) == [b"1 ended\n3 ended\n"], 60), client.get(["lost"])
 
 
-KILLED_TOGETHER = """
-import os, signal, sys
-from cpudist.store.client import Address, Connection
-from cpudist.store.process import StoreProcess
-server = StoreProcess(["127.0.0.1"], 0, b"token", keepalive_timeout=5)
-ranks = [Connection(Address(("127.0.0.1",), server.port, b"token", 5), 5) for _ in range(3)]
-for number, rank in enumerate(ranks):
-    rank.on_disconnect("lost", str(number))
-    rank.report_on_disconnect("lost", str(number), "claimed", f"{number} was lost")
-if "withdrawn" in sys.argv:
-    ranks[0].cancel_on_disconnect("lost", "1")
-if "claimed" in sys.argv:
-    ranks[0].add("claimed", 1)
-ranks[1].close()
-if "withdrawn" not in sys.argv:
-    ranks[0].wait_all(["lost"], 5)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.job
 @pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("", {"cpudist: 1 was lost\n"}),
-        ("claimed", {""}),
-        ("withdrawn", {f"cpudist: {rank} was lost\n" for rank in "02"}),
-    ],
+    ("case", "reports"),
+    [("", ["1 was lost"]), ("claimed", []), ("withdrawn", ["0 was lost", "2 was lost"])],
 )
-def test_where_nobody_is_left_the_store_says_who_was_lost_first(what: str, said: set[str]) -> None:
-    """The store holds standard error open until its process ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_TOGETHER, what], stderr=subprocess.PIPE, text=True, timeout=120, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert done.stderr in said
+def test_the_server_reports_who_was_lost_first_where_no_client_is_left(
+    server: Serving, case: str, reports: list[str]
+) -> None:
+    ranks = [server.connect() for _ in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.on_disconnect("lost", str(number))
+        rank.report_on_disconnect("lost", str(number), "claimed", f"{number} was lost")
+    if case == "withdrawn":
+        ranks[0].cancel_on_disconnect("lost", "1")
+    if case == "claimed":
+        ranks[0].add("claimed", 1)
+    ranks[1].close()
+    if case != "withdrawn":
+        assert ranks[2].wait_all(["lost"], 5)
+    server.lose_owner()
+    ranks[0].close(), ranks[2].close()
+    assert server.ended()
+    assert sorted(server.reports[:1] if reports == ["1 was lost"] else server.reports) == reports
 
 
-@pytest.mark.job
-def test_who_does_not_know_the_token_is_not_let_in(server: StoreProcess) -> None:
-    with pytest.raises(StartupTimeout, match="another job") as caught:
-        Connection(place(server, token=b"a guess"), 0.3)
-    assert "token" not in repr(place(server))
-    assert "\n" not in str(caught.value)
+def test_standard_error_is_held_while_there_may_be_something_to_report(server: Serving, client: Connection) -> None:
+    """A launcher may wait until no process holds it, and the server lives seconds longer than the job."""
+    client.on_disconnect("lost", "0")
+    server.lose_owner()
+    client.count()
+    assert not server.released.wait(0.2)
+    client.cancel_on_disconnect("lost", "0")
+    assert server.released.wait(20)
 
 
-def test_a_listener_that_does_not_know_the_token_is_not_taken_for_rank_0() -> None:
+def test_the_server_ends_with_its_owner_when_no_client_is_left_and_takes_no_new_one(
+    server: Serving, client: Connection
+) -> None:
+    server.lose_owner()
+    assert client.count() == 0
+    with pytest.raises(StartupTimeout):
+        Connection(server.address(), 0.1)
+    assert not server.ended(0.2)
+    client.close()
+    assert server.ended(server_module._LINGER_SECONDS / 2)
+
+
+def test_a_client_without_the_token_is_not_let_in(server: Serving) -> None:
+    address = server.address(token=b"a guess")
+    with pytest.raises(StartupTimeout, match="another job"):
+        Connection(address, 0.3)
+    assert "a guess" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "reason"),
+    [
+        (protocol.HELLO + bytes(protocol.NONCE_BYTES), "another job than this one answers"),
+        (b"220 smtp.example.org" + bytes(protocol.NONCE_BYTES), "another program than a cpudist job answers"),
+        (b"", "another job, or another program than a cpudist job, answers"),
+    ],
+    ids=["no token", "another program", "nothing"],
+)
+def test_what_listens_without_the_token_is_not_taken_for_rank_0(greeting: bytes, reason: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def pretend() -> None:
             connection, _ = listening.accept()
             with connection:
-                connection.sendall(protocol.HELLO + bytes(protocol.NONCE_BYTES))
-                connection.recv(protocol.ANSWER_BYTES)
-                connection.sendall(bytes(protocol.PROOF_BYTES))
+                connection.sendall(greeting)
+                if greeting.startswith(protocol.HELLO):
+                    connection.recv(protocol.ANSWER_BYTES)
+                    connection.sendall(bytes(protocol.PROOF_BYTES))
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        with pytest.raises(StartupTimeout, match="another job than this one answers"):
-            Connection(Address(("127.0.0.1",), listening.getsockname()[1], TOKEN, 5), 1)
+        with pytest.raises(StartupTimeout, match=reason):
+            Connection(Address(("127.0.0.1",), listening.getsockname()[1], TOKEN, 5), 0.05)
         thread.join(60)
 
 
-@pytest.mark.job
+def test_a_host_that_cannot_be_reached_is_passed_over(server: Serving) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(StartupTimeout, match="Connection refused"):
+        Connection(Address(("127.0.0.1",), port, TOKEN, 5), 0.1)
+    several = Connection(Address(("127.0.0.2", "127.0.0.1"), server.port, TOKEN, 5), 5)
+    assert (several.host, several.count()) == ("127.0.0.1", 0)
+    several.close()
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -185,112 +245,75 @@ def test_a_listener_that_does_not_know_the_token_is_not_taken_for_rank_0() -> No
     ],
     ids=["http", "zeros", "nothing", "frames without a proof"],
 )
-def test_garbage_is_shown_out_and_learns_nothing(server: StoreProcess, client: Connection, words: bytes) -> None:
+def test_an_unauthenticated_client_is_disconnected_and_reads_nothing(
+    server: Serving, client: Connection, clock: Clock, words: bytes
+) -> None:
+    clock.drives(server_module)
     client.set({"secret": b"TOP SECRET"})
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as stranger:
-        stranger.sendall(words)
-        answer = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as unauthenticated:
+        unauthenticated.sendall(words)
+        answer = unauthenticated.recv(1)
+        clock.now += server_module._HANDSHAKE_SECONDS - 0.1
+        client.count()
+        assert words or server.server._unauthenticated, "there is time left"
+        clock.now += 0.2
         try:
-            while part := stranger.recv(4096):  # to the end of the connection, which the server makes
+            while part := unauthenticated.recv(4096):  # to the end of the connection, which the server makes
                 answer += part
         except ConnectionResetError:
             pass
-    assert len(answer) <= protocol.GREETING_BYTES
+    assert answer[: len(protocol.HELLO)] == protocol.HELLO
+    assert len(answer) == protocol.GREETING_BYTES
     assert client.get(["secret"]) == [b"TOP SECRET"]
 
 
-@pytest.mark.job
-def test_a_flood_of_strangers_keeps_nobody_out(server: StoreProcess, client: Connection) -> None:
-    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(500)]
-    try:
-        newcomer = Connection(place(server), 60)
-        newcomer.set({"key": b"value"})
-        assert client.get(["key"]) == [b"value"]
-    finally:
-        for stranger in strangers:
-            stranger.close()
+def test_the_most_frequent_address_of_many_unauthenticated_clients_is_disconnected(
+    server: Serving, client: Connection
+) -> None:
+    quiet = socket.create_connection(("127.0.0.1", server.port), timeout=60, source_address=("127.0.0.3", 0))
+    flood = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(300)]
+    newcomer = Connection(server.address(), 60)
+    newcomer.set({"key": b"value"})
+    assert client.get(["key"]) == [b"value"]
+    most = server_module._MOST_UNAUTHENTICATED
+    assert most - 1 <= len(server.server._unauthenticated) <= most, "the newcomer may have been one of them"
+    assert {peer.address for peer in server.server._unauthenticated} == {"127.0.0.1", "127.0.0.3"}
+    newcomer.close(), quiet.close()
+    for one in flood:
+        one.close()
 
 
-@pytest.mark.job
-def test_a_member_that_talks_garbage_goes_alone(server: StoreProcess, client: Connection) -> None:
-    broken = Connection(place(server), 5)
-    broken._socket.sendall(b"\xff" * 50)
+@pytest.mark.parametrize(
+    "words",
+    [b"\xff" * 50, protocol.pack(Code.ADD, b"key", b"no number"), protocol.pack(Code.ADD, b"key")],
+    ids=["noise", "no number", "a field is missing"],
+)
+def test_a_bad_frame_disconnects_its_client_alone(server: Serving, client: Connection, words: bytes) -> None:
+    broken = server.connect()
+    broken._socket.sendall(words)
     with pytest.raises(StoreLost):
         broken.count()
     assert client.count() == 0
 
 
-@pytest.mark.job
-def test_a_port_that_is_taken_is_one_line(server: StoreProcess) -> None:
-    with pytest.raises(UserError, match="Address already in use") as caught:
-        StoreProcess(["127.0.0.1"], server.port, TOKEN, 5)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.job
-def test_a_server_that_does_not_start_is_an_error_and_not_our_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The caller may be a notebook's kernel, which must not exit."""
-    stuck = tmp_path / "python"
-    stuck.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nexec sleep 1000\n')
-    stuck.chmod(0o755)
-    monkeypatch.setattr(process, "_START_SECONDS", 1.0)
-    monkeypatch.setattr(process, "_COMMAND", [str(stuck)])
-    with pytest.raises(UserError, match="rank 0 cannot start the job's store within 1 s; to see why, run: "):
-        StoreProcess(["127.0.0.1"], 0, TOKEN, keepalive_timeout=5)
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
-
-
-@pytest.mark.job
-def test_the_server_ends_with_its_owner_and_says_so_to_nobody_else(server: StoreProcess, client: Connection) -> None:
-    client.interrupt()
-    server.close()
-    assert server._process.poll() == 0
-
-
-@given(fields=st.lists(st.binary(max_size=50), max_size=6), code=st.sampled_from(Code), cut=st.integers(1, 400))
-def test_frames_survive_the_wire_in_any_pieces(fields: list[bytes], code: Code, cut: int) -> None:
-    sent = protocol.pack(code, *fields) + protocol.pack(Code.COUNT)
-    buffer, got = bytearray(), []
-    for at in range(0, len(sent), cut):
-        buffer += sent[at : at + cut]
-        got += list(protocol.frames(buffer))
-    assert got == [(code, fields), (Code.COUNT, [])]
-    assert not buffer
-
-
-@given(noise=st.binary(max_size=200))
-def test_noise_is_garbage_or_incomplete_never_an_accident(noise: bytes) -> None:
-    buffer = bytearray(noise)
-    try:
-        for _code, _fields in protocol.frames(buffer):
-            pass
-    except protocol.Garbage:
-        pass
-
-
-@pytest.mark.job
-def test_a_late_answer_is_not_taken_for_another_question(server: StoreProcess, client: Connection) -> None:
-    client.set({"x": b"hello"})
-    asking = Connection(place(server), 5)
-    asking._socket.sendall(protocol.pack(Code.COUNT))  # a question whose answer nobody has waited for
+def test_a_late_answer_is_not_taken_for_that_of_another_request(server: Serving, store: JobStore) -> None:
+    store.set("x", "hello")
+    asking = server.connect()
+    asking._socket.sendall(protocol.pack(Code.COUNT))  # a request whose answer nobody has waited for
     with pytest.raises(StoreLost, match="COUNT where GET was asked"):
         asking.get(["x"])
     assert asking.closed
-    store = JobStore(place(server), timeout=5)
     store._connection()._socket.sendall(protocol.pack(Code.COUNT))
     with pytest.raises(StoreLost):
         store.get("x")
     assert store.get("x") == b"hello", "on a new connection"
 
 
-@pytest.mark.job
-def test_no_question_ends_the_store(server: StoreProcess, client: Connection) -> None:
+def test_no_request_ends_the_server(server: Serving, client: Connection) -> None:
     client.add("n", 2**63 - 1)
     with pytest.raises(StoreLost):
-        Connection(place(server), 5).add("n", 1)
-    waiting = [Connection(place(server), 5) for _ in range(300)]
+        server.connect().add("n", 1)
+    waiting = [server.connect() for _ in range(300)]
     for number, one in enumerate(waiting):
         one.on_disconnect("lost", str(number))
         one._socket.sendall(protocol.pack(Code.WAIT_ANY, protocol.number(60_000), b"/lost"))
@@ -301,38 +324,22 @@ def test_no_question_ends_the_store(server: StoreProcess, client: Connection) ->
     assert client.count() == 2
 
 
-@pytest.mark.job
-def test_modules_in_the_working_folder_are_not_taken_for_pythons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "selectors.py").write_text("raise SystemExit('somebody else')")
-    monkeypatch.chdir(tmp_path)
-    StoreProcess(["127.0.0.1"], 0, TOKEN, 5).close()
+def test_both_ends_notice_a_network_that_is_down(server: Serving, client: Connection) -> None:
+    """By the kernel's options, as the sockets of a connection have them: tcp(7)."""
+    (peer,) = server.server._peers
+    for end in (client._socket, peer.connection):
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT", "TCP_NODELAY")
+        set_to = [end.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) for option in options]
+        assert set_to == [2, 2, 3, 1000 * KEEPALIVE_SECONDS, 1], "probes after 2, 4, 6 seconds; an answer until 8"
+    with socket.socket() as one:
+        protocol.enable_keepalive(one, 0.5)
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+    assert [keepalive_timeout(seconds) for seconds in (1, 10, 20, 300)] == [5, 5, 10, 30]
 
 
-@pytest.mark.job
-def test_who_comes_after_the_owner_has_ended_is_not_taken(server: StoreProcess, client: Connection) -> None:
-    server._stdin.close()
-    assert client.count() == 0, "those who are there have a few seconds"
-    with pytest.raises(StartupTimeout):
-        Connection(place(server), 0.3)
-
-
-@pytest.mark.job
-def test_torch_can_use_it(server: StoreProcess) -> None:
-    store = JobStore(place(server), timeout=5)
-    inner = PrefixStore("a", PrefixStore("b", store))
-    inner.set("key", "value")
-    assert inner.get("key") == b"value"
-    assert store.get("b/a/key") == b"value"
-    assert inner.add("n", 2) == 2
-    with pytest.raises(RuntimeError, match=r"wait timeout after 0\.1 s, keys: b/a/never"):
-        inner.wait(["never"], timedelta(seconds=0.1))
-
-
-@pytest.mark.job
-def test_threads_do_not_hold_up_each_other(server: StoreProcess) -> None:
-    store = JobStore(place(server), timeout=60)
+def test_threads_do_not_wait_for_each_other(store: JobStore) -> None:
     waiting = threading.Thread(target=lambda: store.wait(["key"]))
     waiting.start()
     store.set("key", "value")  # while the other thread waits
@@ -340,25 +347,15 @@ def test_threads_do_not_hold_up_each_other(server: StoreProcess) -> None:
     assert not waiting.is_alive()
 
 
-@pytest.mark.job
-def test_closing_torchs_store_closes_the_connections_of_threads_and_clones(server: StoreProcess) -> None:
-    store = JobStore(place(server), timeout=60)
+def test_closing_torchs_store_closes_the_connections_of_threads_and_clones(server: Serving) -> None:
+    store = JobStore(server.address(), timeout=60)
     clone = store.clone()
-    used, over = threading.Event(), threading.Event()
-
-    def use() -> None:
-        store.set("of a thread", "1")
-        used.set()
-        over.wait(20)
-
-    thread = threading.Thread(target=use)
+    thread = threading.Thread(target=lambda: store.set("of a thread", "1"))
     thread.start()
+    thread.join(60)
     clone.set("of a clone", "1")
-    assert used.wait(20)
     store.close()
-    server.close()
-    assert server._process.poll() == 0, "it does not wait for connections that are left open"
+    server.lose_owner()
+    assert server.ended(server_module._LINGER_SECONDS / 2), "it does not wait for connections that are left open"
     with pytest.raises(StoreLost, match="the job is over"):
         store.get("of a thread")
-    over.set()
-    thread.join(60)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from clocks import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpudist.store import values as values_module
 from cpudist.store.values import Values, Wait
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
@@ -33,14 +35,40 @@ def test_everybody_is_told_once_as_soon_as_the_keys_are_there(events: list) -> N
     assert not values._waiting, "nobody is kept for ever"
 
 
-def test_whose_time_is_over_is_told_so_and_the_next_deadline_is_known() -> None:
+def test_waits_end_at_their_deadlines_and_the_next_deadline_is_known(clock: Clock) -> None:
+    clock.drives(values_module)
+    values, told = Values(), []
+    for name, seconds in (("late", 9), ("soon", 2), ("never", 5)):
+        values.wait(Wait([b"missing"], any, lambda there, name=name: told.append((name, there))), seconds)
+    assert values.expire() == 2
+    clock.now += 1.9
+    assert (round(values.expire() or 0, 6), told) == (0.1, [])
+    clock.now += 0.1
+    assert (values.expire(), told) == (3, [("soon", False)])
+    never = next(wait for _, _, wait in values._deadlines)
+    values.forget(never)
+    clock.now += 6
+    assert (values.expire(), told) == (1, [("soon", False)]), "a cancelled wait is told nothing"
+    values.set(b"missing", b"")
+    assert (values.expire(), told) == (None, [("soon", False), ("late", True)])
+
+
+def test_a_wait_for_several_keys_is_forgotten_when_one_of_them_comes() -> None:
+    values, told = Values(), []
+    values.wait(Wait([b"a", b"b"], any, told.append), 1000)
+    values.set(b"b", b"")
+    values.set(b"a", b"")
+    assert (told, dict(values._waiting)) == ([True], {})
+
+
+def test_the_age_of_a_value_counts_from_its_last_change(clock: Clock) -> None:
+    clock.drives(values_module)
     values = Values()
-    told: list[tuple[str, bool]] = []
-    values.wait(Wait([b"never"], any, lambda there: told.append(("late", there))), 1000)
-    values.wait(Wait([b"never"], any, lambda there: told.append(("soon", there))), -1)
-    left = values.expire()
-    assert told == [("soon", False)]
-    assert 900 < left <= 1000
-    values.set(b"never", b"")
-    assert told == [("soon", False), ("late", True)]
-    assert values.expire() is None
+    values.set(b"key", b"")
+    clock.now += 3
+    assert (values.age(b"key"), values.age(b"missing")) == (3, None)
+    values.append(b"key", b"x")
+    assert values.age(b"key") == 0
+    values.delete(b"key")
+    assert values.age(b"key") is None
+    assert (values.delete(b"key"), values._since) == (False, {})

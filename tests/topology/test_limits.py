@@ -66,6 +66,27 @@ def test_a_container_of_version_1_without_a_namespace(tmp_path: Path) -> None:
     assert (found.quota, found.memory, found.cpus) == (2.5, None, frozenset({4, 5, 6, 7}))
 
 
+@pytest.mark.parametrize("path", ["/docker/abc", "/other/abc", "/../other", "/"])
+@pytest.mark.parametrize("kind", ["cgroup2", "cgroup"])
+def test_a_group_whose_folder_is_not_mounted_has_the_limits_of_the_mount(tmp_path: Path, path: str, kind: str) -> None:
+    """A container with a namespace of its own may see a path of the host, or one outside of its namespace."""
+    options, controllers = ("rw", "") if kind == "cgroup2" else ("rw,cpu", "cpu")
+    files = tree(
+        tmp_path,
+        {
+            "proc/self/mountinfo": f"30 23 0:26 / /sys/fs/cgroup rw - {kind} {kind} {options}",
+            "proc/self/cgroup": f"1:{controllers}:{path}",
+            "sys/fs/cgroup/cpu.max": "150000 100000",
+            "sys/fs/cgroup/cpu.cfs_quota_us": "150000",
+            "sys/fs/cgroup/other/cpu.max": "50000 100000",
+            "sys/fs/cgroup/other/cpu.cfs_quota_us": "50000",
+            "sys/fs/other/cpu.max": "50000 100000",
+            "sys/fs/other/cpu.cfs_quota_us": "50000",
+        },
+    )
+    assert read_limits(files, None, {}).quota == 1.5
+
+
 def test_no_cgroups_limit_nothing(tmp_path: Path) -> None:
     limits = read_limits(Files(tmp_path), affinity=None, env={})
     assert (limits.cpus, limits.quota, limits.memory, limits.counted) == (None, None, None, None)

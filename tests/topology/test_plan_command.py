@@ -140,27 +140,3 @@ def test_the_ranks_of_a_target_are_measured_and_launched(tmp_path: Path) -> None
     assert found.returncode == 2
     assert "no steps of 1 rank could be timed" in found.stderr
     assert "OSError: no data" in found.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--measure", "--topology", __file__], "--measure needs the machine itself"),
-        (["--", "train.py"], "train.py is for --measure"),
-        (["--ppn", "0"], "give a number of ranks from 1 to 10000, socket, numa or l3, not '0'; see"),
-        (["--ppn", "99999999999"], "not '99999999999'"),
-        (["--ppn", ""], "''"),
-        (["--ppn", "core"], "'core'"),
-        (["--data-workers", "-1"], "--data-workers"),
-        (["--topology", "nowhere.xml"], "nowhere.xml does not exist"),
-        (["--topology", "/dev/zero"], "/dev/zero describes no machine"),
-        (["--topology", __file__], "this is not the output of `lscpu -p`"),
-    ],
-)
-def test_wrong_words_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *words]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("cpudist: ")
-    assert shown.err.count("\n") == 1
-    assert expected in shown.err

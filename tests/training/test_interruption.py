@@ -75,11 +75,11 @@ def test_children_hear_only_their_parent() -> None:
     heartbeat = Heartbeat(1, None, 1)
     interruption = Interruption(0, 1, HashStore(), heartbeat)
     interruption.begin()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_tell_pending, args=(theirs,))
+    child.start()
     try:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        child = context.Process(target=_tell_pending, args=(theirs,))
-        child.start()
         theirs.close()  # a child that has ended then is an EOFError
         for name in ("TERM", "INT", "USR1"):
             subprocess.run(["kill", "-s", name, str(child.pid)], check=True)
@@ -93,5 +93,6 @@ def test_children_hear_only_their_parent() -> None:
         child.join(20)
         assert child.exitcode == -signal.SIGTERM
     finally:
+        child.kill()  # otherwise the interpreter would wait for it at exit
         interruption.end()
         heartbeat.stop()
