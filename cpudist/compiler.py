@@ -10,7 +10,6 @@ import re
 import runpy
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from cpudist import user_cache
-from cpudist.console import counted_seconds, duration, say
+from cpudist.console import duration, say
 from cpudist.errors import UserError
 from cpudist.private import why_not_trusted
 from cpudist.waiting import poll
@@ -198,21 +197,6 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     return _trusted(target, library.what)
 
 
-def compile_for_wheel(library: Library, target: Path) -> Path:
-    """Compile the library into a new folder, and return `target`, its file there; see scripts/wheels.sh.
-
-    Raises:
-        UserError: there is no compiler, or the compilation fails.
-    """
-    compiler = find_compiler()
-    if compiler is None:
-        raise UserError(f"there is no C++ compiler {os.environ.get('CXX', 'g++')}; install the package g++")
-    target.parent.mkdir(parents=True)
-    _compile(compiler, library, target)
-    (target.parent / _LOG).unlink()
-    return target
-
-
 def _trusted(file: Path, what: str) -> Path:
     """Return `file`, which has the folders of its compiler and its key above it in the cache.
 
@@ -240,25 +224,18 @@ def _lock(folder: Path, what: str) -> Iterator[None]:
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
         _trusted(folder / "lock", what)
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = open(os.open(folder / "lock", flags, 0o600), "r+")  # noqa: SIM115
+        handle = open(os.open(folder / "lock", flags, 0o600), "rb")  # noqa: SIM115
     except OSError as error:
         raise UserError(
             f"cannot write {what} to {folder} ({error.strerror}); set CPUDIST_CACHE to a folder that can be written"
         ) from None
     with handle:
-        with counted_seconds():
-            taken = poll(lambda: _take(handle), 2 * _COMPILE_SECONDS)
-        if not taken:
-            handle.seek(0)
-            holder = handle.read() or "another process"
-            raise UserError(f"{holder} still compiles {what} (lock {handle.name}); end it and try again")
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%H:%M:%S')}")
-        handle.flush()
+        if not poll(lambda: _take(handle), 2 * _COMPILE_SECONDS):
+            raise UserError(f"another process still compiles {what} (lock {folder / 'lock'}); end it and try again")
         yield
 
 
-def _take(handle: IO[str]) -> bool:
+def _take(handle: IO[bytes]) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -273,7 +250,7 @@ def _compile(compiler: Compiler, library: Library, target: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     log = target.parent / _LOG
     # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch, counted_seconds():
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
         output = Path(scratch) / target.name
         if _run(library.command(compiler, output), scratch, log) != 0:
             lines = log.read_text(errors="replace").splitlines()[1:]

@@ -49,7 +49,6 @@ def read(pid: int) -> Process | None:
 
 
 def read_all() -> dict[int, Process]:
-    """Return all processes by their ids."""
     return {pid: process for pid in _all_ids() if (process := read(pid)) is not None}
 
 

@@ -19,17 +19,18 @@ def cache_folder() -> Path | None:
     return None if at_home is None else at_home / ".cache" / "cpudist"
 
 
-def read(name: str) -> Any:
-    """Return the value that `write` has left; None where there is none, or the file is damaged."""
+def read(name: str) -> dict[str, Any]:
+    """Return the values that `write` has left; none where the file is missing or damaged."""
     folder = cache_folder()
     try:
-        return None if folder is None else json.loads((folder / name).read_text(encoding="utf-8"))
+        found = {} if folder is None else json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def write(name: str, value: Any) -> Path:
-    """Leave a value, as JSON, and return the file. Readers see the old or the new one.
+def write(name: str, values: dict[str, Any]) -> Path:
+    """Leave values, as JSON, and return the file. Readers see the old ones or the new ones.
 
     Raises:
         UserError: the file cannot be written.
@@ -40,7 +41,7 @@ def write(name: str, value: Any) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / f"{name}.{os.getpid()}"
-        new.write_text(json.dumps(value, indent=2), encoding="utf-8")
+        new.write_text(json.dumps(values, indent=2), encoding="utf-8")
         return new.replace(folder / name)
     except OSError as error:
         raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from cpudist import answers
@@ -89,7 +89,6 @@ class RankInfo:
     run_ids: dict[str, bool] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the member as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -109,20 +108,17 @@ class RankInfo:
 class _Node:
     """The ranks of one node, in rank order, each with its local rank from the launcher."""
 
-    identity: str
-    host: str
-    ranks: list[int]
-    local_ranks: list[int | None]
-    local_size: int | None
-    number: int | None
+    first: RankInfo
+    ranks: list[int] = field(default_factory=list)
+    local_ranks: list[int | None] = field(default_factory=list)
 
     def takes(self, member: RankInfo) -> bool:
-        place = member.placement
-        if place.node_rank is not None or self.number is not None:
-            return place.node_rank == self.number
+        own, place = self.first.placement, member.placement
+        if place.node_rank is not None or own.node_rank is not None:
+            return place.node_rank == own.node_rank
         # One machine may appear as several nodes: then local ranks repeat.
         taken = place.local_rank is not None and place.local_rank in self.local_ranks
-        return self.identity == member.node and self.local_size == place.local_size and not taken
+        return self.first.node == member.node and own.local_size == place.local_size and not taken
 
 
 def name_of(world: World) -> str:
@@ -166,28 +162,20 @@ def assign_nodes(members: Sequence[RankInfo], launcher: str) -> list[World]:
     for rank, member in enumerate(members):
         node = next((node for node in nodes if node.takes(member)), None)
         if node is None:
-            place = member.placement
-            node = _Node(member.node, member.host, [], [], place.local_size, place.node_rank)
+            node = _Node(member)
             nodes.append(node)
         node.ranks.append(rank)
         node.local_ranks.append(member.placement.local_rank)
-    if all(node.number is not None for node in nodes):
-        nodes.sort(key=lambda node: node.number or 0)
-    for node in nodes:
+    if all(member.placement.node_rank is not None for member in members):
+        nodes.sort(key=lambda node: node.first.placement.node_rank or 0)
+    hosts = tuple(node.first.host for node in nodes)
+    worlds = []
+    for node_rank, node in enumerate(nodes):
         _check_whole(node, launcher)
-    blank = World(0, len(members), 0, 1, 0, len(nodes), launcher, hosts=tuple(node.host for node in nodes))
-    places = {
-        rank: replace(
-            blank,
-            rank=rank,
-            local_rank=position if given is None else given,
-            local_size=len(node.ranks),
-            node_rank=node_rank,
-        )
-        for node_rank, node in enumerate(nodes)
-        for position, (rank, given) in enumerate(zip(node.ranks, node.local_ranks, strict=True))
-    }
-    return [places[rank] for rank in range(len(members))]
+        for position, (rank, given) in enumerate(zip(node.ranks, node.local_ranks, strict=True)):
+            local = (position if given is None else given, len(node.ranks))
+            worlds.append(World(rank, len(members), *local, node_rank, len(nodes), launcher, hosts=hosts))
+    return sorted(worlds, key=lambda world: world.rank)
 
 
 def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | None) -> str:
@@ -211,14 +199,15 @@ def elsewhere(members: Sequence[RankInfo], world: World, requested_nodes: int | 
 
 
 def _check_whole(node: _Node, launcher: str) -> None:
-    if node.local_size is not None and node.local_size != len(node.ranks):
+    host, local_size = node.first.host, node.first.placement.local_size
+    if local_size is not None and local_size != len(node.ranks):
         raise UserError(
-            f"{launcher} says that {node.local_size} ranks run on {node.host}, but {len(node.ranks)} are there "
+            f"{launcher} says that {local_size} ranks run on {host}, but {len(node.ranks)} are there "
             f"(ranks {', '.join(map(str, node.ranks))}); start all ranks with one launcher, in a fresh shell"
         )
     given = [local_rank for local_rank in node.local_ranks if local_rank is not None]
     if given and sorted(given) != list(range(len(node.ranks))):
         raise UserError(
-            f"{launcher} gives the ranks on {node.host} the local ranks {given}, not 0 to {len(node.ranks) - 1}, each "
+            f"{launcher} gives the ranks on {host} the local ranks {given}, not 0 to {len(node.ranks) - 1}, each "
             "once; start all ranks with one launcher, in a fresh shell"
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ from cpudist.cli.parser import Parser, count_from_zero, ranks_per_node
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
-from cpudist.launchers.export import export
-from cpudist.pinning.preload import wanted_allocator
 from cpudist.topology import measured_ranks
 from cpudist.topology.machine import machine_from, this_machine
 from cpudist.topology.picture import draw
@@ -27,8 +24,8 @@ from cpudist.topology.pinning_plan import THREADS, PlanOptions, make_plan, threa
 
 HELP = "show where ranks compute on a machine"
 DESCRIPTION = """\
-Show on which cores each rank of a node computes, and the variables for jobs that run without cpudist. Ranks that
-`cpudist-train` starts follow this plan without further options.
+Show on which cores each rank of a node computes. Ranks that `cpudist-train` starts follow this plan without further
+options.
 
 With --measure, find the number of ranks with which this machine trains fastest: 1, 2, 4, ... ranks make some steps in
 turn, of a model of the benchmarks or of your script, until more ranks are slower. It takes about half a minute for each
@@ -96,21 +93,17 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     threads, variable = threads_set(env) or (None, THREADS)
     measured = None if options.topology else measured_ranks.load()
     plan = make_plan(machine, PlanOptions(options.ppn or measured or "numa", options.data_workers, threads, variable))
-    variables, kept = export(plan, env, None if options.topology else wanted_allocator(env))
-    warnings = [*plan.warnings, *kept]
     if options.json:
         ranks = [{**asdict(rank), "communication_cpus": []} for rank in plan.ranks]
         fields = {"ranks": ranks, "idle_cpus": list(plan.idle_cpus), "pinned": plan.pinned}
-        print(json.dumps({**fields, "environment": variables, "warnings": warnings}, indent=2))
+        environment = {THREADS: str(min(rank.omp_threads for rank in plan.ranks))}  # one for all ranks of a node
+        print(json.dumps({**fields, "environment": environment, "warnings": plan.warnings}, indent=2))
         return
     print(draw(machine, plan, shutil.get_terminal_size().columns))
     if measured and not options.ppn:
         print(f"{number_of(measured, 'rank')}: the fastest on this machine by cpudist plan --measure")
-    for line in warnings:
+    for line in plan.warnings:
         print(f"warning: {line}")
-    print("\nFor jobs without cpudist (cpudist-train does this by itself; I_MPI_PIN_DOMAIN is Intel MPI's):")
-    for name, value in variables.items():  # to be copied, so they are not wrapped
-        print(f"  export {name}={shlex.quote(value)}")
 
 
 def _measure(script: Sequence[str], to: TextIO) -> None:

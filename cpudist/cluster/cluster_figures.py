@@ -87,8 +87,7 @@ class ClusterFigures:
 
 def last_bandwidth() -> float | None:
     """Return the bandwidth that `keep` has left, if any."""
-    kept = user_cache.read(_FILE)
-    found = kept.get("bandwidth") if isinstance(kept, dict) else None
+    found = user_cache.read(_FILE).get("bandwidth")
     return found if isinstance(found, float) else None
 
 

@@ -2,7 +2,7 @@
 
 A file has everything that is particular to its launcher: the variables of its ranks and, for an MPI, how `cpudist
 launch` starts a job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the
-MPIs and finds their mpirun; `export.py` writes a plan's pinning for all of them. It must not import torch, MPI or jobs.
+MPIs and finds their mpirun. It must not import torch, MPI or jobs.
 """
 
 from __future__ import annotations

@@ -9,11 +9,6 @@ from typing import ClassVar
 
 from cpudist.launchers.mpi_launcher import Host, MpirunOptions
 from cpudist.launchers.mpich import Mpich
-from cpudist.topology.cpulist import format_mask
-from cpudist.topology.pinning_plan import Plan
-
-# Each of these alone decides how Intel MPI pins ranks.
-PINNING_VARIABLES = ("I_MPI_PIN", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "I_MPI_PIN_CELL", "I_MPI_PIN_ORDER")
 
 
 class IntelMpi(Mpich):
@@ -57,14 +52,3 @@ class IntelMpi(Mpich):
 
     def _check_launcher(self) -> None:
         """Do nothing: Intel's script has run Intel's own mpiexec.hydra."""
-
-
-def pinning_variables(plan: Plan) -> dict[str, str]:
-    """Return the environment variables by which Intel MPI pins the ranks of a node as the plan says.
-
-    Developer Reference, "Interoperability with OpenMP API": I_MPI_PIN_DOMAIN=[m_1,...,m_n], a mask for each rank of a
-    node, with bits by the system's CPU numbers.
-    """
-    if not plan.pinned:
-        return {"I_MPI_PIN": "off"}
-    return {"I_MPI_PIN_DOMAIN": "[" + ",".join(format_mask(rank.mask) for rank in plan.ranks) + "]"}

@@ -113,5 +113,4 @@ class Mpirun:
     version: str = ""
 
     def command(self, options: MpirunOptions) -> list[str]:
-        """Return the command line that starts the ranks."""
         return self.mpi.command(self.program, self.version, options)

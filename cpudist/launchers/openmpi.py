@@ -60,7 +60,8 @@ class OpenMpi(MpiLauncher):
 
     @classmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        is_prrte = _major(version) >= 5
+        release = re.search(r"(\d+)\.\d+\.\d+", version)
+        is_prrte = release is not None and int(release[1]) >= 5
         words = [str(program), "--bind-to", "none"]
         if os.geteuid() == 0:
             words += ["--allow-run-as-root"]
@@ -106,8 +107,3 @@ def _ssh_arguments(options: MpirunOptions) -> list[str]:
     if own or " " in str(_SSH):
         return []
     return ["--mca", "plm_rsh_agent", f"sh {_SSH}", "--mca", "plm_rsh_assume_same_shell", "0"]
-
-
-def _major(version: str) -> int:
-    found = re.search(r"(\d+)\.\d+\.\d+", version)
-    return int(found[1]) if found else 0

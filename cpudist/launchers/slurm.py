@@ -57,13 +57,12 @@ class Slurm(Launcher):
         # srun --mpi=pmi2 makes an MPI world and sets this variable. PyPI's MPICH cannot join that of pmix.
         if "PMI_RANK" in self._variables:
             return OverMpi()
+        job, step = self.integer("SLURM_JOB_ID"), self.integer("SLURM_STEP_ID")
         # Steps that share a node need different ports, below those that the system assigns (32768 and up).
-        port = 15000 + (self.integer("SLURM_JOB_ID") * 31 + self.integer("SLURM_STEP_ID")) % 15000
-        return AtAddress(
-            self._variables.get("MASTER_ADDR") or self._first_host(),
-            self.master_port or port,
-            token=self.token or _token(f"{self.integer('SLURM_JOB_ID')}.{self.integer('SLURM_STEP_ID')}"),
-        )
+        port = self.master_port or 15000 + (job * 31 + step) % 15000
+        # The number of a step is public; the user's secret is not.
+        token = self.token or hmac.digest(secret().encode(), f"{job}.{step}".encode(), "sha256").hex()
+        return AtAddress(self._variables.get("MASTER_ADDR") or self._first_host(), port, token=token)
 
     @property
     def restarts(self) -> int:
@@ -105,11 +104,6 @@ def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
     if not (job and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP):
         return {}
     return {f"slurm-{job}.{step}": variables.get("SLURM_RESTART_COUNT", "0") != "0"}
-
-
-def _token(step: str) -> str:
-    """Return the token of a step, made of its public number and the user's secret."""
-    return hmac.digest(secret().encode(), step.encode(), "sha256").hex()
 
 
 def _first_of(hosts: str) -> str:

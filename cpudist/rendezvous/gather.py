@@ -79,17 +79,13 @@ def _missing(store: Store, key: str, size: int) -> list[int]:
 
 def _await(store: Store, keys: list[str], timeout: float, meanwhile: Callable[[], object] | None) -> bool:
     """Wait until all keys are there; return False after `timeout` seconds."""
-    if meanwhile is not None or not _waits_quietly(store):
+    from cpudist.store.torch_store import JobStore
+
+    # When a wait times out, torch's own stores print warnings with C++ frames.
+    if meanwhile is not None or not isinstance(store, JobStore):
         return poll(lambda: store.check(keys), timeout, meanwhile)
     try:
         store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError:
         return store.check(keys)
     return True
-
-
-def _waits_quietly(store: Store) -> bool:
-    """Return whether `store.wait` may time out; torch's own stores then print warnings with C++ frames."""
-    from cpudist.store.torch_store import JobStore
-
-    return isinstance(store, JobStore)

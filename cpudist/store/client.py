@@ -85,7 +85,6 @@ class Connection:
             )
 
     def set(self, values: dict[str, bytes]) -> None:
-        """Set all these keys."""
         self._ask(Code.SET, *(part for key, value in values.items() for part in (self._name(key), value)))
 
     def get(self, keys: list[str]) -> list[bytes] | None:
@@ -119,11 +118,9 @@ class Connection:
         return bool(self._number(Code.DELETE, self._name(key)))
 
     def count(self) -> int:
-        """Return the number of keys."""
         return self._number(Code.COUNT)
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
         return bool(self._number(Code.CHECK, *map(self._name, keys)))
 
     def wait_all(self, keys: list[str], timeout: float) -> bool:

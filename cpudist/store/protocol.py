@@ -61,7 +61,6 @@ def pack(code: Code, *fields: bytes) -> bytes:
 
 
 def number(value: int) -> bytes:
-    """Return a number as a field."""
     return _NUMBER.pack(value)
 
 

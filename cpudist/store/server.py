@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from cpudist.store import protocol
 from cpudist.store.protocol import Code
@@ -120,7 +121,7 @@ class Server:
             ((address, _),) = Counter(peer.address for peer in self._unauthenticated).most_common(1)
             self._drop(next(peer for peer in self._unauthenticated if peer.address == address), "ended")
 
-    def _drop(self, peer: _Peer, how: str) -> None:
+    def _drop(self, peer: _Peer, how: Literal["ended", "unreachable"]) -> None:
         if peer not in self._peers:
             return
         self._peers.discard(peer)
@@ -154,11 +155,8 @@ class Server:
                     self._drop(peer, "ended")
         except BlockingIOError:
             pass
-        except TimeoutError:
-            self._drop(peer, "unreachable")
         except (OSError, protocol.Garbage) as error:
-            unreachable = isinstance(error, OSError) and not isinstance(error, ConnectionError)
-            self._drop(peer, "unreachable" if unreachable else "ended")
+            self._drop(peer, "ended" if isinstance(error, (ConnectionError, protocol.Garbage)) else "unreachable")
 
     def _handle(self, peer: _Peer) -> None:
         if peer in self._unauthenticated:

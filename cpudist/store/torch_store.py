@@ -37,7 +37,6 @@ class JobStore(Store):
         return self._connection().host
 
     def clock(self) -> int:
-        """Return the time by the server's wall clock, in nanoseconds since the epoch."""
         return self._connection().clock()
 
     def set(self, key: str, value: str | bytes) -> None:

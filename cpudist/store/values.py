@@ -53,7 +53,6 @@ class Values:
         return [self._values[key] for key in keys] if self.has_all(keys) else None
 
     def has_all(self, keys: Sequence[bytes]) -> bool:
-        """Return whether all keys are there."""
         return all(key in self._values for key in keys)
 
     def add(self, key: bytes, amount: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 LAST_CPU = (1 << 16) - 1  # Linux has 8192 CPUs at most; a larger number is a mistake in a file
 _WORD = 32  # bits between two commas of a mask
@@ -45,8 +45,3 @@ def format_list(cpus: Iterable[int]) -> str:
         else:
             ranges.append([cpu, cpu])
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def format_mask(cpus: Collection[int]) -> str:
-    """Write CPUs as one hexadecimal number, ``0x10f``, as Intel MPI and Slurm read it."""
-    return hex(sum(1 << cpu for cpu in set(cpus)))

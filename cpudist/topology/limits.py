@@ -22,8 +22,7 @@ from cpudist.topology.kernel_files import Files
 
 _Number = TypeVar("_Number", int, float)
 
-# File systems: versions 1 and 2, and cpusets as they were before cgroups.
-_KINDS = ("cgroup", "cgroup2", "cpuset")
+_KINDS = ("cgroup", "cgroup2")  # file systems of versions 1 and 2
 _NO_LIMIT = 1 << 60  # version 1 writes a number close to 2**63 for "no limit"
 
 
@@ -132,7 +131,7 @@ def _mounts(files: Files) -> Iterator[tuple[str, set[str] | None, str]]:
 
 
 def _controllers(kind: str, options: str) -> set[str] | None:
-    return {"cgroup2": None, "cpuset": {"cpuset"}}.get(kind, set(options.split(",")))
+    return None if kind == "cgroup2" else set(options.split(","))
 
 
 def _paths(files: Files) -> dict[str, str]:
@@ -158,7 +157,7 @@ def _affinity(files: Files) -> frozenset[int] | None:
 
 def _cpuset(files: Files) -> frozenset[int] | None:
     for group in _groups(files, "cpuset"):  # the group's own file has the effective set
-        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus", "cpus"):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             if text := files.read(f"{group}/{name}"):
                 return parse_list(text)
     return None

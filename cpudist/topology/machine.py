@@ -119,31 +119,29 @@ def machine_from(path: Path) -> Machine:
         raise UserError(f"{path} does not exist; give a copy of sysfs, the output of `lscpu -p`, or hwloc's XML")
     if not path.is_dir() and not (path.is_file() and path.stat().st_size < _LARGEST):
         raise UserError(f"{path} describes no machine: give a folder, or a file of less than 64 MB")
-    machine = _from_copy(path) if path.is_dir() else _from_text(path)
-    if max(machine.topology.cpus) > LAST_CPU:
-        raise UserError(f"{path} names a CPU {max(machine.topology.cpus)}, which no machine has: make it again")
+    try:
+        machine = _from_copy(path) if path.is_dir() else _from_text(path)
+        if (last := max(machine.topology.cpus)) > LAST_CPU:
+            raise UserError(f"it names a CPU {last}, which no machine has: make it again")
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return machine
 
 
 def _from_copy(path: Path) -> Machine:
+    files = open_copy(path)
     try:
-        files = open_copy(path)
         return Machine(sysfs.read_topology(files), read_limits(files, None, env={}))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     except ValueError as error:
-        raise UserError(f"{path} holds a file that the kernel does not write ({error}): copy it again") from None
+        raise UserError(f"it holds a file that the kernel does not write ({error}): copy it again") from None
 
 
 def _from_text(path: Path) -> Machine:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}): make it again, or unpack it (tar xf)") from None
-    try:
-        if text.lstrip().startswith("<"):
-            topology, allowed = hwloc.parse_machine(text)
-            return Machine(topology, Limits(cpus=allowed))
-        return Machine(lscpu.parse_topology(text), Limits())
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"it cannot be read as text ({error}): make it again, or unpack it (tar xf)") from None
+    if text.lstrip().startswith("<"):
+        topology, allowed = hwloc.parse_machine(text)
+        return Machine(topology, Limits(cpus=allowed))
+    return Machine(lscpu.parse_topology(text), Limits())

@@ -7,7 +7,6 @@ the number.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from cpudist import user_cache
 from cpudist.topology.machine import cpu_model, this_machine
@@ -17,7 +16,7 @@ _FILE = "ranks.json"
 
 def load() -> int | None:
     """Return the number of ranks for this machine; None where none was measured."""
-    found = _known().get(_description())
+    found = user_cache.read(_FILE).get(_description())
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -27,12 +26,7 @@ def save(ranks: int) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
-    return user_cache.write(_FILE, {**_known(), _description(): ranks})
-
-
-def _known() -> dict[str, Any]:
-    known = user_cache.read(_FILE)
-    return known if isinstance(known, dict) else {}
+    return user_cache.write(_FILE, {**user_cache.read(_FILE), _description(): ranks})
 
 
 def _description() -> str:

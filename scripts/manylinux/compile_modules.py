@@ -7,8 +7,10 @@ same for every Python, so only Python's own change: $CXX, made by old_symbols.py
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from cpudist import compiler
@@ -29,9 +31,17 @@ def main(folder: Path, pythons: list[str]) -> None:
         tag, os.environ["PYTHON_HEADERS"] = answer.stdout.split()
         package = folder / tag / "cpudist"
         target = package / "backends/ccl/prebuilt" / f"{torch}-{tag}" / compilation.MODULE
-        print(compiler.compile_for_wheel(module, target))
+        compile_to(module, target)
         kernel = package / "optimization/prebuilt" / torch / dropout.FILE
-        compiler.compile_for_wheel(dropout.library(), kernel)
+        compile_to(dropout.library(), kernel)
+
+
+def compile_to(library: compiler.Library, target: Path) -> None:
+    """Compile into a cache of its own: the name of its folder does not depend on $PYTHON_HEADERS."""
+    target.parent.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as cache:
+        shutil.copy(compiler.ensure(library, Path(cache)), target)
+    print(target)
 
 
 main(Path(sys.argv[1]), sys.argv[2:])

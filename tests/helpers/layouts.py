@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,10 +36,8 @@ LAYOUTS = {
     "epyc-7t83-2s-nps2.lscpu": Shape(2, 4, 16, 128, 256, 256),
     "epyc-8434p-1s-l3-as-numa.lscpu": Shape(1, 8, 8, 48, 96, 96),
     "epyc-9375f-2s-nps1.lscpu": Shape(2, 2, 16, 64, 64, 64),
-    "opteron-4s-cgroup1.sysfs.tar.xz": Shape(4, 4, 4, 16, 16, 4),
     "opteron-4s-sparse-nodes.sysfs.tar.xz": Shape(4, 8, 8, 48, 48, 48),
     "opteron-6134-4s-cgroup2.sysfs.tar.xz": Shape(4, 8, 8, 32, 32, 6),
-    "opteron-865-8s-cpuset.sysfs.tar.xz": Shape(8, 8, 8, 15, 15, 10),
     "power-1-core.sysfs.tar.xz": Shape(1, 1, 1, 1, 1, 1),
     "power9-2s-gpu-memory.sysfs.tar.xz": Shape(2, 2, 4, 8, 32, 16, memory_only=6),
     "snapdragon-8-gen-2.sysfs.tar.xz": Shape(3, 1, 3, 8, 8, 8),
@@ -68,3 +67,8 @@ def unpack(name: str, folder: Path) -> None:
     with tarfile.open(FOLDER / name) as archive:
         archive.extraction_filter = lambda member, path: member
         archive.extractall(folder)
+
+
+def format_mask(cpus: Iterable[int]) -> str:
+    """CPUs as one hexadecimal number, as Intel MPI, Slurm and the kernel read it."""
+    return hex(sum(1 << cpu for cpu in set(cpus)))

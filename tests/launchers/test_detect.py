@@ -72,44 +72,34 @@ def test_intels_script_with_mpichs_hydra_is_refused_before_it_aborts() -> None:
         launcher.rendezvous()
 
 
-@pytest.mark.parametrize(
-    ("env", "restarts"),
-    [
-        ({}, 0),
-        ({"CPUDIST_RESTART_COUNT": "3"}, 3),
-        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
-        (STEP | {"SLURM_RESTART_COUNT": "1"}, 1),
-    ],
-)
-def test_knows_how_often_the_job_was_started_again(env: dict[str, str], restarts: int) -> None:
-    assert detect(env).restarts == restarts
-
-
 AGENT = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_xy/none_uw/attempt_1/0/error.json"}
+NESTED = {"TORCHELASTIC_ERROR_FILE": "/attempt_2/run_ab/attempt_1/0/error.json"}
 
 
 @pytest.mark.parametrize(
-    ("env", "run_ids"),
+    ("env", "restarts", "run_ids"),
     [
-        ({}, {}),
-        (BY_HAND, {}),
-        ({"CPUDIST_RUN_ID": ""}, {}),  # a pod without the label that it is taken from
-        (INTEL | {"CPUDIST_RUN_ID": "mine"}, {"mine": True}),
-        (STEP, {"slurm-7.0": False}),
-        (STEP | {"SLURM_RESTART_COUNT": "1"}, {"slurm-7.0": True}),
-        (BATCH_SCRIPT | INTEL, {}),
-        (STEP | INTEL | {"SLURM_RESTART_COUNT": "1"}, {"slurm-7.0": True}),
-        (TORCHRUN | AGENT, {"torchrun-none_uw": True}),
-        (TORCHRUN | {"TORCHELASTIC_ERROR_FILE": "/attempt_2/run_ab/attempt_1/0/error.json"}, {"torchrun-run_ab": True}),
-        (STEP | TORCHRUN | AGENT, {"slurm-7.0": False, "torchrun-none_uw": True}),
-        (TORCHRUN, {"torchrun-2eb830bd": False}),
-        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, {"torchrun-2eb830bd": True}),
-        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, {}),
-        (POD | {"CPUDIST_RUN_ID": "uid"}, {"uid": True}),
+        ({"CPUDIST_RESTART_COUNT": "3"}, 3, {}),
+        (BY_HAND, 0, {}),
+        ({"CPUDIST_RUN_ID": ""}, 0, {}),  # a pod without the label that it is taken from
+        (INTEL | {"CPUDIST_RUN_ID": "mine"}, 0, {"mine": True}),
+        (STEP, 0, {"slurm-7.0": False}),
+        (STEP | {"SLURM_RESTART_COUNT": "1"}, 1, {"slurm-7.0": True}),
+        (BATCH_SCRIPT | INTEL, 0, {}),
+        (STEP | INTEL | {"SLURM_RESTART_COUNT": "1"}, 0, {"slurm-7.0": True}),  # `cpudist launch` counts
+        (TORCHRUN | AGENT, 0, {"torchrun-none_uw": True}),
+        (TORCHRUN | NESTED, 0, {"torchrun-run_ab": True}),
+        (STEP | TORCHRUN | AGENT, 0, {"slurm-7.0": False, "torchrun-none_uw": True}),
+        (TORCHRUN, 0, {"torchrun-2eb830bd": False}),
+        (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "2"}, 2, {"torchrun-2eb830bd": True}),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, 0, {}),
+        (POD | {"CPUDIST_RUN_ID": "uid"}, 0, {"uid": True}),
     ],
 )
-def test_knows_the_names_that_restarts_of_the_run_keep(env: dict[str, str], run_ids: dict[str, bool]) -> None:
-    assert detect(env).run_ids == run_ids
+def test_knows_how_often_the_run_was_restarted_and_its_names(
+    env: dict[str, str], restarts: int, run_ids: dict[str, bool]
+) -> None:
+    assert (detect(env).restarts, detect(env).run_ids) == (restarts, run_ids)
 
 
 def test_an_environment_is_what_it_was_when_it_was_detected() -> None:

@@ -63,16 +63,17 @@ def test_command_lines_on_this_host() -> None:
     )
 
 
-def test_pinning_that_the_user_has_chosen_stays() -> None:
-    ranks = MpirunOptions(3, TRAIN, variables=("I_MPI_PIN_DOMAIN",))
-    assert "I_MPI_PIN" not in IntelMpi.command(Path("mpirun"), "", ranks)
-
-
-def test_how_the_user_starts_open_mpis_daemons_stays() -> None:
-    """mpi-operator sets options of ssh."""
-    for variables in (("OMPI_MCA_plm_rsh_args",), ("OMPI_MCA_plm_rsh_agent",)):
-        ranks = MpirunOptions(3, TRAIN, hostfile="hosts", variables=variables)
-        assert "plm_rsh_agent" not in OpenMpi.command(Path("mpirun"), "mpirun (Open MPI) 4.1.4", ranks)
+@pytest.mark.parametrize(
+    ("mpi", "variable", "ours"),
+    [
+        (IntelMpi, "I_MPI_PIN_DOMAIN", "I_MPI_PIN"),
+        (OpenMpi, "OMPI_MCA_plm_rsh_args", "plm_rsh_agent"),  # mpi-operator sets options of ssh
+        (OpenMpi, "OMPI_MCA_plm_rsh_agent", "plm_rsh_agent"),
+    ],
+)
+def test_what_the_user_has_chosen_stays(mpi: type[MpiLauncher], variable: str, ours: str) -> None:
+    ranks = MpirunOptions(3, TRAIN, hostfile="hosts", variables=(variable,))
+    assert ours not in mpi.command(Path("mpirun"), "mpirun (Open MPI) 4.1.4", ranks)
 
 
 @pytest.mark.job

@@ -12,10 +12,10 @@ from typing import Any
 import jobs
 import pytest
 from control_group import ControlGroup, control_group
+from layouts import format_mask
 from slurm_node import slurm_node
 
 from cpudist.pinning.preload import wanted_allocator
-from cpudist.topology.cpulist import format_mask
 from cpudist.topology.machine import this_machine
 from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
 

@@ -1,6 +1,5 @@
 """Which machine this is, which of its CPUs a process may use, and how many are left over."""
 
-import os
 import socket
 import sys
 
@@ -12,12 +11,7 @@ from hypothesis import strategies as st
 
 from cpudist.errors import UserError
 from cpudist.topology.identity import addresses, free_port, interface_of, node_identity
-from cpudist.topology.machine import allowed_cpus, cores_to_spare, cpu_model
-
-
-def test_what_the_kernel_allows() -> None:
-    assert set(allowed_cpus()) == os.sched_getaffinity(0)
-    assert cpu_model()
+from cpudist.topology.machine import cores_to_spare
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.booleans(), st.integers(1, 8))
@@ -35,7 +29,6 @@ def test_a_quota_leaves_no_core_over() -> None:
     assert cores_to_spare(node, [node], 2) == 62
     assert cores_to_spare(node, [node], 2, quota=2.0) == 0
     assert cores_to_spare(node, [node, node], 1, quota=3.9) == 0
-    assert cores_to_spare(node, [node], 2, quota=None) == 62
 
 
 @pytest.mark.job

@@ -12,7 +12,7 @@ from cpudist.errors import UserError
 from cpudist.topology import Core, Cpu, assemble
 from cpudist.topology.limits import Limits
 from cpudist.topology.machine import Machine
-from cpudist.topology.pinning_plan import Plan, PlanOptions, make_plan
+from cpudist.topology.pinning_plan import Part, Plan, PlanOptions, make_plan
 
 
 def machine(
@@ -202,33 +202,24 @@ def test_more_ranks_than_nodes_go_where_there_is_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "ranks", "cores", "pinned"),
+    ("there", "quota", "ranks", "cores", "pinned"),
     [
-        (1.5, 1, [1], False),
-        (8.0, 2, [4, 4], False),
-        (0.5, 1, [1], False),
-        (3.0, 4, [1] * 4, False),
-        (64.0, 1, [32], True),
+        ({"cores": 32}, 1.5, 1, [1], False),
+        ({"cores": 32}, 8.0, 2, [4, 4], False),
+        ({"cores": 32}, 0.5, 1, [1], False),
+        ({"cores": 32}, 3.0, 4, [1] * 4, False),
+        ({"cores": 32}, 64.0, 1, [32], True),
+        ({"sockets": 2, "cores": 8}, 8.0, "numa", [4, 4], False),
+        ({"sockets": 2, "nodes": 4, "cores": 8}, 1.5, "numa", [1], False),
     ],
 )
-def test_threads_are_counted_by_the_quota(quota: float, ranks: int, cores: list[int], pinned: bool) -> None:
-    plan = make_plan(machine(cores=32, limits=Limits(quota=quota)), PlanOptions(ranks))
+def test_threads_are_counted_by_the_quota(
+    there: dict[str, int], quota: float, ranks: int | Part, cores: list[int], pinned: bool
+) -> None:
+    plan = make_plan(machine(**there, limits=Limits(quota=quota)), PlanOptions(ranks))
     assert [len(rank.mask) for rank in plan.ranks] == cores
     assert plan.pinned is pinned
     assert any("not pinned" in line for line in plan.warnings) is not pinned
-
-
-def test_a_quota_is_spread_over_the_parts_that_get_a_rank_each() -> None:
-    half = machine(sockets=2, cores=8, limits=Limits(quota=8.0))
-    assert [rank.omp_threads for rank in make_plan(half, PlanOptions("numa")).ranks] == [4, 4]
-    little = machine(sockets=2, nodes=4, cores=8, limits=Limits(quota=1.5))
-    assert [rank.omp_threads for rank in make_plan(little, PlanOptions("numa")).ranks] == [1]
-
-
-def test_more_threads_than_cores_are_said() -> None:
-    plan = make_plan(machine(cores=4), PlanOptions(2, omp_threads=4))
-    assert [rank.omp_threads for rank in plan.ranks] == [4, 4]
-    assert any(line.startswith("over-subscribed: 4 threads share 2 CPUs") for line in plan.warnings)
 
 
 def test_what_cannot_be_placed() -> None:

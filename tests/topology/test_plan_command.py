@@ -93,13 +93,12 @@ def test_a_memory_limit_is_shown_where_the_machine_has_more(allowed: int, said: 
     assert (f"this process may use only {allowed} GB of memory" in shown) == said
 
 
-def test_by_hand_and_warnings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert main(["plan", "--ppn", "1000"]) == 0
     shown = capsys.readouterr().out
     assert "warning: over-subscribed: 1000 ranks share" in shown
     assert "warning: OMP_NUM_THREADS=3 is set and stays" in shown
-    assert "export I_MPI_PIN_DOMAIN=" in shown
 
 
 def test_another_machine_is_planned_as_if_nothing_were_set_here(

@@ -10,9 +10,10 @@ from xml.sax.saxutils import quoteattr
 
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import format_mask
 
 from cpudist.topology import Cpu, NumaNode, Topology, assemble, hwloc, lscpu, sysfs
-from cpudist.topology.cpulist import format_list, format_mask
+from cpudist.topology.cpulist import format_list
 from cpudist.topology.kernel_files import Files
 from cpudist.topology.machine import BFLOAT16, features, units
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,13 +40,12 @@ def test_the_lock_follows_no_link(tmp_path: Path) -> None:
     assert other.read_text() == "kept"
 
 
-def test_who_holds_the_lock_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_the_lock_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache" / "key" / "compiler"
     monkeypatch.setattr(compiler, "_COMPILE_SECONDS", 0.01)
-    holder = rf"process {os.getpid()} on {socket.gethostname()}, since \d\d:\d\d:\d\d"
     with (
         compiler._lock(folder, "it"),
-        pytest.raises(UserError, match=f"{holder} still compiles it"),
+        pytest.raises(UserError, match="still compiles it"),
         compiler._lock(folder, "it"),
     ):
         pass
