@@ -46,7 +46,6 @@ _UNKNOWN_OPTION = (
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist launch`."""
     parser.usage = "cpudist launch [OPTIONS] -- TARGET [ARGS...]"
     parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help="the hosts; without one, this host")
     ranks = "number of all ranks (default: as many as the hosts take)"
@@ -102,11 +101,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
-    """Run the job, or print its command line; exit with the job's status.
-
-    Raises:
-        UserError: options or hosts are wrong, or there is no such mpirun.
-    """
+    """Run the job, or print its command line; exit with the job's status."""
     values = own_values(options)
     mpi, dry_run = values.pop("mpi"), values.pop("dry_run")
     job = job_of(values, launcher)

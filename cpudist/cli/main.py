@@ -22,7 +22,7 @@ from cpudist.errors import USER_ERROR, UserError
 from cpudist.launchers import Launcher
 from cpudist.version import __version__
 
-# Each has HELP, DESCRIPTION, EPILOG, `add_options` and `run`, which runs on rank 0 alone unless `every_rank` is set.
+# Each has HELP, DESCRIPTION, EPILOG or none, `add_options`, and `run`, for rank 0 alone unless `every_rank` is set.
 COMMANDS = {
     "run": run,
     "launch": launch,
@@ -99,7 +99,8 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"cpudist {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION, epilog=command.EPILOG)
+        epilog = getattr(command, "EPILOG", None)
+        one = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION, epilog=epilog)
         one.set_defaults(run=command.run, every_rank=False)
         command.add_options(one)
     return parser

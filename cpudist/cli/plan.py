@@ -51,7 +51,6 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist plan`."""
     parser.add_argument(
         "--ppn",
         type=ranks_per_node,
@@ -78,11 +77,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the plan as a picture or as JSON.
-
-    Raises:
-        UserError: --measure cannot be done, or TARGET is given without it.
-    """
+    """Print the plan as a picture or as JSON."""
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     if options.measure and options.topology:
         raise UserError("--measure needs the machine itself; run it there, without --topology")

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -217,23 +218,8 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
-    return JobOptions(
-        backend=options.backend,
-        backend_options=own,
-        timeout=options.timeout,
-        interface=options.interface,
-        compress=options.compress,
-        resume=options.resume,
-        async_checkpoint=options.async_checkpoint,
-        stall=options.stall,
-        checkpoint_on_signal=options.checkpoint_on_signal,
-        record=options.record,
-        target=options.target,
-        metrics_port=options.metrics_port,
-        timeline=options.timeline,
-        steps=options.steps,
-        from_flags=True,
-    )
+    flags = {option.name: given[option.name] for option in fields(JobOptions) if option.name in given}
+    return JobOptions(**flags, backend_options=own, from_flags=True)
 
 
 def _run(

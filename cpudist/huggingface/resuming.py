@@ -12,14 +12,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpudist.changes import replaced
+from cpudist.checkpoints import manifest
 from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.huggingface.restart_point import STATE, damage, is_of_run, newest_of_run, number_training, trainer_of
+from cpudist.huggingface.restart_point import STATE, damage, is_of_run, newest_of_run, number_training
 from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
 
 if TYPE_CHECKING:
@@ -81,9 +83,11 @@ def _as_asked_for(trainer: Any) -> BatchGeometry:
 
 
 def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
-    """Read how the training of `checkpoint` was begun; None if it was saved without cpudist."""
-    said = trainer_of(checkpoint)
-    return BatchGeometry(said["world_size"], said["samples_per_step"], said["samples_per_batch"]) if said else None
+    """Read how the training of `checkpoint` was begun; None if it was saved without cpudist, or is damaged."""
+    said = manifest.read(checkpoint)
+    if said is None or not said.trainer:
+        return None
+    return BatchGeometry(**{size.name: said.trainer[size.name] for size in fields(BatchGeometry)})
 
 
 def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> Shares | None:
@@ -161,17 +165,21 @@ def _loading_batch_size(cls: Any, batch_size: int) -> AbstractContextManager[Non
 def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
     """Give `trainer` the batches of its rank by `shares`, and the context the weights of each step's batches."""
     load, collect = trainer.get_train_dataloader, trainer.get_batch_samples
+    data_loader = sys.modules["accelerate.data_loader"]
+    shard: Any = vars(data_loader)["BatchSamplerShard"]
     sampler: SharedSampler | None = None
     epoch: Any = None
     steps: Iterator[list[float]] = iter(())
 
-    def make_sampler(batch_sampler: Any) -> SharedSampler:
+    def make_sampler(batch_sampler: Any, **options: Any) -> Any:
         nonlocal sampler
+        if not options["even_batches"] or options["split_batches"]:
+            return shard(batch_sampler, **options)
         sampler = SharedSampler(batch_sampler, shares, trainer.args.process_index)
         return sampler
 
     def get_train_dataloader() -> Any:
-        with _sharding_by(make_sampler):
+        with replaced(data_loader, BatchSamplerShard=make_sampler):
             loader = load()
         if sampler is None:
             raise UserError(
@@ -200,15 +208,3 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
             yield
     finally:
         context.weights.pop(trainer, None)
-
-
-def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> AbstractContextManager[None]:
-    """Replace accelerate's BatchSamplerShard by the result of `make_sampler` while the block runs."""
-    data_loader = sys.modules["accelerate.data_loader"]
-    original: Any = vars(data_loader)["BatchSamplerShard"]
-
-    def shard(batch_sampler: Any, **options: Any) -> Any:
-        usual = options["even_batches"] and not options["split_batches"]
-        return make_sampler(batch_sampler) if usual else original(batch_sampler, **options)
-
-    return replaced(data_loader, BatchSamplerShard=shard)

@@ -87,7 +87,7 @@ def test_ranks_that_delay_the_others_are_shown_of_one_run(tmp_path: Path, capsys
     assert main(["summary", str(run)]) == 0
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
-    assert ["made", "again", "15", "steps"] in lines
+    assert ["recomputed", "15", "steps"] in lines
     first = lines.index(["rank", "host", "waits", "delays"])
     assert lines[first + 1] == ["4", "h4", "16%", "4%"]
     assert lines[first + 8 : first + 10] == [["11", "h11", "9%", "11%"], *[line for line in lines if "more" in line]]
