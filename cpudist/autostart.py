@@ -88,8 +88,10 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
             started.record.leave_in(Path(self.output_dir))
             time_trainer(started)
         elif given := [name for name in added if getattr(self, name) != cls.__dataclass_fields__[name].default]:
+            options = " and ".join(f"--{name}" for name in given)
+            refusal = f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"
             # Without a job the ranks cannot choose one that reports, and all of them have the same arguments.
-            end_now(USER_ERROR, _refusal(given) if launcher.is_main_process else "")
+            end_now(USER_ERROR, refusal if launcher.is_main_process else "")
         else:
             original(self)
 
@@ -119,8 +121,3 @@ def _tell_of_one_process(module: ModuleType) -> None:
             sys.exit(2)
 
     module.simple_launcher = simple_launcher  # type: ignore[attr-defined]
-
-
-def _refusal(names: list[str]) -> str:
-    options = " and ".join(f"--{name}" for name in names)
-    return f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from cpudist.errors import UserError
@@ -61,14 +62,14 @@ def own_values(options: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def count(text: str) -> int:
-    """Return a number of at least 1, as the type of an option."""
-    return _whole_number(text, 1)
+def count_from_zero(text: str, least: int = 0) -> int:
+    """Return a number of at least `least`, as the type of an option."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"give a whole number from {least} on, not {text!r}")
+    return int(text)
 
 
-def count_from_zero(text: str) -> int:
-    """Return a number of at least 0, as the type of an option."""
-    return _whole_number(text, 0)
+count = partial(count_from_zero, least=1)
 
 
 def steps(text: str) -> tuple[int, int]:
@@ -119,9 +120,3 @@ def _with_dashes(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
-
-
-def _whole_number(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"give a whole number from {least} on, not {text!r}")
-    return int(text)

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +45,11 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = module.get_last_checkpoint(self.args.output_dir)
-        context.geometries[self] = _as_asked_for(self)
-        context.trainings[self] = number_training(self.args.output_dir)
+        number = number_training(self.args.output_dir)
+        context.trainings[self] = {**asdict(_as_asked_for(self)), "training": number}
         if checkpoint is None and trial is None:  # the script names none
             folder = Path(self.args.output_dir)
-            checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, context.trainings[self])
+            checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, number)
             if checkpoint is None:
                 say_from_the_beginning(context.job, folder)
         elif checkpoint and (problem := damage(Path(checkpoint))) is not None and self.args.process_index == 0:
@@ -61,7 +61,7 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         saved = _saved_geometry(Path(checkpoint)) if checkpoint else None
         if saved is None or saved.world_size == self.args.world_size:
             return original(self, resume_from_checkpoint, *args, **kwargs)
-        context.geometries[self] = saved
+        context.trainings[self] |= asdict(saved)
         found = f"{checkpoint} has {saved.samples_per_step} samples in a step"
         shares = _keep_steps(self, module.Trainer, saved, found)
         unequal = nullcontext() if shares is None else _sharing(self, shares, context)

@@ -70,11 +70,7 @@ def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]
 
 
 def change_fields(cls: Any, context: Context) -> Any:
-    """Change the fields of TrainingArguments and of all classes that are derived from it, in place.
-
-    Returns:
-        The class itself.
-    """
+    """Change the fields of TrainingArguments and of all classes that are derived from it, in place; return it."""
     job = context.job
     add_fields(cls, (job.world.backend, "ccl"), job.changes)
     job.changes.attribute(cls.__dataclass_fields__["ddp_timeout"], "default", _NotGiven(job.timeout))

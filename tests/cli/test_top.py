@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from cpudist.cli import top
-from cpudist.cli.main import main
 from cpudist.observability.rank_answers import RankStacks
 from cpudist.observability.rank_table import rows_of
 from cpudist.observability.stack_server import StackAddress
@@ -59,9 +58,3 @@ def test_many_ranks_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert max(len(line.removeprefix(top._CLEAR)) for line in lines) <= 80
     assert any(line.startswith("40 ") for line in lines), lines
     assert "and 45 more ranks, which delay the others less" in lines
-
-
-@pytest.mark.parametrize(("words", "said"), [(["--json"], "give --once too"), (["--hostfile", "none"], "none")])
-def test_wrong_options_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", *words]) == 2
-    assert said in capsys.readouterr().err
