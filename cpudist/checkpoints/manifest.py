@@ -43,11 +43,7 @@ def seal(
     trainer: Mapping[str, Any] | None = None,
     known: Mapping[str, tuple[int, str]] | None = None,
 ) -> None:
-    """Write FILE into `folder`, whose other files are complete.
-
-    Args:
-        known: checksums that are computed already.
-    """
+    """Write FILE into `folder`, whose other files are complete; `known` has checksums that are computed already."""
     files = dict(known or {})
     others = [path for path in folder.rglob("*") if path.is_file() and path != folder / FILE]
     files |= checksums(folder, [path for path in others if str(path.relative_to(folder)) not in files])

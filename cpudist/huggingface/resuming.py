@@ -62,8 +62,7 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         if saved is None or saved.world_size == self.args.world_size:
             return original(self, resume_from_checkpoint, *args, **kwargs)
         context.trainings[self] |= asdict(saved)
-        found = f"{checkpoint} has {saved.samples_per_step} samples in a step"
-        shares = _keep_steps(self, module.Trainer, saved, found)
+        shares = _keep_steps(self, saved, checkpoint)
         unequal = nullcontext() if shares is None else _sharing(self, shares, context)
         with _loading_batch_size(module.TrainerState, self._train_batch_size), unequal:
             return original(self, resume_from_checkpoint, *args, **kwargs)
@@ -90,15 +89,14 @@ def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
     return BatchGeometry(**{size.name: said.trainer[size.name] for size in fields(BatchGeometry)})
 
 
-def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> Shares | None:
+def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str) -> Shares | None:
     """Choose batch size and accumulation so that steps keep their samples, and announce them.
 
-    Returns the shares if they are unequal; raises `UserError` if there is no such choice. `cls` is transformers' own
-    Trainer, `found` names the checkpoint and its samples.
+    Returns the shares if they are unequal; raises `UserError` if there is no such choice.
     """
     args, ranks, size = trainer.args, trainer.args.world_size, trainer._train_batch_size
-    samples, shares = geometry.samples_per_step, None
-    found = f"{found}, as on the {geometry.world_size} ranks that it was begun with"
+    samples, began, shares = geometry.samples_per_step, geometry.world_size, None
+    found = f"{checkpoint} has {samples} samples in a step, as on the {began} ranks that it was begun with"
     if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
         raise UserError(f"{found}; grouped by length, they come in another order on {ranks}: start as many ranks")
     equal, more = divmod(samples, ranks)
@@ -106,10 +104,10 @@ def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> 
     if not more and samples != asked_for:
         size = next(size for size in range(min(size, equal), 0, -1) if equal % size == 0)
     if more or _leaves_out_others(trainer, geometry, ranks * size):
-        why = _why_not_unequal(trainer, cls, samples)
+        why = _why_not_unequal(trainer, samples)
         if why is not None:
             dividing = (number for number in range(1, ranks) if samples % number == 0)
-            fitting = max(dividing) if more else geometry.world_size
+            fitting = max(dividing) if more else began
             raise UserError(f"{found}; {ranks} cannot have equal shares, nor unequal ones: {why}; start {fitting}")
         shares = Shares(geometry, ranks, trainer._train_batch_size, args.dataloader_drop_last)
         size = shares.batch_size
@@ -134,11 +132,11 @@ def _leaves_out_others(trainer: Any, geometry: BatchGeometry, batch: int) -> boo
     return trainer.args.dataloader_drop_last and len(batches) > 1
 
 
-def _why_not_unequal(trainer: Any, cls: Any, samples: int) -> str | None:
+def _why_not_unequal(trainer: Any, samples: int) -> str | None:
     """Return why `trainer` cannot compute a step of `samples` in unequal shares; None if it can."""
-    args = trainer.args
+    args, usual = trainer.args, sys.modules["transformers.trainer"].Trainer
     for name in ("compute_loss", "training_step"):
-        if getattr(type(trainer), name) is not getattr(cls, name):
+        if getattr(type(trainer), name) is not getattr(usual, name):
             return f"{type(trainer).__name__}.{name} would not weight them"
     if not args.average_tokens_across_devices:
         return "--average_tokens_across_devices is false"

@@ -143,5 +143,5 @@ class Weighting(Trainer):
 def test_a_training_that_cannot_go_on_with_the_same_steps_is_a_user_error(changes: dict[str, Any], part: str) -> None:
     trainer = _trainer(2, 6, **changes)
     with pytest.raises(UserError, match=part) as caught:
-        resuming._keep_steps(trainer, Trainer, BatchGeometry(5, 15, 15), "it has 15 samples in a step")
+        resuming._keep_steps(trainer, BatchGeometry(5, 15, 15), "it")
     assert str(caught.value).startswith("it has 15 samples in a step, as on the 5 ranks that it was begun with; ")
