@@ -17,13 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpudist.on_import import after_import
-
-if TYPE_CHECKING:
-    from cpudist.launchers import Launcher
-
 
 _ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # the number that the user asked accelerate for
 
@@ -35,6 +31,7 @@ def register() -> None:
 
 
 def _prepare(module: ModuleType) -> None:
+    """Change TrainingArguments for the life of this process: the first that ask for ccl start the job."""
     # Imported here: this module is loaded by every `import torch`.
     from cpudist import launchers
     from cpudist.launchers.single import Single
@@ -42,16 +39,6 @@ def _prepare(module: ModuleType) -> None:
     launcher = launchers.detect()
     if isinstance(launcher, Single) and _ASKED not in os.environ:
         return
-    from cpudist import job
-
-    cls: Any = getattr(module, "TrainingArguments", None)
-    # A running job has its own patches; an unknown version of transformers is reported when a job starts.
-    if job.current() is None and "ddp_backend" in getattr(cls, "__dataclass_fields__", ()):
-        _start_when_asked(cls, launcher)
-
-
-def _start_when_asked(cls: Any, launcher: Launcher) -> None:
-    """Change TrainingArguments for the life of this process: the first that ask for ccl start the job."""
     from cpudist import api, job
     from cpudist.changes import Changes
     from cpudist.console import end_now
@@ -59,6 +46,10 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
     from cpudist.huggingface.training_arguments import add_fields
     from cpudist.training.run_target import time_trainer
 
+    cls: Any = getattr(module, "TrainingArguments", None)
+    # A running job has its own patches; an unknown version of transformers is reported when a job starts.
+    if job.current() is not None or "ddp_backend" not in getattr(cls, "__dataclass_fields__", ()):
+        return
     added = add_fields(cls, ["ccl"], Changes())
     original = cls.__post_init__
     timeout = cls.__dataclass_fields__["ddp_timeout"]
