@@ -28,12 +28,8 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder to compile into; default: $CPUDIST_CACHE, or ~/.cache/cpudist",
-    )
+    folder = "folder to compile into; default: $CPUDIST_CACHE, or ~/.cache/cpudist"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=folder)
     parser.set_defaults(every_rank=True)
 
 

@@ -26,13 +26,8 @@ The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--hostfile",
-        dest="hosts",
-        type=read,
-        metavar="FILE",
-        help="check these hosts instead, over ssh and all at once: reachable, the same environment, sane",
-    )
+    these = "check these hosts instead, over ssh and all at once: reachable, the same environment, sane"
+    parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help=these)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 

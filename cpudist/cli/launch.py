@@ -58,42 +58,19 @@ def add_options(parser: Parser) -> None:
         help="ranks on a host: a number, or one for each socket, NUMA node or L3 cache "
         "(default: what the hostfile says, otherwise what cpudist plan --measure has found, otherwise numa)",
     )
-    parser.add_argument(
-        "--mpi",
-        choices=["auto", *MPI_BY_OPTION],
-        default="auto",
-        help="which MPI's mpirun (default: the first one found)",
-    )
+    mpis, which = ["auto", *MPI_BY_OPTION], "which MPI's mpirun (default: the first one found)"
+    parser.add_argument("--mpi", choices=mpis, default="auto", help=which)
     parser.add_argument(
         "--interface", metavar="NAME", help="network interface for all traffic of the job, such as eth0"
     )
-    parser.add_argument(
-        "--max-restarts",
-        type=count_from_zero,
-        default=0,
-        metavar="N",
-        help="how often to restart after failures, of which those within a day count (default 0)",
-    )
-    parser.add_argument(
-        "--min-nodes",
-        type=count,
-        metavar="N",
-        help="restart on no fewer hosts (default: all hosts of the job)",
-    )
-    parser.add_argument(
-        "--wait",
-        type=count_from_zero,
-        default=0,
-        metavar="SECONDS",
-        help="how long to wait for hosts that are still starting (default 0)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=count,
-        default=60,
-        metavar="SECONDS",
-        help="with --checkpoint-on-signal: time for saving after a signal (default 60)",
-    )
+    often = "how often to restart after failures, of which those within a day count (default 0)"
+    parser.add_argument("--max-restarts", type=count_from_zero, default=0, metavar="N", help=often)
+    fewest = "restart on no fewer hosts (default: all hosts of the job)"
+    parser.add_argument("--min-nodes", type=count, metavar="N", help=fewest)
+    wait = "how long to wait for hosts that are still starting (default 0)"
+    parser.add_argument("--wait", type=count_from_zero, default=0, metavar="SECONDS", help=wait)
+    grace = "with --checkpoint-on-signal: time for saving after a signal (default 60)"
+    parser.add_argument("--grace", type=count, default=60, metavar="SECONDS", help=grace)
     parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
     add_target(parser)

@@ -58,19 +58,10 @@ def add_options(parser: Parser) -> None:
         help="ranks on a node: a number, or one for each socket, NUMA node or L3 cache (default: the number that "
         "--measure has found on such a machine, otherwise numa)",
     )
-    parser.add_argument(
-        "--data-workers",
-        type=count_from_zero,
-        default=0,
-        metavar="N",
-        help="processes that load data for each rank (Trainer's --dataloader_num_workers), to be given cores",
-    )
-    parser.add_argument(
-        "--topology",
-        type=Path,
-        metavar="FILE",
-        help="another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML",
-    )
+    workers = "processes that load data for each rank (Trainer's --dataloader_num_workers), to be given cores"
+    parser.add_argument("--data-workers", type=count_from_zero, default=0, metavar="N", help=workers)
+    another = "another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML"
+    parser.add_argument("--topology", type=Path, metavar="FILE", help=another)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--measure", action="store_true", help="find the fastest number of ranks first")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for --measure")

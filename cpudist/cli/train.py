@@ -119,15 +119,10 @@ def _parser() -> Parser:
         help="bound on every collective and on the start (default 300); preparing large data, or saving a "
         "large checkpoint, may need more",
     )
-    parser.add_argument(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="where rank 0 writes the run record, JSON (default: the output folder of a Trainer, or runs/NAME)",
-    )
-    parser.add_argument(
-        "--log-dir", type=Path, metavar="DIR", help="write the output of each rank to DIR/rank-N.log, too"
-    )
+    where = "where rank 0 writes the run record, JSON (default: the output folder of a Trainer, or runs/NAME)"
+    parser.add_argument("--record", type=Path, metavar="FILE", help=where)
+    what = "write the output of each rank to DIR/rank-N.log, too"
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help=what)
     what = "serve the figures of `cpudist top` for Prometheus on rank 0's host, at http://127.0.0.1:N/metrics"
     parser.add_argument("--metrics-port", type=endpoint, metavar="[ADDRESS:]N", help=what)
     what = "write a trace of steps of all ranks, for ui.perfetto.dev (*.gz: compressed), and say where the time went"
@@ -152,11 +147,8 @@ def _parser() -> Parser:
         "auto (default of --use_ipex) measures, and takes none or bf16; `cpudist docs slow-networks` says "
         "what each costs",
     )
-    parser.add_argument(
-        "--checkpoint-on-signal",
-        action="store_true",
-        help="on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)",
-    )
+    what = "on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)"
+    parser.add_argument("--checkpoint-on-signal", action="store_true", help=what)
     parser.add_argument(
         "--async-checkpoint",
         action="store_true",
