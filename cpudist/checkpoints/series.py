@@ -175,7 +175,8 @@ def check_shared(folder: Path, ranks: Ranks) -> None:
     Raises:
         UserError: a rank does not see the file.
     """
-    above = min(ranks.all_gather(str(folders.existing(folder))), key=len)
+    nearest = next(path for path in (folder, *folder.parents) if path.is_dir())
+    above = min(ranks.all_gather(str(nearest)), key=len)
     with ExitStack() as stack:
         probe = ranks.first(lambda: stack.enter_context(folders.probe(above)))
         blind = [rank for rank, sees in enumerate(ranks.all_gather(not probe or Path(probe).exists())) if not sees]
