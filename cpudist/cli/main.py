@@ -74,11 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_command(words: Sequence[str]) -> None:
-    """Check that the first word is a command.
-
-    Raises:
-        UserError: it is none; the message names the command that was probably meant.
-    """
+    """Raise a `UserError` if the first word is no command; it names the command that was probably meant."""
     word = words[0] if words else "--help"
     if word.startswith("-") or word in COMMANDS:
         return

@@ -37,11 +37,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; with `unknown_option_hint`, an unknown option is an error here.
-
-        Raises:
-            UserError: there is an unknown option.
-        """
+        """Parse as argparse does; with `unknown_option_hint`, an unknown option is a `UserError` here."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and self.unknown_option_hint:
             option = unknown[0].partition("=")[0]

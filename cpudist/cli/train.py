@@ -184,11 +184,7 @@ def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
 
 
 def _add_options(group: argparse._ArgumentGroup, name: str, backend: type[backends.Backend]) -> None:
-    """Add the options of a backend to its group.
-
-    Raises:
-        UserError: an option has the name of one of ours, or of another backend's.
-    """
+    """Add the options of a backend to its group; a name that another backend or cpudist uses is a `UserError`."""
     for option in backend.options:
         settings: dict[str, Any] = {"dest": f"{_OF_BACKEND}{option.name}", "help": option.help}
         if option.type is bool:
@@ -238,11 +234,7 @@ def _run(
 
 
 def _check_packages(script: str) -> None:
-    """Check the packages that a script imports if the start would compile the backend first, which takes a minute.
-
-    Raises:
-        UserError: one of them is not installed.
-    """
+    """Raise a `UserError` for packages that a script lacks, before the start compiles the backend, for a minute."""
     if missing := missing_packages(script):
         from cpudist.backends.ccl.compilation import find_built
 
