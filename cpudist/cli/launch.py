@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cpudist.cli.parser import NO_TARGET, Parser, add_target, count, count_from_zero, own_values, ranks_per_node
+from cpudist.cli.parser import NO_TARGET, Parser, add_ranks_per_node, add_target, count, count_from_zero, own_values
 from cpudist.cli.train import script_in
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
@@ -50,14 +50,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help="the hosts; without one, this host")
     ranks = "number of all ranks (default: as many as the hosts take)"
     parser.add_argument("--nproc", dest="ranks", type=count, metavar="N", help=ranks)
-    parser.add_argument(
-        "--ppn",
-        dest="per_host",
-        type=ranks_per_node,
-        metavar="{N,socket,numa,l3}",
-        help="ranks on a host: a number, or one for each socket, NUMA node or L3 cache "
-        "(default: what the hostfile says, otherwise what cpudist plan --measure has found, otherwise numa)",
-    )
+    add_ranks_per_node(parser, "per_host", "what the hostfile says, otherwise what cpudist plan --measure has found")
     mpis, which = ["auto", *MPI_BY_OPTION], "which MPI's mpirun (default: the first one found)"
     parser.add_argument("--mpi", choices=mpis, default="auto", help=which)
     parser.add_argument(

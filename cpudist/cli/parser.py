@@ -50,6 +50,12 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for cpudist-train")
 
 
+def add_ranks_per_node(parser: argparse.ArgumentParser, dest: str, default: str) -> None:
+    """Add `--ppn`; its help names the `default`, or numa where there is none."""
+    text = f"ranks on a host: a number, or one per socket, NUMA node or L3 cache (default: {default}, otherwise numa)"
+    parser.add_argument("--ppn", dest=dest, type=_ranks_per_node, metavar="{N,socket,numa,l3}", help=text)
+
+
 def own_values(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of a command's own options, and its `arguments` without the `--`."""
     values = {name: value for name, value in vars(options).items() if name not in ("run", "every_rank")}
@@ -84,7 +90,7 @@ def endpoint(text: str) -> tuple[str, int]:
     return address.strip("[]") or "127.0.0.1", int(port)
 
 
-def ranks_per_node(text: str) -> int | Part:
+def _ranks_per_node(text: str) -> int | Part:
     """Return the value of `--ppn`: a number of ranks, or the part of a node that gets one rank each."""
     for part in _PARTS:
         if text == part:

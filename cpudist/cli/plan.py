@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cpudist.bench import rank_counts
-from cpudist.cli.parser import Parser, count_from_zero, ranks_per_node
+from cpudist.cli.parser import Parser, add_ranks_per_node, count_from_zero
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
@@ -51,13 +51,7 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--ppn",
-        type=ranks_per_node,
-        metavar="{N,socket,numa,l3}",
-        help="ranks on a node: a number, or one for each socket, NUMA node or L3 cache (default: the number that "
-        "--measure has found on such a machine, otherwise numa)",
-    )
+    add_ranks_per_node(parser, "ppn", "the number that --measure has found on such a machine")
     workers = "processes that load data for each rank (Trainer's --dataloader_num_workers), to be given cores"
     parser.add_argument("--data-workers", type=count_from_zero, default=0, metavar="N", help=workers)
     another = "another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML"
