@@ -105,7 +105,7 @@ def _steps_while_writing(step: Callable[[], None]) -> list[float]:
     writes, seconds = torch.ones(1), []
     while writes.item():
         seconds.append(_timed(step))
-        writes.fill_(any(thread.name == "cpudist-checkpoint" for thread in threading.enumerate()))
+        writes.fill_(any(thread.name.startswith("cpudist-checkpoint") for thread in threading.enumerate()))
         dist.all_reduce(writes, dist.ReduceOp.MAX)
     return seconds
 

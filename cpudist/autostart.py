@@ -17,13 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpudist.on_import import after_import
-
-if TYPE_CHECKING:
-    from cpudist.launchers import Launcher
-
 
 _ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # the number that the user asked accelerate for
 
@@ -35,6 +31,7 @@ def register() -> None:
 
 
 def _prepare(module: ModuleType) -> None:
+    """Change TrainingArguments for the life of this process: the first that ask for ccl start the job."""
     # Imported here: this module is loaded by every `import torch`.
     from cpudist import launchers
     from cpudist.launchers.single import Single
@@ -42,16 +39,6 @@ def _prepare(module: ModuleType) -> None:
     launcher = launchers.detect()
     if isinstance(launcher, Single) and _ASKED not in os.environ:
         return
-    from cpudist import job
-
-    cls: Any = getattr(module, "TrainingArguments", None)
-    # A running job has its own patches; an unknown version of transformers is reported when a job starts.
-    if job.current() is None and "ddp_backend" in getattr(cls, "__dataclass_fields__", ()):
-        _start_when_asked(cls, launcher)
-
-
-def _start_when_asked(cls: Any, launcher: Launcher) -> None:
-    """Change TrainingArguments for the life of this process: the first that ask for ccl start the job."""
     from cpudist import api, job
     from cpudist.changes import Changes
     from cpudist.console import end_now
@@ -59,6 +46,10 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
     from cpudist.huggingface.training_arguments import add_fields
     from cpudist.training.run_target import time_trainer
 
+    cls: Any = getattr(module, "TrainingArguments", None)
+    # A running job has its own patches; an unknown version of transformers is reported when a job starts.
+    if job.current() is not None or "ddp_backend" not in getattr(cls, "__dataclass_fields__", ()):
+        return
     added = add_fields(cls, ["ccl"], Changes())
     original = cls.__post_init__
     timeout = cls.__dataclass_fields__["ddp_timeout"]
@@ -88,8 +79,10 @@ def _start_when_asked(cls: Any, launcher: Launcher) -> None:
             started.record.leave_in(Path(self.output_dir))
             time_trainer(started)
         elif given := [name for name in added if getattr(self, name) != cls.__dataclass_fields__[name].default]:
+            options = " and ".join(f"--{name}" for name in given)
+            refusal = f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"
             # Without a job the ranks cannot choose one that reports, and all of them have the same arguments.
-            end_now(USER_ERROR, _refusal(given) if launcher.is_main_process else "")
+            end_now(USER_ERROR, refusal if launcher.is_main_process else "")
         else:
             original(self)
 
@@ -119,8 +112,3 @@ def _tell_of_one_process(module: ModuleType) -> None:
             sys.exit(2)
 
     module.simple_launcher = simple_launcher  # type: ignore[attr-defined]
-
-
-def _refusal(names: list[str]) -> str:
-    options = " and ".join(f"--{name}" for name in names)
-    return f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -28,8 +29,7 @@ class Background:
     def __init__(self) -> None:
         self._of: Any = None  # the default process group and the job that `_ranks` belong to
         self._ranks: Ranks | None = None
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._written: Future[None] | None = None
 
     def ranks(self) -> Ranks:
         """Return the ranks of the running job with a process group for this thread."""
@@ -45,19 +45,10 @@ class Background:
         return self._ranks
 
     def start(self, work: Callable[[], None]) -> None:
-        """Do `work` in a thread of its own; call `wait` before."""
-
-        def run() -> None:
-            try:
-                # Leaves the cores to the training. On Linux this is the priority of a thread.
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-                work()
-            except BaseException as error:  # noqa: BLE001 - `wait` raises it
-                self._error = error
-
-        # Not a daemon: the interpreter waits for it.
-        self._thread = threading.Thread(target=run, name="cpudist-checkpoint")
-        self._thread.start()
+        """Do `work` in a thread of its own, for which the interpreter waits; call `wait` before."""
+        thread = ThreadPoolExecutor(1, "cpudist-checkpoint")
+        self._written = thread.submit(_run_aside, work)
+        thread.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until the work is done.
@@ -65,9 +56,12 @@ class Background:
         Raises:
             UserError: the work has failed; the error that it raised.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+
+def _run_aside(work: Callable[[], None]) -> None:
+    """Do `work`, and leave the cores to the training."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
+    work()

@@ -232,11 +232,7 @@ def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str
 
 
 def _places_of(name: str, module: torch.nn.Module, metadata: Metadata, folder: Path) -> dict[str, Any]:
-    """Return the tree of a module for DCP to load into: on the CPU its own tensors.
-
-    Raises:
-        UserError: the checkpoint is of another module.
-    """
+    """Return the tree of a module for DCP to load into; raise `UserError` if the checkpoint is another module's."""
     tree = state.of_module(module)
     saved = {
         path[1]: getattr(metadata.state_dict_metadata[key], "size", None)

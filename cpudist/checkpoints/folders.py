@@ -28,11 +28,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a folder
 
 
-def existing(folder: Path) -> Path:
-    """Return `folder`, or the nearest folder above it that exists."""
-    return next(path for path in (folder, *folder.parents) if path.is_dir())
-
-
 @contextlib.contextmanager
 def probe(folder: str | Path) -> Iterator[str]:
     """Yield a file in `folder`, which is there on all hosts that share it; empty where none can be written.

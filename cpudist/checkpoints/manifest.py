@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ class Manifest:
         files: each file with its size in bytes and its CRC-32.
     """
 
-    step: int | None
-    world_size: int
-    runs: Sequence[str]
-    trainer: Mapping[str, Any]
-    files: Mapping[str, tuple[int, str]]
+    step: int | None = None
+    world_size: int = 0
+    runs: Sequence[str] = ()
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def seal(
@@ -43,11 +43,7 @@ def seal(
     trainer: Mapping[str, Any] | None = None,
     known: Mapping[str, tuple[int, str]] | None = None,
 ) -> None:
-    """Write FILE into `folder`, whose other files are complete.
-
-    Args:
-        known: checksums that are computed already.
-    """
+    """Write FILE into `folder`, whose other files are complete; `known` has checksums that are computed already."""
     files = dict(known or {})
     others = [path for path in folder.rglob("*") if path.is_file() and path != folder / FILE]
     files |= checksums(folder, [path for path in others if str(path.relative_to(folder)) not in files])
@@ -56,15 +52,13 @@ def seal(
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return the content of FILE in `folder`; None where it is damaged.
-
-    Raises:
-        FileNotFoundError: there is none, so the folder is no checkpoint of ours.
-    """
+    """Return the content of FILE in `folder`: empty where there is none, None where it is damaged."""
     try:
         said = json.loads((folder / FILE).read_text(encoding="utf-8"))
         files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
         return Manifest(said["step"], int(said["world_size"]), list(said["runs"]), dict(said["trainer"]), files)
+    except FileNotFoundError:
+        return Manifest()
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -80,10 +74,7 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     Part `part` of `parts` of the files is compared: 0 of 1 is all of them. Without FILE it returns None: a checkpoint
     of Trainer may have been made without cpudist.
     """
-    try:
-        said = read(folder)
-    except FileNotFoundError:
-        return None
+    said = read(folder)
     if said is None:
         return f"{FILE} cannot be read"
     for name, (size, checksum) in sorted(said.files.items())[part::parts]:

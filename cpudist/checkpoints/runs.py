@@ -6,10 +6,11 @@ not take a checkpoint of an earlier run in the same folder for its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Ranks
 from cpudist.console import say
 from cpudist.errors import UserError
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from cpudist.job import Job
 
 
-def is_of_run(job: Job, names: Iterable[str]) -> bool:
-    """Return whether an earlier attempt at this run had one of these names."""
-    return not job.earlier_run_ids.isdisjoint(names)
+def may_be_of_run(job: Job, said: Manifest | None) -> bool:
+    """Return whether an earlier attempt at this run has saved a checkpoint, or it is too damaged (None) to say so."""
+    return said is None or not job.earlier_run_ids.isdisjoint(said.runs)
 
 
 def started_again(job: Job) -> str:

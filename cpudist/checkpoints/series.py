@@ -4,23 +4,19 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cpudist.checkpoints import files, folders, manifest, state
 from cpudist.checkpoints.background import Background
 from cpudist.checkpoints.publishing import Ranks, publisher_of
-from cpudist.checkpoints.runs import is_of_run, newest_whole, say_from_the_beginning, started_again
+from cpudist.checkpoints.runs import may_be_of_run, newest_whole, say_from_the_beginning, started_again
 from cpudist.console import say
 from cpudist.errors import UserError
 from cpudist.job import current
-
-if TYPE_CHECKING:
-    from cpudist.job import Job
 
 _SHARED = "save on a disk that all hosts share"
 
@@ -153,15 +149,15 @@ class Checkpoints:
 
     def _own(self) -> dict[int, Path]:
         """Return the checkpoints of this run by their steps; where the launcher names no runs, all of them."""
-        job, saved = current(), publisher_of(self.folder).saved
-        named = job is not None and bool(job.run_ids)
-        ours = _ours(self.folder)
-        return {step: path for step, path in ours if not named or path in saved or _may_be_of(job, path)}
+        job, ours, saved = current(), _ours(self.folder), publisher_of(self.folder).saved
+        if job is None or not job.run_ids:
+            return ours
+        return {step: path for step, path in ours.items() if path in saved or may_be_of_run(job, manifest.read(path))}
 
     def _check_no_others(self) -> None:
         """Check that a new training does not begin in a folder with another run's checkpoints."""
         own = self._own()
-        others = [path for step, path in _ours(self.folder) if step not in own]
+        others = [path for step, path in _ours(self.folder).items() if step not in own]
         if not others:
             return
         said = manifest.read(others[-1])
@@ -179,7 +175,8 @@ def check_shared(folder: Path, ranks: Ranks) -> None:
     Raises:
         UserError: a rank does not see the file.
     """
-    above = min(ranks.all_gather(str(folders.existing(folder))), key=len)
+    nearest = next(path for path in (folder, *folder.parents) if path.is_dir())
+    above = min(ranks.all_gather(str(nearest)), key=len)
     with ExitStack() as stack:
         probe = ranks.first(lambda: stack.enter_context(folders.probe(above)))
         blind = [rank for rank, sees in enumerate(ranks.all_gather(not probe or Path(probe).exists())) if not sees]
@@ -187,17 +184,9 @@ def check_shared(folder: Path, ranks: Ranks) -> None:
         raise UserError(f"the hosts do not share {folder}: rank {blind[0]} has another one than rank 0; {_SHARED}")
 
 
-def _ours(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Yield step and path of each complete checkpoint of cpudist's, the newest last."""
-    for step, path in folders.numbered(folder).items():
-        if (path / manifest.FILE).is_file():
-            yield step, path
-
-
-def _may_be_of(job: Job | None, path: Path) -> bool:
-    """Return whether an earlier attempt at this run has saved a checkpoint, or it is too damaged to say so."""
-    said = manifest.read(path)
-    return said is None or (job is not None and is_of_run(job, said.runs))
+def _ours(folder: Path) -> dict[int, Path]:
+    """Return the complete checkpoints of cpudist's by their steps, the newest last."""
+    return {step: path for step, path in folders.numbered(folder).items() if (path / manifest.FILE).is_file()}
 
 
 def _checked(step: int, ranks: Ranks) -> int:

@@ -36,11 +36,7 @@ def collect(
     *,
     copied: bool = False,
 ) -> dict[str, Any]:
-    """Return the tree of a checkpoint; every rank calls it.
-
-    Args:
-        copied: whether to copy, so that later training does not change the tree.
-    """
+    """Return the tree of a checkpoint, or a copy that later training does not change; every rank calls it."""
     check_names(model, optimizer, more)
     job = current()
     if job is not None:

@@ -45,7 +45,6 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist bench`."""
     parser.add_argument("subject", choices=_SUBJECTS, metavar=f"{{{','.join(_SUBJECTS)}}}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and where they were measured")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them (needs matplotlib)")

@@ -28,22 +28,13 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist build`."""
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder to compile into; default: $CPUDIST_CACHE, or ~/.cache/cpudist",
-    )
+    folder = "folder to compile into; default: $CPUDIST_CACHE, or ~/.cache/cpudist"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=folder)
     parser.set_defaults(every_rank=True)
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Compile both and print where they are.
-
-    Raises:
-        UserError: one cannot be compiled, or --output is no folder.
-    """
+    """Compile both and print where they are."""
     output: Path | None = options.output and options.output.expanduser().absolute()
     if output and output.exists() and not output.is_dir():
         raise UserError(f"--output {options.output} is not a folder; give a folder, or a path where one can be made")

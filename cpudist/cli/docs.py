@@ -30,18 +30,13 @@ _HITS_OF_A_PAGE = 5
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist docs`."""
     parser.add_argument(
         "words", nargs="*", metavar="{PAGE | WORD...}", help="a page's name, or what to search for, such as CPU quota"
     )
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Show a page, in a pager on a terminal; or print what a search has found, or the names of all pages.
-
-    Raises:
-        UserError: there is no such page, and no page speaks of it.
-    """
+    """Show a page, in a pager on a terminal; or print what a search has found, or the names of all pages."""
     wanted = " ".join(options.words)
     if not wanted:
         for path in sorted(PAGES.glob("*.md")):

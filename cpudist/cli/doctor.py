@@ -8,7 +8,6 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from cpudist.cli.parser import Parser
 from cpudist.console import colored, number_of, size
@@ -16,6 +15,7 @@ from cpudist.errors import LEVELS, Finding
 from cpudist.hosts.check import check
 from cpudist.hosts.hostfile import read
 from cpudist.launchers import Launcher
+from cpudist.launchers.mpi_launcher import Host
 
 HELP = "check this host and environment, with remedies"
 DESCRIPTION = """\
@@ -23,17 +23,11 @@ Check this host and this environment for what makes jobs fail or slow, or with -
 prevents them from working together. Nothing is changed. What matters most comes last.
 The exit status is 1 when a job would fail, otherwise 0, also with warnings.
 """
-EPILOG = None
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist doctor`."""
-    parser.add_argument(
-        "--hostfile",
-        type=Path,
-        metavar="FILE",
-        help="check these hosts instead, over ssh and all at once: reachable, the same environment, sane",
-    )
+    these = "check these hosts instead, over ssh and all at once: reachable, the same environment, sane"
+    parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help=these)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
@@ -42,7 +36,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     # Late: the checks import packages, which --help does not need.
     from cpudist.doctor import examine
 
-    findings = _hosts(options.hostfile) if options.hostfile else examine()
+    findings = _hosts(options.hosts) if options.hosts else examine()
     failing = any(finding.level == "error" for finding in findings)
     if options.json:
         print(json.dumps({"ok": not failing, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -62,9 +56,9 @@ def show(findings: Sequence[Finding]) -> None:
     print(_verdict(findings))
 
 
-def _hosts(path: Path) -> list[Finding]:
-    """Return the findings of `cpudist launch` on the hosts of a file."""
-    checked = check(read(path), shared=True)
+def _hosts(hosts: list[Host]) -> list[Finding]:
+    """Return the findings of `cpudist launch` on hosts."""
+    checked = check(hosts, shared=True)
     return [finding for findings in checked.findings.values() for finding in findings] + [
         Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")
         for host, facts in checked.facts.items()

@@ -38,7 +38,6 @@ _HEAD = ("hosts", "--compress", "step", "measured", "samples/s", "efficiency", "
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist forecast`."""
     parser.add_argument("words", nargs="+", metavar="RUN", help="a folder or record, or -- SCRIPT.py [ARGS...]")
     parser.add_argument("--hosts", type=_counts, default=[2, 4, 8], metavar="N,N,…", help="how many (default: 2,4,8)")
     parser.add_argument(
@@ -48,11 +47,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the forecasts.
-
-    Raises:
-        UserError: the run has not the figures, the script cannot be measured, or the network is not known.
-    """
+    """Print the forecasts."""
     name, *words = options.words
     bandwidth = options.network or cluster_figures.last_bandwidth()
     if bandwidth is None:

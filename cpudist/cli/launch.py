@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cpudist.cli.parser import NO_TARGET, Parser, add_target, count, count_from_zero, own_values, ranks_per_node
+from cpudist.cli.parser import NO_TARGET, Parser, add_ranks_per_node, add_target, count, count_from_zero, own_values
 from cpudist.cli.train import script_in
 from cpudist.errors import UserError
 from cpudist.hosts import run as jobs
@@ -46,55 +46,24 @@ _UNKNOWN_OPTION = (
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist launch`."""
     parser.usage = "cpudist launch [OPTIONS] -- TARGET [ARGS...]"
     parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help="the hosts; without one, this host")
     ranks = "number of all ranks (default: as many as the hosts take)"
     parser.add_argument("--nproc", dest="ranks", type=count, metavar="N", help=ranks)
-    parser.add_argument(
-        "--ppn",
-        dest="per_host",
-        type=ranks_per_node,
-        metavar="{N,socket,numa,l3}",
-        help="ranks on a host: a number, or one for each socket, NUMA node or L3 cache "
-        "(default: what the hostfile says, otherwise what cpudist plan --measure has found, otherwise numa)",
-    )
-    parser.add_argument(
-        "--mpi",
-        choices=["auto", *MPI_BY_OPTION],
-        default="auto",
-        help="which MPI's mpirun (default: the first one found)",
-    )
+    add_ranks_per_node(parser, "per_host", "what the hostfile says, otherwise what cpudist plan --measure has found")
+    mpis, which = ["auto", *MPI_BY_OPTION], "which MPI's mpirun (default: the first one found)"
+    parser.add_argument("--mpi", choices=mpis, default="auto", help=which)
     parser.add_argument(
         "--interface", metavar="NAME", help="network interface for all traffic of the job, such as eth0"
     )
-    parser.add_argument(
-        "--max-restarts",
-        type=count_from_zero,
-        default=0,
-        metavar="N",
-        help="how often to restart after failures, of which those within a day count (default 0)",
-    )
-    parser.add_argument(
-        "--min-nodes",
-        type=count,
-        metavar="N",
-        help="restart on no fewer hosts (default: all hosts of the job)",
-    )
-    parser.add_argument(
-        "--wait",
-        type=count_from_zero,
-        default=0,
-        metavar="SECONDS",
-        help="how long to wait for hosts that are still starting (default 0)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=count,
-        default=60,
-        metavar="SECONDS",
-        help="with --checkpoint-on-signal: time for saving after a signal (default 60)",
-    )
+    often = "how often to restart after failures, of which those within a day count (default 0)"
+    parser.add_argument("--max-restarts", type=count_from_zero, default=0, metavar="N", help=often)
+    fewest = "restart on no fewer hosts (default: all hosts of the job)"
+    parser.add_argument("--min-nodes", type=count, metavar="N", help=fewest)
+    wait = "how long to wait for hosts that are still starting (default 0)"
+    parser.add_argument("--wait", type=count_from_zero, default=0, metavar="SECONDS", help=wait)
+    grace = "with --checkpoint-on-signal: time for saving after a signal (default 60)"
+    parser.add_argument("--grace", type=count, default=60, metavar="SECONDS", help=grace)
     parser.add_argument("--all-output", action="store_true", help="show the output of all ranks, not of rank 0 alone")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and run nothing")
     add_target(parser)
@@ -102,11 +71,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
-    """Run the job, or print its command line; exit with the job's status.
-
-    Raises:
-        UserError: options or hosts are wrong, or there is no such mpirun.
-    """
+    """Run the job, or print its command line; exit with the job's status."""
     values = own_values(options)
     mpi, dry_run = values.pop("mpi"), values.pop("dry_run")
     job = job_of(values, launcher)

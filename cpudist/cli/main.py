@@ -22,7 +22,7 @@ from cpudist.errors import USER_ERROR, UserError
 from cpudist.launchers import Launcher
 from cpudist.version import __version__
 
-# Each has HELP, DESCRIPTION, EPILOG, `add_options` and `run`, which runs on rank 0 alone unless `every_rank` is set.
+# Each has HELP, DESCRIPTION, EPILOG or none, `add_options`, and `run`, for rank 0 alone unless `every_rank` is set.
 COMMANDS = {
     "run": run,
     "launch": launch,
@@ -74,11 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_command(words: Sequence[str]) -> None:
-    """Check that the first word is a command.
-
-    Raises:
-        UserError: it is none; the message names the command that was probably meant.
-    """
+    """Raise a `UserError` if the first word is no command; it names the command that was probably meant."""
     word = words[0] if words else "--help"
     if word.startswith("-") or word in COMMANDS:
         return
@@ -99,7 +95,8 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"cpudist {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION, epilog=command.EPILOG)
+        epilog = getattr(command, "EPILOG", None)
+        one = commands.add_parser(name, help=command.HELP, description=command.DESCRIPTION, epilog=epilog)
         one.set_defaults(run=command.run, every_rank=False)
         command.add_options(one)
     return parser

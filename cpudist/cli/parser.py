@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from cpudist.errors import UserError
@@ -36,11 +37,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; with `unknown_option_hint`, an unknown option is an error here.
-
-        Raises:
-            UserError: there is an unknown option.
-        """
+        """Parse as argparse does; with `unknown_option_hint`, an unknown option is a `UserError` here."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and self.unknown_option_hint:
             option = unknown[0].partition("=")[0]
@@ -53,6 +50,12 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for cpudist-train")
 
 
+def add_ranks_per_node(parser: argparse.ArgumentParser, dest: str, default: str) -> None:
+    """Add `--ppn`; its help names the `default`, or numa where there is none."""
+    text = f"ranks on a host: a number, or one per socket, NUMA node or L3 cache (default: {default}, otherwise numa)"
+    parser.add_argument("--ppn", dest=dest, type=_ranks_per_node, metavar="{N,socket,numa,l3}", help=text)
+
+
 def own_values(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of a command's own options, and its `arguments` without the `--`."""
     values = {name: value for name, value in vars(options).items() if name not in ("run", "every_rank")}
@@ -61,14 +64,14 @@ def own_values(options: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def count(text: str) -> int:
-    """Return a number of at least 1, as the type of an option."""
-    return _whole_number(text, 1)
+def count_from_zero(text: str, least: int = 0) -> int:
+    """Return a number of at least `least`, as the type of an option."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"give a whole number from {least} on, not {text!r}")
+    return int(text)
 
 
-def count_from_zero(text: str) -> int:
-    """Return a number of at least 0, as the type of an option."""
-    return _whole_number(text, 0)
+count = partial(count_from_zero, least=1)
 
 
 def steps(text: str) -> tuple[int, int]:
@@ -87,7 +90,7 @@ def endpoint(text: str) -> tuple[str, int]:
     return address.strip("[]") or "127.0.0.1", int(port)
 
 
-def ranks_per_node(text: str) -> int | Part:
+def _ranks_per_node(text: str) -> int | Part:
     """Return the value of `--ppn`: a number of ranks, or the part of a node that gets one rank each."""
     for part in _PARTS:
         if text == part:
@@ -119,9 +122,3 @@ def _with_dashes(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
-
-
-def _whole_number(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"give a whole number from {least} on, not {text!r}")
-    return int(text)

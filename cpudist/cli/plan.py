@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cpudist.bench import rank_counts
-from cpudist.cli.parser import Parser, count_from_zero, ranks_per_node
+from cpudist.cli.parser import Parser, add_ranks_per_node, count_from_zero
 from cpudist.console import number_of, size
 from cpudist.errors import UserError
 from cpudist.launchers import Launcher
@@ -48,38 +48,18 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist plan`."""
-    parser.add_argument(
-        "--ppn",
-        type=ranks_per_node,
-        metavar="{N,socket,numa,l3}",
-        help="ranks on a node: a number, or one for each socket, NUMA node or L3 cache (default: the number that "
-        "--measure has found on such a machine, otherwise numa)",
-    )
-    parser.add_argument(
-        "--data-workers",
-        type=count_from_zero,
-        default=0,
-        metavar="N",
-        help="processes that load data for each rank (Trainer's --dataloader_num_workers), to be given cores",
-    )
-    parser.add_argument(
-        "--topology",
-        type=Path,
-        metavar="FILE",
-        help="another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML",
-    )
+    add_ranks_per_node(parser, "ppn", "the number that --measure has found on such a machine")
+    workers = "processes that load data for each rank (Trainer's --dataloader_num_workers), to be given cores"
+    parser.add_argument("--data-workers", type=count_from_zero, default=0, metavar="N", help=workers)
+    another = "another machine: a copy of sysfs, the output of `lscpu -p`, or hwloc's XML"
+    parser.add_argument("--topology", type=Path, metavar="FILE", help=another)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--measure", action="store_true", help="find the fastest number of ranks first")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- TARGET [ARGS...]", help="for --measure")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the plan as a picture or as JSON.
-
-    Raises:
-        UserError: --measure cannot be done, or TARGET is given without it.
-    """
+    """Print the plan as a picture or as JSON."""
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     if options.measure and options.topology:
         raise UserError("--measure needs the machine itself; run it there, without --topology")

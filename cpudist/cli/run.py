@@ -28,7 +28,6 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist run`."""
     parser.usage = "cpudist run [OPTIONS] {SCRIPT.py | -- [OPTIONS OF cpudist-train] TARGET} [ARGS...]"
     parser.add_argument(
         "--nproc", dest="ranks", type=count, metavar="N", help="number of ranks (default: those of cpudist plan)"
@@ -40,10 +39,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
-    """Run the job; exit with its status.
-
-    Raises:
-        UserError: TARGET is missing or wrong, or there is no mpirun.
-    """
+    """Run the job; exit with its status."""
     job = launch.job_of({**own_values(options), "hosts": None}, launcher)
     raise SystemExit(jobs.run(find_mpirun("auto"), job))

@@ -7,7 +7,6 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from cpudist.cli.parser import Parser
 from cpudist.errors import Finding, UserError
@@ -25,7 +24,6 @@ Show for every rank of your jobs on this host, in one line, the call that it wai
 ranks are not disturbed.
 A rank also writes its stacks to its own standard error on signal {int(SIGNAL)}: kill -{int(SIGNAL)} PROCESS
 """
-EPILOG = None
 
 Jobs = dict[tuple[str, int], dict[int, RankStacks]]  # by the job's name and user, then by rank
 
@@ -33,20 +31,14 @@ _SECONDS = 60.0  # for a host to answer: starting Python takes long on a busy ho
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist stacks`."""
     parser.add_argument("--full", action="store_true", help="show the stacks of all threads of each rank, too")
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="ask these hosts instead, over ssh")
+    parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help="ask these hosts instead, over ssh")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print what the ranks do.
-
-    Raises:
-        UserError: there are none, or hosts do not answer; after the ranks of the others are printed.
-    """
-    hosts = read(options.hostfile) if options.hostfile else None
-    jobs, missing = ask(hosts, "asking the hosts")
-    where = "these hosts" if hosts else "this host"
+    """Print what the ranks do."""
+    jobs, missing = ask(options.hosts, "asking the hosts")
+    where = "these hosts" if options.hosts else "this host"
     for (job, user), ranks in jobs.items():
         size = max(one.address.size for one in ranks.values())
         whose = "" if user == os.getuid() else f" of user {user}"

@@ -24,17 +24,12 @@ examples:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist summary`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an output folder, or a run record")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the losses (needs matplotlib)")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Print the table.
-
-    Raises:
-        UserError: there is no record of a run.
-    """
+    """Print the table."""
     runs = [summary.read(path) for path in options.runs]
     print(summary.table(runs, shutil.get_terminal_size().columns))
     if len(runs) == 1 and (ranks := summary.waiting(runs[0])):

@@ -37,7 +37,6 @@ _TIMEOUT = 120.0  # seconds, for the start and for any one call
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist test`."""
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start a rank on each host of this file")
     parser.add_argument("--interface", metavar="NAME", help="network interface for all traffic, such as eth0")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and findings; - for the output")
@@ -74,11 +73,7 @@ def _as_rank(launcher: Launcher, interface: str | None, file: Path | None) -> Cl
 
 
 def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
-    """Have `cpudist launch` start the ranks, the first of which writes the figures to its output.
-
-    Raises:
-        UserError: the hosts cannot be used; the command has said why.
-    """
+    """Have `cpudist launch` start the ranks, the first of which writes the figures to its output."""
     from cpudist.cluster.cluster_figures import ClusterFigures
 
     words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", *(["--interface", interface] if interface else [])]

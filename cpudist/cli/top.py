@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cpudist.cli.parser import Parser
@@ -43,21 +42,16 @@ _CLEAR = "\033[H\033[J"
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `cpudist top`."""
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="the jobs on these hosts, over ssh")
+    parser.add_argument("--hostfile", dest="hosts", type=read, metavar="FILE", help="the jobs on these hosts, over ssh")
     parser.add_argument("--once", action="store_true", help="show one table, of the next seconds")
     parser.add_argument("--json", action="store_true", help="with --once: as JSON")
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Show the ranks until the user or the last job ends.
-
-    Raises:
-        UserError: no rank of this user runs there, or a host does not answer.
-    """
+    """Show the ranks until the user or the last job ends."""
     if options.json and not options.once:
         raise UserError("--json is for one table; give --once too")
-    hosts = read(options.hostfile) if options.hostfile else None
+    hosts = options.hosts
     looks = deque([_look(hosts, "asking the hosts")], SAMPLES)
     if not looks[0]:
         where = "these hosts" if hosts else "this host"

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +119,10 @@ def _parser() -> Parser:
         help="bound on every collective and on the start (default 300); preparing large data, or saving a "
         "large checkpoint, may need more",
     )
-    parser.add_argument(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="where rank 0 writes the run record, JSON (default: the output folder of a Trainer, or runs/NAME)",
-    )
-    parser.add_argument(
-        "--log-dir", type=Path, metavar="DIR", help="write the output of each rank to DIR/rank-N.log, too"
-    )
+    where = "where rank 0 writes the run record, JSON (default: the output folder of a Trainer, or runs/NAME)"
+    parser.add_argument("--record", type=Path, metavar="FILE", help=where)
+    what = "write the output of each rank to DIR/rank-N.log, too"
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help=what)
     what = "serve the figures of `cpudist top` for Prometheus on rank 0's host, at http://127.0.0.1:N/metrics"
     parser.add_argument("--metrics-port", type=endpoint, metavar="[ADDRESS:]N", help=what)
     what = "write a trace of steps of all ranks, for ui.perfetto.dev (*.gz: compressed), and say where the time went"
@@ -151,11 +147,8 @@ def _parser() -> Parser:
         "auto (default of --use_ipex) measures, and takes none or bf16; `cpudist docs slow-networks` says "
         "what each costs",
     )
-    parser.add_argument(
-        "--checkpoint-on-signal",
-        action="store_true",
-        help="on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)",
-    )
+    what = "on SIGTERM, SIGINT and SIGUSR1 a Trainer saves a checkpoint before the job ends (status 143, 130 or 138)"
+    parser.add_argument("--checkpoint-on-signal", action="store_true", help=what)
     parser.add_argument(
         "--async-checkpoint",
         action="store_true",
@@ -191,11 +184,7 @@ def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
 
 
 def _add_options(group: argparse._ArgumentGroup, name: str, backend: type[backends.Backend]) -> None:
-    """Add the options of a backend to its group.
-
-    Raises:
-        UserError: an option has the name of one of ours, or of another backend's.
-    """
+    """Add the options of a backend to its group; a name that another backend or cpudist uses is a `UserError`."""
     for option in backend.options:
         settings: dict[str, Any] = {"dest": f"{_OF_BACKEND}{option.name}", "help": option.help}
         if option.type is bool:
@@ -217,23 +206,8 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         for option in backend.options
         if given[f"{_OF_BACKEND}{option.name}"] != option.default
     }
-    return JobOptions(
-        backend=options.backend,
-        backend_options=own,
-        timeout=options.timeout,
-        interface=options.interface,
-        compress=options.compress,
-        resume=options.resume,
-        async_checkpoint=options.async_checkpoint,
-        stall=options.stall,
-        checkpoint_on_signal=options.checkpoint_on_signal,
-        record=options.record,
-        target=options.target,
-        metrics_port=options.metrics_port,
-        timeline=options.timeline,
-        steps=options.steps,
-        from_flags=True,
-    )
+    flags = {option.name: given[option.name] for option in fields(JobOptions) if option.name in given}
+    return JobOptions(**flags, backend_options=own, from_flags=True)
 
 
 def _run(
@@ -260,11 +234,7 @@ def _run(
 
 
 def _check_packages(script: str) -> None:
-    """Check the packages that a script imports if the start would compile the backend first, which takes a minute.
-
-    Raises:
-        UserError: one of them is not installed.
-    """
+    """Raise a `UserError` for packages that a script lacks, before the start compiles the backend, for a minute."""
     if missing := missing_packages(script):
         from cpudist.backends.ccl.compilation import find_built
 

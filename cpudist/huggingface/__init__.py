@@ -30,9 +30,7 @@ from cpudist.optimization.native import own_compile_cache
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cpudist.huggingface.uneven_shares import BatchGeometry
     from cpudist.job import Job
-    from cpudist.world import World
 
 __all__ = ["KNOWN", "PATCHES", "Context", "Patch", "install"]
 
@@ -45,14 +43,12 @@ class Context:
     """The shared state of one job's patches.
 
     Attributes:
-        geometries: the batch geometry of each Trainer's training.
-        trainings: the number of each Trainer's training among those of its output folder.
+        trainings: `Manifest.trainer` of each Trainer's checkpoints: its training's geometry and number.
         weights: for each Trainer whose ranks have unequal shares, the weights of the batches of the current step.
     """
 
     job: Job
-    geometries: WeakKeyDictionary[Any, BatchGeometry] = field(default_factory=WeakKeyDictionary)
-    trainings: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    trainings: WeakKeyDictionary[Any, dict[str, int]] = field(default_factory=WeakKeyDictionary)
     weights: WeakKeyDictionary[Any, Iterator[float]] = field(default_factory=WeakKeyDictionary)
     background: Background = field(default_factory=Background)
 
@@ -69,7 +65,6 @@ class Patch:
         parameters: the names of the original's parameters; "..." stands for any more. None where it is no function.
         attributes: names that the original must have.
         versions: the versions of the package that have the target; empty: all in `KNOWN`.
-        only: whether a job with this world needs the patch; None: every job.
     """
 
     target: str
@@ -78,16 +73,11 @@ class Patch:
     parameters: str | None = None
     attributes: str = ""
     versions: str = ""
-    only: Callable[[World], bool] | None = None
 
     @property
     def module(self) -> str:
         """The module that holds the target."""
         return self.target.partition(":")[0]
-
-
-def _on_cpu(world: World) -> bool:
-    return world.device_type == "cpu"
 
 
 _SAVING = "a rank killed while it saves leaves half a checkpoint, and Trainer resumes from it"
@@ -101,16 +91,14 @@ PATCHES = (
         "accelerate refuses the backend ccl, and trains every rank alone without cpu=True",
         accelerate_patches.prepare_backend,
         "self, cpu, sagemaker_dp, backend",
-        only=_on_cpu,
     ),
     Patch(
         "accelerate.state:AcceleratorState.__init__",
         "accelerate computes in float32 on CPUs where float16 is asked for, without a word",
         accelerate_patches.state_init,
         "self, mixed_precision, ...",
-        only=_on_cpu,
     ),
-    Patch("accelerate.state:DistributedType.MULTI_CPU", "the value that _prepare_backend returns", only=_on_cpu),
+    Patch("accelerate.state:DistributedType.MULTI_CPU", "the value that _prepare_backend returns"),
     Patch(
         "accelerate.data_loader:BatchSamplerShard",
         _UNEQUAL,
@@ -217,8 +205,6 @@ def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
     """Replace the target if the patch was written for it, otherwise raise `UserError`."""
     from packaging.specifiers import SpecifierSet  # transformers and accelerate need it too
 
-    if patch.only is not None and not patch.only(context.job.world):
-        return
     package = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)
     if known and not SpecifierSet(patch.versions).contains(package.__version__, prereleases=True):

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `PartialState._prepare_backend`: accelerate takes the job's own process group, under its name."""
+    """Replace `PartialState._prepare_backend`: on CPUs accelerate takes the job's own process group, under its name."""
+    if context.job.world.device_type != "cpu":
+        return original
     multi_cpu = sys.modules[original.__module__].DistributedType.MULTI_CPU
     # accelerate gathers with a function that torch 2.13 renames; a user can do nothing about it.
     context.job.changes.ignored_warnings(".*all_gather_into_tensor.* is deprecated", FutureWarning)
@@ -34,7 +36,9 @@ def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[
 
 
 def state_init(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `AcceleratorState.__init__`: compute in bfloat16 instead of float16 where it is fast."""
+    """Replace `AcceleratorState.__init__`: on CPUs compute in bfloat16 instead of float16 where it is fast."""
+    if context.job.world.device_type != "cpu":
+        return original
 
     @functools.wraps(original)
     def init(self: Any, mixed_precision: str | None = None, *args: Any, **kwargs: Any) -> None:

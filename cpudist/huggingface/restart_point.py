@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cpudist.checkpoints import manifest, runs
 from cpudist.checkpoints.folders import numbered, restore
-from cpudist.checkpoints.manifest import Manifest
 from cpudist.checkpoints.publishing import Ranks
 from cpudist.console import say
 from cpudist.job import current
@@ -66,10 +64,8 @@ def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
         return None
 
     def is_own(checkpoint: Path) -> bool:
-        said = _said(checkpoint)
-        if said is None:  # damaged, it does not say whose it is
-            return True
-        return runs.is_of_run(job, said.runs) and said.trainer.get("training", 0) == training
+        said = manifest.read(checkpoint)
+        return runs.may_be_of_run(job, said) and (said is None or said.trainer.get("training", 0) == training)
 
     own = {step: path for step, path in checkpoints(folder).items() if is_own(path)}
     newest = runs.newest_whole(own, folder, _SHARED, damage)
@@ -82,14 +78,8 @@ def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
 
 def is_of_run(job: Job, checkpoint: Path) -> bool:
     """Return whether an earlier attempt at this run has saved `checkpoint`."""
-    said = _said(checkpoint)
-    return said is not None and runs.is_of_run(job, said.runs)
-
-
-def trainer_of(checkpoint: Path) -> Mapping[str, Any]:
-    """Return `Manifest.trainer` of a checkpoint; nothing where it was saved without cpudist, or is damaged."""
-    said = _said(checkpoint)
-    return {} if said is None else said.trainer
+    said = manifest.read(checkpoint)
+    return said is not None and runs.may_be_of_run(job, said)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -100,11 +90,3 @@ def damage(checkpoint: Path) -> str | None:
     job = current()
     part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)
     return next(filter(None, Ranks().each(lambda: manifest.damage(checkpoint, part, parts))), None)
-
-
-def _said(checkpoint: Path) -> Manifest | None:
-    """Return the manifest of a checkpoint: empty where it was saved without cpudist, None where it is damaged."""
-    try:
-        return manifest.read(checkpoint)
-    except FileNotFoundError:
-        return Manifest(None, 0, [], {}, {})

@@ -12,14 +12,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpudist.changes import replaced
+from cpudist.checkpoints import manifest
 from cpudist.checkpoints.runs import say_from_the_beginning
 from cpudist.console import say
 from cpudist.errors import UserError
-from cpudist.huggingface.restart_point import STATE, damage, is_of_run, newest_of_run, number_training, trainer_of
+from cpudist.huggingface.restart_point import STATE, damage, is_of_run, newest_of_run, number_training
 from cpudist.huggingface.uneven_shares import BatchGeometry, SharedSampler, Shares
 
 if TYPE_CHECKING:
@@ -43,11 +45,11 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = module.get_last_checkpoint(self.args.output_dir)
-        context.geometries[self] = _as_asked_for(self)
-        context.trainings[self] = number_training(self.args.output_dir)
+        number = number_training(self.args.output_dir)
+        context.trainings[self] = {**asdict(_as_asked_for(self)), "training": number}
         if checkpoint is None and trial is None:  # the script names none
             folder = Path(self.args.output_dir)
-            checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, context.trainings[self])
+            checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, number)
             if checkpoint is None:
                 say_from_the_beginning(context.job, folder)
         elif checkpoint and (problem := damage(Path(checkpoint))) is not None and self.args.process_index == 0:
@@ -59,9 +61,8 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
         saved = _saved_geometry(Path(checkpoint)) if checkpoint else None
         if saved is None or saved.world_size == self.args.world_size:
             return original(self, resume_from_checkpoint, *args, **kwargs)
-        context.geometries[self] = saved
-        found = f"{checkpoint} has {saved.samples_per_step} samples in a step"
-        shares = _keep_steps(self, module.Trainer, saved, found)
+        context.trainings[self] |= asdict(saved)
+        shares = _keep_steps(self, saved, checkpoint)
         unequal = nullcontext() if shares is None else _sharing(self, shares, context)
         with _loading_batch_size(module.TrainerState, self._train_batch_size), unequal:
             return original(self, resume_from_checkpoint, *args, **kwargs)
@@ -81,20 +82,21 @@ def _as_asked_for(trainer: Any) -> BatchGeometry:
 
 
 def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
-    """Read how the training of `checkpoint` was begun; None if it was saved without cpudist."""
-    said = trainer_of(checkpoint)
-    return BatchGeometry(said["world_size"], said["samples_per_step"], said["samples_per_batch"]) if said else None
+    """Read how the training of `checkpoint` was begun; None if it was saved without cpudist, or is damaged."""
+    said = manifest.read(checkpoint)
+    if said is None or not said.trainer:
+        return None
+    return BatchGeometry(**{size.name: said.trainer[size.name] for size in fields(BatchGeometry)})
 
 
-def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> Shares | None:
+def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str) -> Shares | None:
     """Choose batch size and accumulation so that steps keep their samples, and announce them.
 
-    Returns the shares if they are unequal; raises `UserError` if there is no such choice. `cls` is transformers' own
-    Trainer, `found` names the checkpoint and its samples.
+    Returns the shares if they are unequal; raises `UserError` if there is no such choice.
     """
     args, ranks, size = trainer.args, trainer.args.world_size, trainer._train_batch_size
-    samples, shares = geometry.samples_per_step, None
-    found = f"{found}, as on the {geometry.world_size} ranks that it was begun with"
+    samples, began, shares = geometry.samples_per_step, geometry.world_size, None
+    found = f"{checkpoint} has {samples} samples in a step, as on the {began} ranks that it was begun with"
     if getattr(args, "group_by_length", False) or getattr(args, "train_sampling_strategy", "") in _BY_LENGTH:
         raise UserError(f"{found}; grouped by length, they come in another order on {ranks}: start as many ranks")
     equal, more = divmod(samples, ranks)
@@ -102,10 +104,10 @@ def _keep_steps(trainer: Any, cls: Any, geometry: BatchGeometry, found: str) -> 
     if not more and samples != asked_for:
         size = next(size for size in range(min(size, equal), 0, -1) if equal % size == 0)
     if more or _leaves_out_others(trainer, geometry, ranks * size):
-        why = _why_not_unequal(trainer, cls, samples)
+        why = _why_not_unequal(trainer, samples)
         if why is not None:
             dividing = (number for number in range(1, ranks) if samples % number == 0)
-            fitting = max(dividing) if more else geometry.world_size
+            fitting = max(dividing) if more else began
             raise UserError(f"{found}; {ranks} cannot have equal shares, nor unequal ones: {why}; start {fitting}")
         shares = Shares(geometry, ranks, trainer._train_batch_size, args.dataloader_drop_last)
         size = shares.batch_size
@@ -130,11 +132,11 @@ def _leaves_out_others(trainer: Any, geometry: BatchGeometry, batch: int) -> boo
     return trainer.args.dataloader_drop_last and len(batches) > 1
 
 
-def _why_not_unequal(trainer: Any, cls: Any, samples: int) -> str | None:
+def _why_not_unequal(trainer: Any, samples: int) -> str | None:
     """Return why `trainer` cannot compute a step of `samples` in unequal shares; None if it can."""
-    args = trainer.args
+    args, usual = trainer.args, sys.modules["transformers.trainer"].Trainer
     for name in ("compute_loss", "training_step"):
-        if getattr(type(trainer), name) is not getattr(cls, name):
+        if getattr(type(trainer), name) is not getattr(usual, name):
             return f"{type(trainer).__name__}.{name} would not weight them"
     if not args.average_tokens_across_devices:
         return "--average_tokens_across_devices is false"
@@ -161,17 +163,21 @@ def _loading_batch_size(cls: Any, batch_size: int) -> AbstractContextManager[Non
 def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
     """Give `trainer` the batches of its rank by `shares`, and the context the weights of each step's batches."""
     load, collect = trainer.get_train_dataloader, trainer.get_batch_samples
+    data_loader = sys.modules["accelerate.data_loader"]
+    shard: Any = vars(data_loader)["BatchSamplerShard"]
     sampler: SharedSampler | None = None
     epoch: Any = None
     steps: Iterator[list[float]] = iter(())
 
-    def make_sampler(batch_sampler: Any) -> SharedSampler:
+    def make_sampler(batch_sampler: Any, **options: Any) -> Any:
         nonlocal sampler
+        if not options["even_batches"] or options["split_batches"]:
+            return shard(batch_sampler, **options)
         sampler = SharedSampler(batch_sampler, shares, trainer.args.process_index)
         return sampler
 
     def get_train_dataloader() -> Any:
-        with _sharding_by(make_sampler):
+        with replaced(data_loader, BatchSamplerShard=make_sampler):
             loader = load()
         if sampler is None:
             raise UserError(
@@ -200,15 +206,3 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
             yield
     finally:
         context.weights.pop(trainer, None)
-
-
-def _sharding_by(make_sampler: Callable[[Any], SharedSampler]) -> AbstractContextManager[None]:
-    """Replace accelerate's BatchSamplerShard by the result of `make_sampler` while the block runs."""
-    data_loader = sys.modules["accelerate.data_loader"]
-    original: Any = vars(data_loader)["BatchSamplerShard"]
-
-    def shard(batch_sampler: Any, **options: Any) -> Any:
-        usual = options["even_batches"] and not options["split_batches"]
-        return make_sampler(batch_sampler) if usual else original(batch_sampler, **options)
-
-    return replaced(data_loader, BatchSamplerShard=shard)

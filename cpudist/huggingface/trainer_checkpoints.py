@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -60,8 +59,7 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
             with files.collect() if later else nullcontext():
                 original(self, model, trial)
             _name_the_best(self, run_dir, written)
-        trainer = {**asdict(context.geometries[self]), "training": context.trainings[self]}
-        step = self.state.global_step
+        trainer, step = context.trainings[self], self.state.global_step
         best, keep = self.state.best_model_checkpoint, self.args.save_total_limit or 0
 
         def complete(ranks: Ranks) -> None:

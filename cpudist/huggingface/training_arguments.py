@@ -26,20 +26,17 @@ if TYPE_CHECKING:
     from cpudist.huggingface import Context
 
 
+def _flag(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
 @dataclasses.dataclass
 class _Flags:
-    use_ipex: bool = dataclasses.field(
-        default=False,
-        metadata={"help": "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means."},
-    )
-    parallel_dropout: bool = dataclasses.field(
-        default=True,
-        metadata={"help": "With --use_ipex: draw dropout on all threads, with other masks than PyTorch's."},
-    )
-    no_cuda: bool = dataclasses.field(default=False, metadata={"help": "The old name of --use_cpu."})
-    ddp_compress: str | None = dataclasses.field(
-        default=None,
-        metadata={"help": "How gradients cross the network: auto, none, bf16, int8, powersgd or powersgd:RANK."},
+    use_ipex: bool = _flag(False, "Use Intel's extension for PyTorch; where it is missing, PyTorch's own means.")
+    parallel_dropout: bool = _flag(True, "With --use_ipex: dropout on all threads, with other masks than PyTorch's.")
+    no_cuda: bool = _flag(False, "The old name of --use_cpu.")
+    ddp_compress: str | None = _flag(
+        None, "How gradients cross the network: auto, none, bf16, int8, powersgd or powersgd:RANK."
     )
 
 
@@ -72,11 +69,7 @@ def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]
 
 
 def change_fields(cls: Any, context: Context) -> Any:
-    """Change the fields of TrainingArguments and of all classes that are derived from it, in place.
-
-    Returns:
-        The class itself.
-    """
+    """Change the fields of TrainingArguments and of all classes that are derived from it, in place; return it."""
     job = context.job
     add_fields(cls, (job.world.backend, "ccl"), job.changes)
     job.changes.attribute(cls.__dataclass_fields__["ddp_timeout"], "default", _NotGiven(job.timeout))

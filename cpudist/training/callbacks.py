@@ -32,7 +32,6 @@ class EndStep(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._first = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Wait for the next step."""
@@ -147,7 +146,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         def train_until_signal(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             output = train(trainer, *args, **kwargs)
             if self._stops and self._interruption.signal is not None:
-                raise Interrupted(self._interruption.signal)
+                raise Interrupted(128 + self._interruption.signal)
             return output
 
         return train_until_signal

@@ -35,15 +35,9 @@ _INSISTS_SECONDS = 1.0  # launchers forward a signal of the terminal within this
 
 
 class Interrupted(SystemExit):
-    """Raised on all ranks when a signal has stopped them and the checkpoint is saved.
+    """Raised on all ranks, with a shell's exit status, when a signal has stopped them and the checkpoint is saved."""
 
-    Attributes:
-        status: the exit status that shells give for the signal.
-    """
-
-    def __init__(self, signal_number: int) -> None:
-        self.status = 128 + signal_number
-        super().__init__(self.status)
+    code: int
 
 
 class Interruption:

@@ -19,8 +19,7 @@ def log_output(folder: Path, rank: int, *, again: bool) -> None:
     Two processes of `tee` do it: they also get what C code writes, and the last lines of a process that is killed.
 
     Args:
-        folder: gets the file ``rank-N.log``.
-        rank: this rank, N.
+        folder: gets the file ``rank-N.log``, N being the rank.
         again: whether to append to the file, since the job has been restarted.
 
     Raises:

@@ -54,7 +54,7 @@ def run_target(target: Target, job: Job) -> int:
         target()
     except Interrupted as end:
         job.shutdown("interrupted")
-        return end.status
+        return end.code
     except SystemExit as end:
         if end.code not in (None, 0):
             raise

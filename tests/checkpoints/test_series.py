@@ -143,20 +143,17 @@ def test_hosts_without_a_checkpoint_in_common_are_one_line(
         newest_whole({2: Path("out/checkpoint-2")}, Path("out"), "share it", lambda path: None)
 
 
-@pytest.mark.parametrize("keep", [0, -1, True, 1.5])
-def test_at_least_one_is_kept(tmp_path: Path, keep: Any) -> None:
-    with pytest.raises(UserError, match="keep must be a whole number of checkpoints"):
-        cpudist.Checkpoints(tmp_path, keep=keep)
-
-
-def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path) -> None:
+def test_wrong_arguments_and_checkpoints_of_another_model_are_user_errors(tmp_path: Path) -> None:
+    keep: Any
+    for keep in (0, -1, True, 1.5):
+        with pytest.raises(UserError, match="keep must be a whole number of checkpoints"):
+            cpudist.Checkpoints(tmp_path, keep=keep)
     training = Training()
     cpudist.save(tmp_path / "one", training.model, training.optimizer)
     small = torch.nn.Sequential(torch.nn.Linear(4, 9))
     with pytest.raises(UserError, match=r"it has 1\.weight, 1\.bias, 1\.running_mean and 4 more besides") as caught:
         cpudist.load(tmp_path / "one", small)
     assert "has 0.weight of shape (8, 4) instead of (9, 4)" in str(caught.value)
-    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"has no 0\.0\.weight"):
         cpudist.load(tmp_path / "one", torch.nn.Sequential(training.model))
     with pytest.raises(UserError, match="has no scheduler"):

@@ -47,14 +47,8 @@ def test_a_script_makes_its_steps_here(tmp_path: Path) -> None:
 def test_a_record_in_a_table(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forecast", str(records(tmp_path / "out")), "--hosts", "4", "--network", "1gbit"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["hosts", "--compress", "step", "measured", "samples/s", "efficiency", "memory/rank"]
-    assert [line.split()[:2] for line in lines[:5]] == [
-        ["1", "none"],
-        ["2", "none"],
-        ["2", "bf16"],
-        ["2", "int8"],
-        ["4", "none"],
-    ]
+    shown = [" ".join(line.split()[:2]) for line in lines]
+    assert shown[:5] == ["1 none", "2 none", "2 bf16", "2 int8", "4 none"]
     assert lines[2].split()[2:6] == ["1078", "ms", "1200", "ms"]  # the run itself
     assert lines[-1].startswith("On 4 hosts computing is the limit, and ")
     assert max(map(len, [head, *lines[:-1]])) <= 80

@@ -49,20 +49,15 @@ def test_python_m_cpudist_is_the_same(capsys: pytest.CaptureFixture[str], monkey
 def test_build_says_where_and_how_to_use_it(
     age: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    binary = tmp_path / "cpudist_ccl.so"
-    binary.touch()
-    os.utime(binary, (time.time() - age,) * 2)
-    kernel = tmp_path / "cpudist_dropout.so"
-    kernel.touch()
-    os.utime(kernel, (0, 0))
+    binary, kernel = tmp_path / "cpudist_ccl.so", tmp_path / "cpudist_dropout.so"
+    for path, changed in ((binary, time.time() - age), (kernel, 0)):
+        path.touch()
+        os.utime(path, (changed, changed))
     monkeypatch.setattr("cpudist.backends.ccl.compilation.ensure_built", lambda cache: binary)
     monkeypatch.setattr("cpudist.optimization.dropout.ensure_built", lambda cache: kernel)
     assert main(["build", "--output", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"compiled before: {kernel}",
-        f"{said}{binary}",
-        f"set CPUDIST_CACHE={tmp_path} where jobs run",
-    ]
+    lines = [f"compiled before: {kernel}", f"{said}{binary}", f"set CPUDIST_CACHE={tmp_path} where jobs run"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_options_may_be_spelled_with_underscores() -> None:
@@ -96,8 +91,6 @@ def test_docs_finds_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docs", "CPU", "quota"]) == 0
     pages = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
     assert "placement" in pages
-    assert main(["docs", "zebra crossing"]) == 2
-    assert "zebra crossing" in capsys.readouterr().err
 
 
 def test_pages_that_messages_and_help_name_exist() -> None:

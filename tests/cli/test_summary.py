@@ -23,6 +23,7 @@ def _run(folder: Path, losses: list[float], **fields: Any) -> Path:
     return folder
 
 
+@pytest.mark.job  # matplotlib asks fc-list for its fonts once
 def test_two_runs_and_how_they_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +59,8 @@ def test_a_record_of_an_earlier_version_has_fewer_rows(tmp_path: Path) -> None:
     file.write_text('{"world_size": 1}')
     assert summary.read(file).rows()["ranks"] == "1 on "
     assert main(["summary", str(file)]) == 0
+    file.write_text("[]")
+    assert main(["summary", str(file)]) == 2
 
 
 def test_ranks_that_delay_the_others_are_shown_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

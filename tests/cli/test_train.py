@@ -15,17 +15,12 @@ def test_options_before_target_and_the_rest_untouched() -> None:
     words = "--backend gloo --timeout=7 run.py --backend x -m -- -h --timeout 9"
     options = train._parse(train._parser(), words.split())
     job_options = train._job_options(options)
-    assert (job_options.backend, job_options.timeout, options.module) == ("gloo", 7.0, False)
-    assert options.target == "run.py"
+    assert (job_options.backend, job_options.timeout, job_options.from_flags) == ("gloo", 7.0, True)
+    assert (options.module, options.target, options.help) == (False, "run.py", False)
     assert options.args == ["--backend", "x", "-m", "--", "-h", "--timeout", "9"]
-    assert not options.help
-
-
-def test_module_target() -> None:
     options = train._parse(train._parser(), ["--record", "r.json", "-m", "package.module", "-m", "y"])
-    assert options.module
-    assert str(options.record) == "r.json"
-    assert (options.target, options.args) == ("package.module", ["-m", "y"])
+    assert train._job_options(options).record == Path("r.json")
+    assert (options.module, options.target, options.args) == (True, "package.module", ["-m", "y"])
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], []])

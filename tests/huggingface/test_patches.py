@@ -48,7 +48,6 @@ def test_an_unknown_version_is_refused(
     with pytest.raises(UserError, match=f"cpudist does not know {package} ") as caught:
         huggingface.install(job.require())
     assert f"pip install '{package}>=" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_everything_is_taken_back() -> None:
@@ -115,16 +114,10 @@ def test_what_cannot_be_had_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 def _trainer(ranks: int, batch: int, **changes: Any) -> Any:
     """Return what `_keep_steps` reads of a Trainer of 204 samples on so many ranks."""
-    args = {
-        "world_size": ranks,
-        "process_index": 1,
-        "gradient_accumulation_steps": 1,
-        "average_tokens_across_devices": True,
-        "dataloader_drop_last": False,
-        **changes,
-    }
     trainer = Trainer.__new__(changes.pop("cls", Trainer))
-    vars(trainer).update(args=SimpleNamespace(**args), _train_batch_size=batch, train_dataset=range(204))
+    args = SimpleNamespace(world_size=ranks, gradient_accumulation_steps=1, dataloader_drop_last=False)
+    vars(args).update({"average_tokens_across_devices": True, **changes})
+    vars(trainer).update(args=args, _train_batch_size=batch, train_dataset=range(204))
     return trainer
 
 
@@ -150,5 +143,5 @@ class Weighting(Trainer):
 def test_a_training_that_cannot_go_on_with_the_same_steps_is_a_user_error(changes: dict[str, Any], part: str) -> None:
     trainer = _trainer(2, 6, **changes)
     with pytest.raises(UserError, match=part) as caught:
-        resuming._keep_steps(trainer, Trainer, BatchGeometry(5, 15, 15), "it has 15 samples in a step")
+        resuming._keep_steps(trainer, BatchGeometry(5, 15, 15), "it")
     assert str(caught.value).startswith("it has 15 samples in a step, as on the 5 ranks that it was begun with; ")

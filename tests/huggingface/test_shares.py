@@ -109,11 +109,3 @@ def test_weights_begin_at_any_step(case: Case, step: int) -> None:
     sampler = case.everyones()[0]
     whole = list(sampler.weights())
     assert list(sampler.weights(step)) == whole[step % len(whole) :]
-
-
-def test_32_samples_on_3_ranks() -> None:
-    shares = Shares(BatchGeometry(4, 32, 32), ranks=3, batch_size=8, drop_last=False)
-    assert (shares.accumulation, shares.batch_size) == (2, 6)
-    assert [len(batch) for batch in shares.batches(32)] == [6, 6, 5, 5, 5, 5]
-    assert shares.epoch(204) == (6, 32)
-    assert Shares(BatchGeometry(4, 32, 32), ranks=3, batch_size=8, drop_last=True).epoch(204) == (6, 0)
