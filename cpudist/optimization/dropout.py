@@ -31,23 +31,27 @@ FILE = "cpudist_dropout.so"
 _SOURCES = Path(__file__).parent / "csrc"
 _PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
 _FASTER = 0.8  # greatest ratio of the operator's time to torch's
+_REPEATS = 8  # The fastest counts: on a busy machine a call of several threads waits for a core now and then.
 _MARK = "_cpudist_dropout"  # an attribute of Hugging Face's modules, and of the function that reads it
 
 
 def divide(model: torch.nn.Module) -> bool:
-    """Draw the model's dropout on all threads, if that is faster than torch's own at this number of threads.
+    """Draw the dropout that the model has on all threads, if that is faster than torch's own at this number of threads.
 
     Raises:
         UserError: the kernel cannot be compiled or loaded.
     """
+    modules = [module for module in model.modules() if _may_drop(module)]
+    if not modules:
+        return False
     _load()
     if not _is_faster(torch.get_num_threads()):
         return False
     _register_attention()
-    for module in model.modules():
+    for module in modules:
         if type(module) in _OWN:
             module.__class__ = _OWN[type(module)]
-        elif type(module).__module__.startswith("transformers"):
+        elif not isinstance(module, _Divided):
             module.__dict__[_MARK] = True
     return True
 
@@ -97,7 +101,7 @@ def _is_faster(_threads: int) -> bool:
     ones = torch.ones(1 << 20)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         ours, torchs = (
-            min(timeit.repeat(partial(drop, ones, 0.1, True), number=1, repeat=3))
+            min(timeit.repeat(partial(drop, ones, 0.1, True), number=1, repeat=_REPEATS))
             for drop in (torch.ops.cpudist.dropout, torch.dropout)
         )
     return ours < _FASTER * torchs
@@ -138,6 +142,11 @@ class MultiheadAttention(_Divided, torch.nn.MultiheadAttention):
 
 
 _OWN: dict[type, Any] = {torch.nn.Dropout: Dropout, torch.nn.MultiheadAttention: MultiheadAttention}
+
+
+def _may_drop(module: torch.nn.Module) -> bool:
+    """Return whether a module may call the operators: a part of torch, or of a model of Hugging Face."""
+    return type(module) in _OWN or isinstance(module, _Divided) or type(module).__module__.startswith("transformers")
 
 
 def _with(function: Any, **names: Any) -> Any:

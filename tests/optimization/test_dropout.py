@@ -275,6 +275,10 @@ def test_optimize_and_its_second_thought(alone: None) -> None:
     assert drawn == [False, False, True]
 
 
+def test_a_model_without_dropout_stays_as_it_is() -> None:
+    assert not dropout.divide(nn.Sequential(nn.Linear(1, 1)))
+
+
 def test_slower_than_torchs_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropout, "_FASTER", 0)
     model, state = nn.Sequential(nn.Dropout()), torch.get_rng_state()
@@ -289,7 +293,7 @@ def test_without_a_compiler_one_line_says_so(
     dropout._load.cache_clear()
     monkeypatch.setenv("CPUDIST_CACHE", str(tmp_path))
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
-    cpudist.optimize(nn.Linear(1, 1), ipex=False, keep_memory=False)
+    cpudist.optimize(nn.Dropout(), ipex=False, keep_memory=False)
     lines = capfd.readouterr().err.splitlines()
     assert lines[0].startswith("cpudist: warning: the dropout kernel must be compiled once")
     assert len(lines) == 2
