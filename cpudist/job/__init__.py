@@ -1,13 +1,13 @@
-"""The running job: one object owns its state, and undoes what it has changed.
+"""The running job: one object owns its state and undoes its changes.
 
 - `job_options.py`: what a user asks of a job.
-- `job.py`: `Job`, the owner of a job's state; `start_job`, and `current`, the one that runs.
-- `rank_context.py`: this rank among the others, with or without a backend.
-- `communication.py`: how gradients cross the network between hosts; ranks that never communicated.
+- `job.py`: `Job`, the owner of a job's state; `start_job` starts a job, `current` returns the running one.
+- `rank_context.py`: connects this rank to the others, from the rendezvous to the end.
+- `communication.py`: applies the compression of gradients between hosts.
 - `rank_pinning.py`: applies a pinning to torch and the rank's threads.
-- `script_groups.py`: a script that makes `torch.distributed`'s process group itself joins the job.
+- `script_groups.py`: lets a script that calls `init_process_group` itself join the job.
 
-What ends a job is in `supervision/`, what observes it in `observability/`.
+`supervision/` ends a job, and `observability/` observes it.
 
 It must not import optimization, transformers, programs or command lines.
 """

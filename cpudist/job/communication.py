@@ -1,4 +1,4 @@
-"""The one owner of how gradients cross the network (docs/slow-networks.md)."""
+"""Compression of gradients between hosts (docs/slow-networks.md)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Communication:
-    """The user's choice for all models of a job; a model may have its own.
+    """Applies the compression that the user has chosen for the job or for one of its models.
 
     Attributes:
         world: this rank's place among the others.
-        compression: the scheme of all models without one of their own (`--compress`); None: the user has not said.
+        compression: the default scheme of the job's models (`--compress`); None if the user has set none.
     """
 
     def __init__(self, backend: Backend, world: World, record: RunRecord) -> None:
@@ -30,7 +30,7 @@ class Communication:
         self.compression: str | None = None
 
     def set_compression(self, scheme: str, asked: str) -> None:
-        """Set the scheme of all models without one of their own.
+        """Set the default scheme of the job's models.
 
         Args:
             scheme: the scheme.
@@ -43,7 +43,7 @@ class Communication:
         self.compression = scheme
 
     def applicable(self, scheme: str | None) -> str | None:
-        """Return a model's own scheme, or "none" where the backend does not have it; rank 0 says so in one line.
+        """Return a model's own scheme, or "none" if the backend does not have it; rank 0 then prints one line.
 
         Raises:
             UserError: no backend has the scheme.
@@ -59,7 +59,7 @@ class Communication:
 
         Args:
             model: the model, as `Backend.wrap` or accelerate returns it.
-            scheme: a result of `applicable`; None: the job's.
+            scheme: a result of `applicable`; None: the job's default.
 
         Raises:
             UserError: the model's gradients cannot be compressed, or ranks differ.
@@ -76,7 +76,7 @@ class Communication:
                 say(f"compression by {scheme} changes nothing here: all ranks are on one host")
 
     def _choose_compression(self, model: torch.nn.Module) -> None:
-        """Choose none or bf16 after the first steps of a model, where there is a choice."""
+        """Choose "none" or "bf16" after the first steps of a model; "none" at once if the backend has no bf16."""
 
         def chosen(scheme: str, why: str) -> None:
             self._backend.compress(model, scheme)

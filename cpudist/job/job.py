@@ -1,4 +1,4 @@
-"""The running job: one object owns its state, and undoes all that the job has changed when it ends."""
+"""The running job: one object owns its state, and undoes all of the job's changes when it ends."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class Job:
         record: the run record, which rank 0 writes.
         changes: the job's changes of the environment and of other packages; `close` undoes them.
         pinning: this rank's CPUs and threads; None where it is not pinned.
-        restarts: how often the job has been restarted: the highest of the ranks' counts, which may differ.
-        run_ids: the names of this run, which its restarts keep; empty where the launcher has none.
-        earlier_run_ids: those of them that an earlier attempt may have had.
-        communication: how gradients cross the network between hosts.
+        restarts: the number of restarts of the job: the highest count of any rank.
+        run_ids: names of this run that a restart does not change; empty if the launcher gives none.
+        earlier_run_ids: the names in `run_ids` that an earlier attempt may have had.
+        communication: applies the compression of gradients between hosts.
         statuses: returns the newest status of each rank; any thread may call it.
         owned_by_cli: whether `cpudist-train` has started the job and will end it; `cpudist.shutdown` then does nothing.
 
     Args:
-        context: this process among the ranks.
+        context: this rank's connection to the other ranks.
         pinning: this rank's CPUs and threads; None where it is not pinned.
     """
 
@@ -70,7 +70,7 @@ class Job:
         self.options = options
         self.pinning = pinning
         self.owned_by_cli = False
-        self._overruled: set[str | None] = set()  # backends that the script has asked for
+        self._overruled: set[str | None] = set()  # the script's requested backends; each is reported once
         self.launcher = context.launcher
         self.changes = context.changes
         self.world = replace(context.world, backend=backend.name, device_type=backend.devices.type)
@@ -95,7 +95,7 @@ class Job:
             self.record.write_to(options.record)
 
     def _observe(self) -> None:
-        """Add the observers of every job."""
+        """Add the observers that every job has."""
         self._context.pace = PaceMeter(self, self.record)
         self._context.serve_figures(self._context.pace.figures)
         self.observers = Observers()
@@ -135,7 +135,7 @@ class Job:
         self.close()
 
     def finish_before_end(self, wait: Callable[[], None]) -> None:
-        """Call `wait` before this rank reports that it has finished; a second call of `wait` returns at once."""
+        """Call `wait` before this rank reports that it has finished; `wait` must return at once when called again."""
         self._context.unfinished.append(wait)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Job:
             self._context.set_timeout(seconds)
 
     def take(self, options: JobOptions) -> None:
-        """Take a script's options from its `cpudist.init` in this job, where the user has given none.
+        """Take the options of a script's own `cpudist.init` that the user has not set for the job.
 
         Raises:
             UserError: the backend has no such compression.
@@ -168,8 +168,8 @@ class Job:
         """Return the job's backend for a script that asks for the backend `name` (None: any).
 
         Raises:
-            UserError: "auto" has chosen another one than the script asks for, which is not gloo; a backend that the
-                user has named comes first.
+            UserError: the script asks for a backend other than gloo, and "auto" has chosen another one. A backend that
+                the user has named overrules the script's.
         """
         ours = self.world.backend
         if name in (None, ours):
@@ -190,7 +190,7 @@ class Job:
         return ours
 
     def restart_backend(self, store: Store) -> None:
-        """Start the backend again after `destroy_process_group`, with unused keys of the job's store."""
+        """Start the backend again after `destroy_process_group`, with a `store` whose keys are unused."""
         _start(self.backend, self.world, store, self.timeout)
 
     def fail(self, error: BaseException, show: failure.Show = traceback.print_exception) -> NoReturn:
@@ -202,7 +202,7 @@ class Job:
 _changes: Changes | None = None
 _context: RankContext | None = None
 _job: Job | None = None
-_attempts = itertools.count()  # Starts of jobs in this process, as many on every rank.
+_attempts = itertools.count()  # Counts the starts of jobs in this process; the count is the same on every rank.
 
 
 def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:
@@ -220,18 +220,18 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
     global _changes, _context, _job
     import torch.distributed as dist
 
-    _forget()  # an earlier job whose start failed
+    _forget()  # undo the changes of an earlier job whose start failed
     if dist.is_initialized():
         raise UserError("torch.distributed is initialised already; call cpudist.init() instead of init_process_group()")
     _changes = changes = Changes()
     pinning = pinning and apply_pinning(pinning, changes)
     for name in INTERFACE_VARIABLES if options.interface else ():
         changes.default_variable(name, options.interface or "")
-    # Where Triton is installed, importing torch's compiler starts a process for each core, in every rank. Extensions of
-    # torch import it. A compilation by Triton starts them when it needs them.
+    # If Triton is installed, importing torch's compiler starts one process per core in every rank, and extensions of
+    # torch import it. With this variable the processes start at the first compilation by Triton.
     changes.default_variable("TORCH_WARM_POOL", "0")
     with changes.environment():
-        attempt = str(next(_attempts))  # a store may outlive a job
+        attempt = str(next(_attempts))  # separates the keys of this job from an earlier job's
         _context = context = RankContext(launcher, attempt, options.timeout, options.interface, changes)
         chosen = backends.choose(options.backend, options.backend_options, context.all_gather, context.world.rank == 0)
         _start(chosen, context.world, context.rendezvous.store, options.timeout)
@@ -256,7 +256,7 @@ def require() -> Job:
     """Return the running job.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no running job.
     """
     if _job is None:
         raise UserError("there is no running job in this process; call cpudist.init() first")
@@ -264,14 +264,14 @@ def require() -> Job:
 
 
 def fail(error: BaseException, show: failure.Show = traceback.print_exception, rank: int | None = None) -> NoReturn:
-    """End this process and the job, running or starting, because of `error`; see `failure.fail`."""
+    """End this process and its job, which may still be starting, because of `error`; see `failure.fail`."""
     if _context is not None:
         _context.fail(error, show, rank)
     failure.fail(error, None, show, rank)
 
 
 def _forget() -> None:
-    """Undo all changes of the job that runs or has failed to start."""
+    """Undo all changes of the running job, or of a job whose start failed."""
     global _changes, _context, _job
     changes, _changes, _context, _job = _changes, None, None, None
     if changes is not None:

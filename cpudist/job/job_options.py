@@ -14,7 +14,7 @@ from cpudist.waiting import check_timeout
 
 RESUME = ("auto", "never")
 
-# Options that a running job still takes from a script's own `cpudist.init`; None: not given.
+# A running job takes these options from a script's own `cpudist.init` if the user has not set them (None).
 _LATE = ("compress", "resume", "async_checkpoint", "stall")
 
 
@@ -24,7 +24,7 @@ class JobOptions:
 
     Attributes:
         backend: a backend's name, or "auto".
-        backend_options: the backend's own, by their names; see `Backend.configure`.
+        backend_options: the backend's own options, by name; see `Backend.configure`.
         timeout: bound on the start and on every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages; None: any.
         compress: the compression of gradients between hosts; None: not given.
@@ -36,8 +36,8 @@ class JobOptions:
         record: the file of the run record; None: not given.
         target: the program that cpudist-train runs.
         metrics_port: address and port where rank 0 serves figures for Prometheus.
-        timeline, steps: the file of a trace of all ranks; the first optimizer step in it, and the end.
-        from_flags: whether the user wrote flags, which messages then name, and not arguments.
+        timeline, steps: the file for a trace of all ranks; its first optimizer step, and the first step after it.
+        from_flags: whether messages name options as flags (--compress) instead of arguments (compress=).
 
     Raises:
         UserError: a value is wrong.
@@ -83,7 +83,7 @@ class JobOptions:
         return f"{self._name(name)} {value}" if self.from_flags else f"{name}={value!r}"
 
     def filled_from(self, later: JobOptions) -> JobOptions:
-        """Return these options of a running job, completed by the options `later` of a script."""
+        """Return these options; unset ones that a running job can take come from a script's options `later`."""
         unset = [name for name in _LATE if getattr(self, name) is None]
         return replace(self, **{name: getattr(later, name) for name in unset})
 

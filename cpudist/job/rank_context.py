@@ -1,4 +1,4 @@
-"""One rank of a job, from the rendezvous to the end that all ranks reach together."""
+"""Connect one rank to the others of its job, from the rendezvous to the common end."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ _TESTED_TORCH = "2.15"
 
 
 def untested_torch() -> str | None:
-    """Return the warning about a torch above the bound in pyproject.toml; it may be installed after cpudist."""
+    """Return a warning if torch is newer than tested, since pip may install it after cpudist; None otherwise."""
     newer = torch.__version__ > f"{_TESTED_TORCH}.99"
     return f"cpudist was not tested with torch {torch.__version__}, only up to {_TESTED_TORCH}" if newer else None
 
 
 class RankContext:
-    """This rank of a job: its way to the others, and what ends it together with them.
+    """Connects this rank to the other ranks of its job, and ends it together with them.
 
     Attributes:
         launcher: the launcher of the job.
-        rendezvous: the store that all ranks share, and where it is.
-        world: this rank's place among the others, without a backend.
+        rendezvous: the store that all ranks share, and its address.
+        world: this rank's place among the others; its `backend` is empty.
         members: what each rank publishes about itself, in rank order.
         timeout: the bound on every collective and every wait in the store, in seconds; `set_timeout` changes it.
         heartbeat: this rank's thread that calls functions once a second.
-        changes: what the job changes in this process; `close` undoes it.
+        changes: the job's changes in this process; the end of the job undoes them.
         backend: reports the calls that are under way; None until it has started.
         counter: this rank's steps and batches; None until the backend has started.
         pace: reads this rank's pace; None until the backend has started.
-        on_failure: called on rank 0 before it ends in a failure.
-        on_end: called when the process ends in a job that nothing has shut down; it waits for the other ranks.
-        unfinished: waits for work in the background that must be done before the job ends.
+        on_failure: called on rank 0 before it ends because of a failure.
+        on_end: called when the process exits before the job was shut down; it waits for the other ranks.
+        unfinished: functions that wait for background work, such as saving, before the job ends.
 
     Args:
-        launcher: what started the job.
-        attempt: the same text on all ranks, and another one for each job of this process.
-        timeout: seconds for each step of the start, and the initial `timeout`.
+        launcher: the launcher that started the job.
+        attempt: a text that is the same on all ranks and different for each job of this process.
+        timeout: limit of each step of the start in seconds, and the initial value of `timeout`.
         interface: the network interface of the rendezvous; None: any.
 
     Raises:
@@ -110,7 +110,7 @@ class RankContext:
         return all_gather(self.rendezvous.store, me.rank, me.size, f"init/{key}", value, self.timeout)
 
     def set_timeout(self, seconds: float) -> None:
-        """Change `timeout`, also that of the backend and of the store.
+        """Change `timeout`, and the limits of the backend and of the store.
 
         Raises:
             UserError: the backend cannot change its limit.
@@ -122,11 +122,11 @@ class RankContext:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the ranks watch each other: not in a notebook, nor where there is one process."""
+        """Whether the ranks watch each other; they do not in a notebook or in a job of one process."""
         return self._watch is not None
 
     def end_when_stalled(self, seconds: float) -> None:
-        """End the job when no rank shows a sign of life for so long; see `Stall`. A second call does nothing."""
+        """End the job if no rank shows a sign of life for `seconds`; see `Stall`. A second call does nothing."""
         if self._stall is not None:
             return
         if any(member.interactive for member in self.members):
@@ -156,7 +156,7 @@ class RankContext:
         return {}
 
     def serve_figures(self, read: Callable[[], dict[str, Any]]) -> None:
-        """Let `cpudist top` have what `read` returns; another thread calls it."""
+        """Serve the result of `read` to `cpudist top`; another thread calls `read`."""
         if self._stacks is not None:
             self._stacks.figures = read
 
@@ -179,7 +179,7 @@ class RankContext:
         failure.fail(error, self._watch, show, rank, lambda: self.on_failure())
 
     def close_in_child(self) -> None:
-        """Close everything in a forked child: it is no rank of the job, and its end does not concern the others."""
+        """Close all connections in a forked child; it is not a rank, so its exit must not end the job."""
         if self._stacks is not None:
             self._stacks.close()
             self._stacks = None
@@ -206,7 +206,7 @@ class RankContext:
         self.changes.then(lambda: atexit.unregister(self._end_with_process))
 
     def _end_with_process(self) -> None:
-        """End the job at exit. An exception that bypasses excepthook is a failure, too."""
+        """End the job at exit; an exception that has bypassed excepthook counts as a failure."""
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             self.fail(error, lambda _error: None)

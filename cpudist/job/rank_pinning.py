@@ -1,4 +1,4 @@
-"""Apply a pinning to this rank, in which torch runs already."""
+"""Apply a pinning to this rank after torch was imported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BY_SCRIPT = "torch.set_num_threads"
 
 
 def decide_in_place(launcher: Launcher) -> Pinning | None:
-    """Return the pinning for a script that calls `cpudist.init` itself; None where it must not be pinned.
+    """Return the pinning for a script that calls `cpudist.init` itself; None if it must not be pinned.
 
-    A number of threads that the script has chosen is kept. If a variable made OpenMP bind its threads, it did so when
-    torch was imported, and this process no longer shows the CPUs that it may use.
+    The script's own number of threads is kept. A variable that makes OpenMP bind its threads prevents pinning: the
+    import of torch has then narrowed this process's mask, so the usable CPUs are unknown.
     """
     if any(name in os.environ for name in BINDING):
         return None
@@ -42,7 +42,7 @@ def apply_pinning(pinning: Pinning, changes: Changes) -> Pinning:
 
 
 def _chosen_threads() -> tuple[int, str] | None:
-    """Return torch's number of threads and who has set it; None if it is torch's default, or that of a variable."""
+    """Return torch's number of threads and its source; None if it is torch's default or a variable has set it."""
     import torch
 
     found = torch.get_num_threads()
@@ -53,6 +53,6 @@ def _chosen_threads() -> tuple[int, str] | None:
     number, variable = given
     if found == number:
         return None
-    # Where torch is built with MKL, MKL lowers a variable's number to that of the machine's cores.
+    # If torch is built with MKL, MKL lowers the variable's value to the machine's number of cores.
     lowered = found == len(this_machine().topology.cores) < number
     return found, variable if lowered else _BY_SCRIPT

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 def let_scripts_join(job: Job) -> None:
     """Replace `init_process_group`, while `job` runs, by a function that joins the job's process group.
 
-    A second call is an error of torch's, as without cpudist. After `destroy_process_group` the backend makes a new
+    torch rejects a second call, as it does without cpudist. After `destroy_process_group` the backend makes a new
     group. Arguments that contradict the job raise `UserError`.
     """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
     original = distributed_c10d.init_process_group
-    own_name = dist.get_backend()  # of the group that the backend has made, such as gloo
+    own_name = dist.get_backend()  # torch's name of the job's backend, such as gloo
     numbers = itertools.count(1)
     joined = remaking = False
 
-    # The parameters are torch's (2.8 to 2.15).
+    # torch 2.8 to 2.15 has the same parameters.
     @functools.wraps(original)
     def init_process_group(
         backend: str | None = None,
@@ -65,7 +65,7 @@ def let_scripts_join(job: Job) -> None:
 
 
 def _for_device(backend: str | None, device_type: str) -> str | None:
-    """Return the part for this device of torch's "cpu:gloo,cuda:nccl"; a plain name is for all devices."""
+    """Return this device's backend in a text such as "cpu:gloo,cuda:nccl"; a plain name is for all devices."""
     if not backend or backend == "undefined":
         return None
     if ":" not in backend:
@@ -75,7 +75,7 @@ def _for_device(backend: str | None, device_type: str) -> str | None:
 
 
 def _check_world(world: World, init_method: str | None, size: int, rank: int, *, from_variables: bool) -> None:
-    """Raise UserError for a rank or world size that is not the job's, wherever torch would have read it."""
+    """Raise UserError if the rank or world size that torch would read differs from the job's."""
     query = parse_qs(urlparse(init_method or "").query)
     variables = os.environ if from_variables and (init_method or "env://").startswith("env://") else {}
     asked = [

@@ -1,10 +1,10 @@
-"""End a job together: one rank fails, is lost or stalls, and all ranks and their launcher end everywhere.
+"""End all ranks of a job and their launcher on every host after one rank fails or is lost, or the job stalls.
 
-- `heartbeat.py`: the thread of each rank in which the watch, `--stall`, signals and observers are called once a second.
-- `rank_status.py`, `rank_texts.py`: what a rank is doing, published for the other ranks, and in words.
-- `watch.py`: failed, lost, late and finished ranks; `reports.py`: which ranks keep the others waiting.
-- `step_counter.py`: the steps and batches of this rank.
-- `stall.py`: the end of a job in which no rank shows a sign of life.
+- `heartbeat.py`: a thread of each rank; once a second it calls the watch, `--stall`, observers and a poll for signals.
+- `rank_status.py`: a rank's status, published for the other ranks; `rank_texts.py`: the status in words.
+- `watch.py`: notices failed, lost and late ranks; `reports.py`: names the ranks that keep the others waiting.
+- `step_counter.py`: counts the steps and batches of this rank.
+- `stall.py`: ends a job in which no rank shows a sign of life.
 - `failure.py`, `abort.py`: report the first failure, and end this rank and its launcher.
 
 It must not import jobs, observers, optimization, transformers, programs or command lines.

@@ -1,6 +1,6 @@
-"""End a rank of a failed job at once, by `MPI_Abort` where MPI runs, and the launcher's remaining processes.
+"""End a rank of a failed job at once (under MPI by `MPI_Abort`), and the launcher's remaining processes.
 
-After the link to another host is lost, Hydra's mpiexec and Open MPI's mpirun wait without a bound for a daemon that
+After the link to another host is lost, Hydra's mpiexec and Open MPI's mpirun wait without a limit for a daemon that
 they cannot reach, and the daemon waits for them. The ranks have ended by then. So each rank starts, as its last act, a
 small process that gives the launcher some time and then ends it. The process is a shell: Python may lie on a file
 system that is lost with the link.
@@ -21,7 +21,7 @@ from cpudist.console import flush_output
 from cpudist.launchers.mpis import MPIS
 from cpudist.processes import SSH_DAEMONS, Process, read_all
 
-_ABORT_SECONDS = 3.0  # MPI_Abort may not return.
+_ABORT_SECONDS = 3.0  # Exit without MPI_Abort after this time: it may not return.
 LAUNCHER_SECONDS = 8  # Time for the launcher to end the other ranks and itself.
 _PROGRAMS = frozenset(program for mpi in MPIS for program in mpi.programs)
 _DAEMONS = frozenset(daemon for mpi in MPIS for daemon in mpi.daemons)
@@ -65,7 +65,7 @@ def abort(status: int) -> NoReturn:
 
 
 def _kill_workers() -> None:
-    """Kill data workers: they end by themselves after their parent, but not where a read hangs."""
+    """Kill data workers: they exit after their parent, except while a read hangs."""
     multiprocessing = sys.modules.get("multiprocessing")
     for child in multiprocessing.active_children() if multiprocessing is not None else ():
         if child.daemon:
@@ -81,7 +81,7 @@ def _abort_mpi(mpi: object, status: int) -> None:
     end_launcher_after(LAUNCHER_SECONDS)
     # The reason is on screen by now. MPI's own lines, one for every rank that aborts, would hide it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    # Not mpi4py's own: it holds the GIL, so the timer could not end the process.
+    # Not mpi4py's Abort: it holds the GIL, so the timer could not end the process.
     world = mpi.COMM_WORLD  # type: ignore[attr-defined]
     handle = mpi._handleof(world)  # type: ignore[attr-defined]
     kind = ctypes.c_int if mpi._sizeof(world) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p  # type: ignore[attr-defined]
@@ -89,14 +89,14 @@ def _abort_mpi(mpi: object, status: int) -> None:
 
 
 def end_launcher_after(seconds: int, agent: int | None = None) -> None:
-    """End the launcher's processes on this host, and their descendants, if any is left after `seconds`.
+    """End the launcher's processes on this host and their descendants if any still runs after `seconds`.
 
-    Return at once: a detached process does it, and ends as soon as none is left. It does not hold the job's output
-    open, which the launcher would wait for. Without an MPI's launcher above this process, do nothing.
+    Returns at once: a detached process does this, and exits as soon as none is left. It keeps no output of the job
+    open, because the launcher would wait for that. Does nothing if no ancestor of this process is an MPI launcher.
 
     Args:
-        seconds: for the launcher to end by itself.
-        agent: the launcher's process; None: an MPI's.
+        seconds: how long the launcher may take to end by itself.
+        agent: the launcher's process id; None: find an MPI launcher among the ancestors.
     """
     targets = [f"{process.pid}:{process.start}" for process in _left_by_launcher(read_all(), os.getpid(), agent)]
     if targets:
@@ -107,12 +107,12 @@ def end_launcher_after(seconds: int, agent: int | None = None) -> None:
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={"PATH": "/usr/bin:/bin"},
-            start_new_session=True,  # launchers kill their ranks by session or group
+            start_new_session=True,  # launchers kill the session or process group of their ranks
         )
 
 
 def _left_by_launcher(processes: dict[int, Process], pid: int, agent: int | None = None) -> list[Process]:
-    """Return the launcher's processes above `pid` and all their descendants but `pid`, descendants first."""
+    """Return the launcher's processes above `pid` and all their descendants except `pid`, descendants first."""
     above = [processes[agent]] if agent in processes else _launchers_above(processes, pid)
     if not above:
         return []

@@ -36,12 +36,12 @@ def fail(
 ) -> NoReturn:
     """End the job because of `error`.
 
-    Without a `watch` the ranks cannot choose one that reports. Most likely all have the same error then, so rank 0
-    reports at once, and another rank only if it is still there a few seconds later.
+    Without a `watch` the ranks cannot agree on one that reports. Most likely all of them have the same error, so rank 0
+    reports it at once; another rank reports only if it still runs a few seconds later.
 
     Args:
         error: the error of this rank.
-        watch: the way to the other ranks; None before the rendezvous, and in a process without others.
+        watch: this rank's watch; None before the rendezvous and in a job of one process.
         show: prints the error's traceback.
         rank: this process's rank; None: unknown.
         before_the_end: called after the report where there is no `watch`.
@@ -72,7 +72,7 @@ def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
     """Return a `sys.excepthook` that ends the job; the present hook prints the traceback.
 
     Args:
-        end: ends the job because of an exception, which the second argument prints.
+        end: ends the job; takes an exception and a function that prints it.
     """
     print_traceback = sys.excepthook
 
@@ -84,7 +84,7 @@ def excepthook(end: Callable[[BaseException, Show], NoReturn]) -> ExceptHook:
 
 def exit_status(error: BaseException) -> int:
     """Return the exit status for `error`; never 0."""
-    if isinstance(error, UserError) and not isinstance(error, StartupTimeout):  # a restart may mend that
+    if isinstance(error, UserError) and not isinstance(error, StartupTimeout):  # a restart may help after a timeout
         return USER_ERROR
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
@@ -94,7 +94,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the last line of an exception's traceback; the text of `sys.exit("text")`."""
+    """Return the last line of an exception's traceback; after `sys.exit("text")` the text."""
     if isinstance(error, SystemExit):
         return f"exit status {error.code}" if isinstance(error.code, int) else one_line(str(error))
     return one_line("".join(traceback.format_exception_only(type(error), error)))
@@ -106,7 +106,7 @@ def _has_timed_out(error: BaseException) -> bool:
 
 
 def _report(error: BaseException, show: Show, who: str, alone: bool = False) -> None:
-    """Show an error; a user's own error without its rank, unless this rank has it `alone`."""
+    """Print an error; a `UserError` without the rank's name, unless only this rank has it (`alone`)."""
     if isinstance(error, UserError):
         say(f"{who}: {one_line(str(error))}" if alone else one_line(str(error)))
     elif not isinstance(error, KeyboardInterrupt):

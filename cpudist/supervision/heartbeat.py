@@ -1,4 +1,4 @@
-"""The thread of each rank that works for the job while the script computes or waits.
+"""Background thread of each rank: it calls functions while the script computes or waits.
 
 Once a second the watch publishes this rank's status (watch.py), `--stall` counts signs of life (stall.py),
 `--checkpoint-on-signal` polls for a signal (training/interruption.py), and observers are called. The thread learns of
@@ -16,22 +16,22 @@ from cpudist.supervision.rank_status import beat_seconds
 
 Beat = Callable[[Connection | None], None]
 
-_JOIN_SECONDS = 10.0  # The thread may be in a request to the store.
+_JOIN_SECONDS = 10.0  # Longest wait for the thread, which may be in a request to the store.
 
 
 class Heartbeat:
     """Calls functions once a second, from the first `add` until `stop`.
 
-    They get the thread's own connection to the job's store: None in a process without others, and once the store is
-    lost. The thread outlives their exceptions: it reports the first one of each, and calls all of them again.
+    The functions get the thread's own connection to the job's store; None in a job of one process and after the store
+    is lost. If a function raises, the thread reports its first exception and still calls all functions.
 
     Args:
         ranks: the number of ranks.
-        address: the job's store; None in a process without others.
+        address: the address of the job's store; None in a job of one process.
         timeout: seconds to reach the store.
 
     Attributes:
-        seconds: between two beats.
+        seconds: the time between two calls.
         stopped: set by `stop`.
     """
 
@@ -66,7 +66,7 @@ class Heartbeat:
     def stop(self) -> None:
         """Stop the thread. If it is ending this process, this call does not return."""
         self.stopped.set()
-        store = self._store  # the thread sets it to None once the store is lost
+        store = self._store  # a local copy, since the thread sets the attribute to None
         if store is not None:
             store.interrupt()
         if self._thread.is_alive():
@@ -84,7 +84,7 @@ class Heartbeat:
             try:
                 for beat in self._beats:
                     self._call(beat)
-                keys = self._keys  # the main thread clears it
+                keys = self._keys  # a local copy, since the main thread clears the attribute
                 if self._store is None or not keys:
                     self.stopped.wait(self.seconds)
                 elif self._store.wait_any(keys, self.seconds) and self._keys:

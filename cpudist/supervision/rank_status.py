@@ -1,4 +1,4 @@
-"""The status of a rank: the call that it waits in, its last completed collective, and the user's line.
+"""The status of a rank: the call that it waits in, its last completed collective, and its line of user code.
 
 Every rank publishes it in the job's store.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 _KEY = "status/{rank}"
-_REQUESTS_PER_SECOND = 500.0  # Most requests of all ranks together; they take 4 % of a core (docs/scale.md).
+_REQUESTS_PER_SECOND = 500.0  # Limit for all ranks together; so many take 4 % of a core (docs/scale.md).
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Pace:
         faults: page faults.
         clock: frequency of one of the rank's CPUs in Hz; None: unknown.
         threads: computing threads.
-        communication_share: communication wait as a share of the training, at its end; None: unknown.
+        communication_share: communication wait as a share of the training time, set at its end; None: unknown.
     """
 
     steps: int
@@ -68,11 +68,11 @@ class RankStatus:
         rank, host: the rank and its host name.
         line: the innermost line of the user's code in the main thread, as "train.py:88"; empty where there is none.
         function: the function of this line.
-        under_way: of the calls that are not complete, each group's oldest and newest, oldest first.
-        finished: the collective that was completed last in each group.
+        under_way: the oldest and the newest incomplete call of each group, oldest first.
+        finished: the last completed collective of each group.
         at_end: whether the script has ended and the rank waits for the others.
-        calls_known: whether the backend could say which calls there are.
-        pace: its training so far; None where it is not measured.
+        calls_known: whether the backend could report its calls.
+        pace: counters of its training so far; None if they are not measured.
     """
 
     rank: int
@@ -91,10 +91,10 @@ class RankStatus:
 
     @classmethod
     def from_json(cls, text: str) -> RankStatus:
-        """Read what `to_json` has written.
+        """Read a status that `to_json` has written.
 
         Raises:
-            ValueError: it is another text.
+            ValueError: `text` is not a status.
         """
         try:
             fields = json.loads(text)
@@ -107,11 +107,11 @@ class RankStatus:
 
 
 def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *, at_end: bool = False) -> RankStatus:
-    """Return the status of this rank; for another thread than the main thread.
+    """Return the status of this rank, with the current line of its main thread.
 
     Args:
         backend: reports the calls that are under way; None before it has started.
-        pace: this rank's training so far.
+        pace: counters of this rank's training so far.
         at_end: whether the script has ended.
     """
     calls = backend.calls() if backend is not None else None
@@ -130,7 +130,7 @@ def status_of(world: World, backend: Backend | None, pace: Pace | None = None, *
 
 
 def beat_seconds(ranks: int) -> float:
-    """Return the seconds between two statuses of one rank, or other requests that all ranks repeat: at least 1."""
+    """Return the interval in seconds, at least 1, at which each of `ranks` ranks may send a request to the store."""
     return max(1.0, ranks / _REQUESTS_PER_SECOND)
 
 
@@ -140,7 +140,7 @@ def publish(store: Connection, status: RankStatus) -> None:
 
 
 def published(store: Connection, size: int, seconds: float = math.inf) -> dict[int, RankStatus]:
-    """Return the last status of each of `size` ranks that has published one within `seconds`."""
+    """Return the last status of each of `size` ranks that has published one within the last `seconds`."""
     keys = [_KEY.format(rank=rank) for rank in range(size)]
     found = [rank for rank, age in enumerate(store.ages(keys)) if age is not None and age < seconds]
     values = store.get([keys[rank] for rank in found]) or []
@@ -165,7 +165,7 @@ def _ends_of_each_group(calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 
 def _user_line(innermost: FrameType | None) -> tuple[str, str]:
-    """Return line and function of the innermost frame of user code; of the innermost frame where there is none."""
+    """Return line and function of the innermost frame of user code; without user code, of the innermost frame."""
     frame = next(filter(is_user_code, _outwards(innermost)), innermost)
     if frame is None:  # the main thread has ended
         return "", ""

@@ -1,4 +1,4 @@
-"""What one rank is doing, or has done last, in words; and sentences about ranks that are lost or late at the end."""
+"""Describe in words what a rank does or did last, and which ranks are lost or late at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpudist.console import size
 from cpudist.lost_ranks import LostRank
 from cpudist.supervision.rank_status import RankStatus
 
-LINES = 3  # of each kind, so that a report about 1 000 ranks stays short
+LINES = 3  # Most sentences of each kind, so that a report about 1 000 ranks stays short.
 
 
 def summary(place: RankStatus) -> str:
@@ -40,10 +40,10 @@ def read_lost(line: str) -> LostRank:
 
 
 def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], hosts: Sequence[str]) -> list[str]:
-    """Return a sentence for each of the first ranks that were lost, and one for all the others.
+    """Return a sentence for each of the first lost ranks, and one sentence that counts the others.
 
     Args:
-        lost: in the order in which they were noticed.
+        lost: the lost ranks, in the order in which they were noticed.
         statuses: the last status of each rank that has published one.
     """
     sentences = []
@@ -58,7 +58,7 @@ def explain_lost(lost: Sequence[LostRank], statuses: Mapping[int, RankStatus], h
 
 
 def last_seen(place: RankStatus) -> str:
-    """Return where a rank was, to follow "it was"."""
+    """Return where a rank was, as words that follow "it was"."""
     if place.at_end:
         return "at the end of its script"
     text = f"last in {place.line}" if place.line else "last seen in no line of Python"

@@ -1,4 +1,4 @@
-"""Sentences about ranks that keep the others waiting, made of the statuses that all ranks publish."""
+"""Name the ranks that keep the others waiting, from the statuses that all ranks publish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpudist.topology.cpulist import format_list
 
 Statuses = Mapping[int, RankStatus | None]
 
-_DEADLOCK_SECONDS = 3.0  # destroying a group takes less, and looks like a deadlock meanwhile
+_DEADLOCK_SECONDS = 3.0  # A shorter wait may be the destruction of a group, which looks like a deadlock.
 _RUNS = 8  # Most ranges of consecutive ranks in one sentence.
 
 # Collectives that need tensors of the same size on all ranks of the group.
@@ -29,8 +29,8 @@ class Explanation:
     """The ranks that keep the others waiting.
 
     Attributes:
-        sentences: the most likely cause first; none if no rank waits.
-        blamed: the ranks of the most likely cause; none where no rank is missing.
+        sentences: the most likely cause first; empty if no rank waits.
+        blamed: the ranks of the most likely cause; empty if no rank is missing.
         deadlocked: whether one of the missing ranks is at the end of its script.
     """
 
@@ -51,11 +51,11 @@ def explain(statuses: Statuses, hosts: Sequence[str]) -> Explanation:
 
 @dataclass(frozen=True)
 class _Wait:
-    """The oldest collective of a group in which some of its ranks wait."""
+    """The oldest incomplete collective of a group, and the ranks that wait in it."""
 
     members: Sequence[int]
     waiting: Mapping[int, Call]
-    missing: Sequence[int]  # ranks that answer and have not called it
+    missing: Sequence[int]  # ranks that answer and have not called the collective
     unclear: Sequence[int]  # ranks that answer, but cannot report their calls
 
     def not_answering(self, statuses: Statuses) -> list[int]:
@@ -88,7 +88,7 @@ class _Report:
     def deadlocked(self) -> bool:
         for wait in self.waits:
             longest = max(wait.waiting.values(), key=lambda call: call.seconds)
-            # A rank that reports no call of the group may have left it after this one: gloo then forgets the calls.
+            # A rank that reports no call may have completed this one: gloo forgets the calls of a destroyed group.
             ended = [rank for rank in wait.missing if self.known[rank].at_end and self._reached(rank, longest)]
             if ended and longest.seconds > _DEADLOCK_SECONDS:
                 return True
@@ -109,7 +109,7 @@ class _Report:
         sequence = min(call.sequence or 0 for call in calls.values())
         waiting = {rank: call for rank, call in calls.items() if call.sequence == sequence}
         example = next(iter(waiting.values()))
-        # No ranks: a group that is being destroyed.
+        # A group without ranks is being destroyed; the ranks that report its calls count as members.
         members = sorted(self.statuses if ranks is None else set(ranks or calls) & set(self.statuses))
         behind = [rank for rank in members if rank in self.known and self._reached(rank, example) < sequence]
         missing = [rank for rank in behind if self.known[rank].calls_known]
@@ -141,7 +141,7 @@ class _Report:
         return sentences
 
     def _missing(self) -> list[str]:
-        """Name the missing ranks; first those that do not wait themselves."""
+        """Name the missing ranks; ranks that do not wait themselves come first."""
         said = [
             (waits, f"{self._name(ranks)} never reached {self._what(wait)}; {place}")
             for wait in self.waits
@@ -159,7 +159,7 @@ class _Report:
         ]
 
     def _by_place(self, ranks: Sequence[int]) -> dict[tuple[bool, str], list[int]]:
-        """Return ranks by whether they wait themselves, and by a sentence about where they were."""
+        """Group ranks by whether they wait themselves, and by a sentence that says where they were."""
         found = defaultdict(list)
         for rank in ranks:
             found[bool(self.known[rank].under_way), self._place(rank)].append(rank)
@@ -168,7 +168,7 @@ class _Report:
         }
 
     def _messages(self) -> list[str]:
-        """Name the ranks that wait to send or to receive; first those whose peer does not wait."""
+        """Name the ranks that wait to send or to receive; ranks whose peer does not wait come first."""
         waiting = {
             rank: place.under_way[0]
             for rank, place in self.known.items()
@@ -211,7 +211,7 @@ class _Report:
 
 
 def _kinds(wait: _Wait) -> list[list[int]]:
-    """Return the ranks that wait in one collective, one list for each different call."""
+    """Group the waiting ranks by their calls, which should all be the same."""
     kinds = defaultdict(list)
     for rank, call in sorted(wait.waiting.items()):
         size = (call.bytes, call.dtype) if call.name in _ONE_SIZE else None

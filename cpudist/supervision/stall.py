@@ -1,10 +1,10 @@
 """End a job in which no rank makes progress (`--stall`), after every rank has written its stacks.
 
-Every rank adds its signs of life to a counter of all ranks, once a second (heartbeat.py). When the counter does not
-change for too long, one rank reports it, all write their stacks, and the job ends.
+Once a second every rank adds its signs of life to a counter in the store (heartbeat.py). If the counter does not change
+for too long, one rank reports the stall, all ranks write their stacks, and the job ends.
 
-C code that holds Python's interpreter lock stops the heartbeat, too. Therefore the heartbeat postpones a timer of
-faulthandler. The timer needs no such lock: it writes the stacks of the rank and ends it.
+C code that holds Python's interpreter lock stops the heartbeat, too. Therefore each beat restarts a timer of
+faulthandler, which needs no such lock. When the timer expires, it writes the stacks of the rank and ends it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 _SIGNS = "stall/signs"  # counter of all ranks' signs of life; 0 before the first step of any rank
-_SHOWN = "stall/shown/{rank}"  # that rank has written its stacks
+_SHOWN = "stall/shown/{rank}"  # set once this rank has written its stacks
 _SHOW_SECONDS = 2.0  # Time for a rank to write its stacks.
 
 _timer = threading.Lock()
@@ -42,7 +42,7 @@ class Stall:
     Args:
         heartbeat: the thread that samples the signs of life.
         counter: this rank's steps and batches.
-        progress: returns another value after a collective of this rank.
+        progress: returns a value that changes with each collective of this rank.
         explain: returns sentences about ranks that keep others waiting.
         show: writes this rank's stacks.
         before_end: called before this rank ends without a store.
@@ -63,15 +63,15 @@ class Stall:
         self._seconds, self._world, self._heartbeat = seconds, world, heartbeat
         self._counter, self._progress = counter, progress
         self._explain, self._show, self._before_end = explain, show, before_end
-        # The timer fires after the other ranks have noticed the stall; they then wait for the stacks that it writes.
+        # The timer expires after the other ranks have noticed the stall; they then wait for its stacks.
         late = 2 * heartbeat.seconds + 1
         self._timer_seconds, self._show_seconds = seconds + late, late + _SHOW_SECONDS
         self._begun = False
         self._last: object = None  # this rank's signs of life at the last beat
         self._own = self._total = 0
-        self._quiet = 0.0  # seconds since any rank's; not by the clock, which runs on while a job is suspended
+        self._quiet = 0.0  # Seconds without a sign, counted in beats: a clock runs on while a job is suspended.
         self._ending = False  # whether this rank has found the job stalled
-        self._reports = False  # whether it is the one that reports it
+        self._reports = False  # whether this rank reports the stall
         counter.after_step.append(self._step)
         changes.then(self.stop)
         heartbeat.add(self._beat)
@@ -95,7 +95,7 @@ class Stall:
         except Exception as error:  # noqa: BLE001 - a job that works must not end because of it
             say(f"warning: --stall has no effect on rank {self._world.rank}: {error!r}")
             self._heartbeat.remove(self._beat)
-            self._begun, self._ending = True, False  # no first step arms the timer
+            self._begun, self._ending = True, False  # so that a first step does not arm the timer
             with _timer:
                 _disarm()
 
@@ -120,7 +120,7 @@ class Stall:
     def _end(self, store: Connection | None) -> None:
         """Have all ranks write their stacks, and end the job."""
         self._ending = True
-        _arm(2 * self._show_seconds)  # in case that this does not end it
+        _arm(2 * self._show_seconds)  # ends the rank if the code below does not
         self._reports = store is None or store.add(CLAIMS, 1) == 1
         if self._reports:
             say(
@@ -135,7 +135,7 @@ class Stall:
         store.set({_SHOWN.format(rank=self._world.rank): b"1"})
 
     def _report(self, store: Connection) -> None:
-        """Name the cause once all ranks have written their stacks, or time is up; then the watches end all ranks."""
+        """Report the cause once all ranks have written their stacks or time is up; the watches then end all ranks."""
         self._show_seconds -= self._heartbeat.seconds
         if self._show_seconds < 0 or store.check([_SHOWN.format(rank=rank) for rank in range(self._world.size)]):
             self._reports = False
@@ -153,13 +153,13 @@ def _arm(seconds: float) -> None:
 
 def _disarm() -> None:
     global _armed
-    if _armed:  # otherwise it may be the script's own
+    if _armed:  # otherwise the timer may be the script's own
         _armed = False
         faulthandler.cancel_dump_traceback_later()
 
 
 def _before_fork() -> None:
-    """Stop the timer until the next beat: a forked child that exits waits for its thread for ever (CPython 3.11)."""
+    """Stop the timer until the next beat: in CPython 3.11 a forked child waits forever for the timer's thread."""
     _timer.acquire()
     _disarm()
 

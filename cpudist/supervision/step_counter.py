@@ -1,4 +1,4 @@
-"""The steps and batches of this rank, counted once for `--stall`, the run record, `cpudist top` and other observers."""
+"""Count the steps and batches of this rank, for `--stall`, the run record, `cpudist top` and other observers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepCounter:
     Attributes:
         steps: the optimizer steps so far.
         batches: the batches so far.
-        loading: seconds that this rank has waited for them.
+        loading: seconds that this rank has waited for batches.
         after_step: functions that get the optimizer after each step; they must not raise.
     """
 

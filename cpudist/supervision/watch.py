@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 CLAIMS = "failure/claims"  # counter; the rank that makes it 1 reports the failure
 REPORTED = "failure/reported"  # the exit status, set once the report is on screen
-_RECORDED = "failure/recorded"  # rank 0 has written the run record
-_LOST = "lost"  # lines of the server: which rank's connection broke, and how
+_RECORDED = "failure/recorded"  # set once rank 0 has written the run record
+_LOST = "lost"  # the server's lines: each rank whose connection broke, and how
 _STALLED = "stalled/{call}"  # counter; the rank that makes it 1 reports that call
 _FINISHED = "finished"  # counter of the ranks that have finished
 _ALL_FINISHED = "finished/all"
-_RANK_0_FINISHED = "finished/0"  # rank 0, whose process may serve the store, has finished
+_RANK_0_FINISHED = "finished/0"  # set once rank 0, whose process may serve the store, has finished
 _MAY_LEAVE = "finished/leave"  # set by rank 0
-_LEFT = "left/{rank}"  # that rank no longer watches the others
+_LEFT = "left/{rank}"  # set once this rank no longer watches the others
 
 _STORE_SECONDS = 5.0
 _MISSED_HEARTBEATS = 4  # After so many a rank is reported as not answering.
 _FOLLOW_SECONDS = 1.0  # Other ranks end so much later than the failed one: launchers report the first that ends.
-_RANK_0_TIMEOUTS = 10  # The other ranks wait so long for rank 0, which alone may still save or upload a model.
+_RANK_0_TIMEOUTS = 10  # The other ranks wait so many timeouts for rank 0, which may still save or upload a model.
 GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
 
 
@@ -53,12 +53,12 @@ class Watch:
     """Ends this rank together with the others; made right after the rendezvous.
 
     Attributes:
-        on_failure: called on rank 0 before it ends in a failure.
+        on_failure: called on rank 0 before it ends because of a failure.
         waiting_agent: see `Launcher.waiting_agent`.
 
     Args:
         status: returns this rank's status; takes `at_end`, whether the script has ended.
-        timeout: returns the seconds that a collective may take, and that ranks get to finish after rank 0.
+        timeout: returns the limit of a collective, in seconds; rank 0 waits as long for other ranks at the end.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Watch:
         self._hosts = hosts
         self._address = address
         self._own_status = status
-        self._store = Connection(address, timeout())  # the main thread's
+        self._store = Connection(address, timeout())  # used by the main thread
         self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
         self._ending = threading.Lock()
         self._at_end = False
@@ -90,7 +90,7 @@ class Watch:
         heartbeat.add(self._beat)
 
     def claim(self) -> bool:
-        """Return whether this rank is the first to fail, and reports it; then the others do not end it."""
+        """Return whether this rank is the first to fail and so reports the failure; the watch then does not end it."""
         try:
             first = self._store.add(CLAIMS, 1) == 1
         except StoreLost:  # ranks cannot agree any more: this one reports
@@ -101,7 +101,7 @@ class Watch:
         return first
 
     def explain(self) -> list[str]:
-        """Return sentences about the ranks that keep others waiting, the most likely cause last; in any thread.
+        """Return sentences about the ranks that keep others waiting, most likely cause last; any thread may call this.
 
         The rank that reports a failure calls this. It also reports these ranks to `cpudist launch`.
         """
@@ -117,7 +117,7 @@ class Watch:
         """End this process once the failure is reported and rank 0 has written the run record.
 
         Args:
-            status: the exit status of this process; that of the rank that reports comes first.
+            status: the exit status of this process, unless another rank has reported the failure with its own status.
             reported: whether this rank has reported the failure.
         """
         if reported:
@@ -133,13 +133,13 @@ class Watch:
         """Wait until all ranks have finished, then stop watching; rank 0, which serves the store, leaves last.
 
         Raises:
-            RanksMissing: on rank 0, other ranks have not finished within the timeout; on the others, rank 0 has not
-                within ten timeouts.
+            RanksMissing: on rank 0, another rank has not finished within the timeout; on other ranks, rank 0 has not
+                finished within ten timeouts.
         """
         if self._heartbeat.stopped.is_set():
             return
         self._at_end = True
-        with contextlib.suppress(StoreLost):  # the thread reports it and ends this process
+        with contextlib.suppress(StoreLost):  # the heartbeat's thread reports the loss and ends this process
             publish(self._store, self._own_status(at_end=True))  # with the pace of the whole training
             finished = self._store.add(_FINISHED, 1)
             self._first_at_end = finished == 1
@@ -202,7 +202,7 @@ class Watch:
         return "; ".join(rank_texts.unfinished(published(self._store, self.world.size), seconds))
 
     def _beat(self, store: Connection | None) -> None:
-        """Publish the status; end this process where the store is lost before the end."""
+        """Publish the status; end this process if the store is lost before rank 0 has finished."""
         if store is None:
             if not self._rank_0_finished:
                 self._end_without_store()
@@ -223,7 +223,7 @@ class Watch:
         abort(1)
 
     def _publish_status(self, store: Connection) -> None:
-        """Publish the status; report a call that has waited for a third of the timeout, and who is missing."""
+        """Publish the status; report a call that has waited for a third of the timeout, and the missing ranks."""
         status = self._own_status(at_end=self._at_end)
         publish(store, status)
         (loss,) = rank_texts.explain_lost([LostRank("ended", self.world.rank)], {self.world.rank: status}, self._hosts)
@@ -263,7 +263,7 @@ class Watch:
             abort(1)
 
     def _end_if_deadlocked(self, store: Connection) -> None:
-        """End the job where ranks wait in a collective that a rank at its end will never call; the first one checks."""
+        """End the job if ranks wait in a collective that a finished rank will not call; the first to finish checks."""
         found = self._explain(store)
         if found.deadlocked and store.add(CLAIMS, 1) == 1:
             self._report_and_end(store, found.sentences)
@@ -275,7 +275,7 @@ class Watch:
         self._end(store, 1, first=True)
 
     def _end(self, store: Connection, status: int, *, first: bool) -> NoReturn:
-        self._ending.acquire()  # never released: the main thread and the watch thread may both come here
+        self._ending.acquire()  # never released: only the first thread that comes here goes on
         with contextlib.suppress(StoreLost):
             if self.world.rank == 0:
                 if self.on_failure is not None:
