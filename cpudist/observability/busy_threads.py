@@ -1,4 +1,4 @@
-"""How many threads compute in an operator, from CPU times."""
+"""Measure how many threads compute in an operator, from CPU times."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_SAMPLES = 5  # of each operator
-_QUIET_SECONDS = 0.03  # to wait, at most, until other threads are quiet
+_SAMPLES = 5  # Measure the first five calls of each operator.
+_QUIET_SECONDS = 0.03  # Longest wait for other threads to become idle.
 
 
 class BusyThreads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Measures `operators` while it is entered; `seen` counts all that torch calls."""
+    """Measures `operators` while it is active; `seen` counts the calls of every operator."""
 
     def __init__(self, operators: Container[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = Counter[str]()
         self._operators = operators
         self._own: defaultdict[str, float] = defaultdict(float)  # CPU seconds of the calling thread
-        self._all: defaultdict[str, float] = defaultdict(float)  # of all threads
+        self._all: defaultdict[str, float] = defaultdict(float)  # CPU seconds of all threads
 
     def threads(self) -> dict[str, float]:
-        """Return how many threads have computed in each operator that was measured."""
+        """Return the mean number of threads that have computed in each measured operator."""
         return {name: min(self._all[name] / own, torch.get_num_threads()) for name, own in self._own.items()}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,7 +42,7 @@ class BusyThreads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _wait_until_quiet(self) -> float:
-        """Wait for threads of OpenMP, which spin after their work; return how many go on: those that poll."""
+        """Wait until OpenMP's threads stop spinning after their work; return how many threads are still busy."""
         began = time.perf_counter()
         while True:
             before, used = time.perf_counter(), time.process_time()

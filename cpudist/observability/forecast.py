@@ -1,11 +1,11 @@
-"""Forecast of a training on other numbers of hosts, from the record of a run and the bandwidth of the network.
+"""Predict the step time of a training on other numbers of hosts, from a run record and the network's bandwidth.
 
-Each rank keeps its batch, so a step computes as long on every host as on one. Its gradients leave in the order and at
-the times that the record has; a step waits for what the rest of the backward pass does not hide. To sum B bytes over n
-hosts, each sends and receives 2 (n - 1)/n B, in 2 (n - 1) messages: the ring of Thakur, Rabenseifner and Gropp,
-"Optimization of Collective Communication Operations in MPICH" (2005). Compression makes the bytes fewer. Cores carry,
-convert and add them, and compute so much less meanwhile. Each step also waits for its slowest host, by as much as one
-host's steps differ. The computing of a run on several hosts is its step less its waiting and this work.
+Each rank keeps its batch size, so the computing time does not depend on the number of hosts. Gradients are sent at the
+recorded times. A step waits for the communication that the backward pass does not overlap. A ring allreduce of B bytes
+over n hosts sends and receives 2 (n - 1)/n B per host in 2 (n - 1) messages (Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH", 2005). Compression reduces the bytes. Cores copy,
+convert and add them, and cannot compute meanwhile. Each step also waits for the slowest host; the variation of step
+times on one host predicts that wait. The computing time of a run is its step time minus these waits and CPU times.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from cpudist.errors import UserError
 
 Record = Mapping[str, Any]
 
-# Bytes of a value by scheme, as docs/slow-networks.md has them; PowerSGD's depend on the shapes of the weights.
+# Bytes of a gradient value by scheme (docs/slow-networks.md); PowerSGD's depend on the shapes of the weights.
 SCHEMES = {"none": 4.0, "bf16": 2.0, "int8": 4 / 3.9}
-BYTE, VALUE = 1e-9, {"none": 0.5e-9, "bf16": 2e-9, "int8": 2.9e-9}  # seconds of a core for each
-_LATENCY = 5e-5  # seconds of a message
+BYTE, VALUE = 1e-9, {"none": 0.5e-9, "bf16": 2e-9, "int8": 2.9e-9}  # CPU seconds per byte, and per value
+_LATENCY = 5e-5  # Latency of a message in seconds.
 _PAYS = 0.05  # Recommend compression only if it shortens the step by 5 %.
 _ADDS = 0.5  # Smallest speed-up that justifies another host.
 
 
 class Forecast(NamedTuple):
-    """A step on so many hosts, in seconds, and its efficiency against one host; `measured` of such a run."""
+    """Predicted step time in seconds, the efficiency relative to one host, and the `measured` step time if known."""
 
     hosts: int
     compress: str
@@ -42,10 +42,10 @@ class Forecast(NamedTuple):
 
 
 def check(record: Record, name: str) -> None:
-    """Check that the record, which the user calls `name`, has what a forecast needs.
+    """Check that the record, called `name` in messages, has the fields that a forecast needs.
 
     Raises:
-        UserError: it has not.
+        UserError: the record does not suffice.
     """
     if not ((record.get("step_seconds") or {}).get("median") and record.get("gradient_times")):
         raise UserError(f"{name} has no times of gradients; make a run of 12 steps or more with --timeline FILE")
@@ -57,19 +57,19 @@ def check(record: Record, name: str) -> None:
 
 
 def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> Forecast:
-    """Return a step on so many hosts, from a record that `check` has passed.
+    """Return the forecast for `hosts` hosts, from a record that `check` has accepted.
 
     Args:
         compress: one of `SCHEMES`.
-        bandwidth: of each host, bytes a second in each direction.
+        bandwidth: bytes per second of each host in each direction.
     """
     (own, scheme), measured, times = kind(record), record["step_seconds"]["median"], record["gradient_times"]
     computing = measured - (times["waiting"] + _sums(record, own, scheme, bandwidth)[0] if own > 1 else 0.0)
     taken, waiting = _sums(record, hosts, compress, bandwidth) if hosts > 1 else (0.0, 0.0)
     spread = (record["step_seconds"].get("p95", measured) - measured) / NormalDist().inv_cdf(0.95) if own == 1 else 0.0
-    waiting += spread * NormalDist().inv_cdf((hosts - 0.375) / (hosts + 0.25))  # for the last of so many: Blom (1958)
+    waiting += spread * NormalDist().inv_cdf((hosts - 0.375) / (hosts + 0.25))  # expected maximum: Blom (1958)
     step, rate = computing + taken + waiting, record["samples_per_second"]
-    errors = (compress == "int8") - (scheme == "int8")  # of rounding, in float32, which int8 keeps
+    errors = (compress == "int8") - (scheme == "int8")  # int8 keeps its rounding errors, in float32
     return Forecast(
         hosts,
         compress,
@@ -82,9 +82,9 @@ def forecast(record: Record, hosts: int, compress: str, bandwidth: float) -> For
 
 
 def _sums(record: Record, hosts: int, compress: str, bandwidth: float) -> tuple[float, float]:
-    """Return how long the sums keep a rank's threads from computing, and how long it waits for the rest of them."""
+    """Return how long allreduces keep a rank's threads from computing, and how long the rank then waits for them."""
     ranks, times = record["world_size"] // len(record["hosts"]), record["gradient_times"]
-    parties, share = (hosts, 1 / ranks) if record["backend"] == "ccl" else (hosts * ranks, 1.0)  # ccl sums in hosts
+    parties, share = (hosts, 1 / ranks) if record["backend"] == "ccl" else (hosts * ranks, 1.0)  # ccl sums within hosts
     messages, size = 2 * (parties - 1), sum(size for _, size in times["groups"])
     sent = messages / parties * min(SCHEMES[compress] * times["values"], size)
     work = share * (BYTE * sent + VALUE[compress] * times["values"])
@@ -101,7 +101,7 @@ def kind(record: Record) -> tuple[int, str]:
 
 
 def advice(found: Sequence[Forecast]) -> str:
-    """Return in a sentence what limits the most hosts, which compression pays there, and where hosts stop paying."""
+    """Return a sentence on the bottleneck and best compression on the most hosts, and where more hosts stop paying."""
     order = sorted(found, key=lambda one: one.step * (1 + _PAYS * [*SCHEMES].index(one.compress)), reverse=True)
     best = {one.hosts: one for one in order}
     last, plain = best[max(best)], [one for one in found if one.compress == "none"][-1]

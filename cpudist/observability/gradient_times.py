@@ -1,4 +1,4 @@
-"""When the gradients of a step are complete, so that `cpudist forecast` knows what the backward pass hides."""
+"""Record when the gradients of a step are complete; `cpudist forecast` predicts the communication wait from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpudist.observability.observers import ObservedJob, Observer
 if TYPE_CHECKING:
     from cpudist.observability.record import RunRecord
 
-_FIRST, _STEPS = 6, 5  # Measure five steps after six: --compress auto chooses in the first ones.
+_FIRST, _STEPS = 6, 5  # Measure five steps after the first six, in which --compress auto chooses a scheme.
 _GROUPS, _GROUP_BYTES = 32, 5 << 20  # Record at most 32 groups, each as large as a DDP bucket across hosts or larger.
 
 
@@ -19,18 +19,18 @@ class GradientTimes(Observer):
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
-        self._steps, self._before = 0, 0.0  # the seconds of communication until the last step
-        self._hooks: dict[Any, Any] = {}  # by parameter, as the next one
-        self._ends: dict[Any, float] = {}  # of this step
+        self._steps, self._before = 0, 0.0  # communication seconds up to the end of the last step
+        self._hooks: dict[Any, Any] = {}  # by parameter
+        self._ends: dict[Any, float] = {}  # time at which each parameter's gradient was complete in this step
         self._samples: list[tuple[float | None, dict[Any, float]]] = []
 
     def step(self, optimizer: Any) -> None:
-        """Hook the optimizer's parameters in the first steps, and note the times of the next ones."""
+        """Add hooks to the optimizer's parameters in the first steps, and note the times of the next steps."""
         if self._record.gradient_times:
             return
         self._steps += 1
         communicated = self._job.backend.communication_seconds()
-        if self._steps <= _FIRST:  # of several optimizers
+        if self._steps <= _FIRST:  # several steps, since a script may have several optimizers
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if parameter.requires_grad and parameter not in self._hooks:
                     self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self.complete)
@@ -47,7 +47,7 @@ class GradientTimes(Observer):
 
     def complete(self, parameter: Any) -> None:
         """Note that a gradient is complete."""
-        self._ends[parameter] = time.perf_counter()  # of several batches of a step the last one
+        self._ends[parameter] = time.perf_counter()  # with gradient accumulation the last batch counts
 
     def _groups(self, waited: float | None, seconds: dict[Any, float]) -> dict[str, Any]:
         least = max(sum(parameter.nbytes for parameter in seconds) / _GROUPS, _GROUP_BYTES)
@@ -60,7 +60,7 @@ class GradientTimes(Observer):
         return {"waiting": waited and round(waited, 6), "values": values, "groups": groups}
 
     def end(self) -> None:
-        """Remove the hooks, and forget the parameters: they hold the model."""
+        """Remove the hooks, and the references to parameters: they keep the model in memory."""
         for hook in self._hooks.values():
             hook.remove()
         for kept in (self._hooks, self._ends, self._samples):

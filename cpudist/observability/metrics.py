@@ -1,6 +1,6 @@
 """`--metrics-port`: the figures of `cpudist top` for Prometheus.
 
-The ranks publish them in any case, and rank 0 reads them when they are asked for.
+The ranks always publish these figures; rank 0 reads them at each request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpudist.observability.observers import ObservedJob, Observer
 if TYPE_CHECKING:
     from cpudist.observability.record import RunRecord
 
-_OF_RANKS = {  # by the fields of `Pace`
+_OF_RANKS = {  # metrics of each rank, by field of `Pace`
     "steps": (CounterMetricFamily, "steps", "Optimizer steps."),
     "waited": (CounterMetricFamily, "waiting_seconds", "Time blocked in communication."),
     "loading": (CounterMetricFamily, "loading_seconds", "Time waiting for data loaders."),
@@ -29,7 +29,7 @@ _OF_RANKS = {  # by the fields of `Pace`
 
 
 class Metrics(Observer):
-    """Serves the figures of a job until `stop`; port 0: any that is free.
+    """Serves the figures of a job until `stop`; port 0 takes any free port.
 
     Raises:
         UserError: the port cannot be used.
@@ -49,12 +49,12 @@ class Metrics(Observer):
         say(f"metrics at http://{address}:{self._server.server_port}/metrics")
 
     def stop(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
     def collect(self) -> list[Metric]:
-        """Return the figures of this moment, for prometheus-client."""
+        """Return the current figures; prometheus-client calls this."""
         return list(self._collect())
 
     def _collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The one place that calls the observers of a job, and the one interface through which they read it.
+"""Call the observers of a job, and define the interface through which they read it.
 
     job.observers.add(Timeline(job, file, (10, 15)))
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ObservedBackend(Protocol):
-    """What observers may read of a backend; `Backend` describes the methods."""
+    """The part of a backend that observers may read; `Backend` describes the methods."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class ObservedBackend(Protocol):
 
 
 class ObservedJob(Protocol):
-    """What observers may read of a job; `Job` describes the attributes. Observers have keys of their own in `store`."""
+    """The part of a job that observers may read; see `Job`. Observers have keys of their own in `store`."""
 
     @property
     def world(self) -> World: ...
@@ -57,12 +57,12 @@ class ObservedJob(Protocol):
 
 
 class Observer:
-    """Base of observers. No public method of a derived class raises; after its first exception none does anything.
+    """Base class of observers. Public methods of derived classes never raise; after an exception they do nothing.
 
     SystemExit and KeyboardInterrupt are not errors of an observer: signal handlers raise them anywhere.
 
     Attributes:
-        otherwise: what methods return after an exception, by their names; others return None.
+        otherwise: the results of methods after an exception, by method name; other methods return None.
     """
 
     otherwise: ClassVar[Mapping[str, object]] = {}
@@ -77,7 +77,7 @@ class Observer:
         """Observe a step of an optimizer."""
 
     def beat(self, store: Connection) -> None:
-        """Observe once a second, in the heartbeat's thread and by its connection."""
+        """Observe once a second, in the heartbeat's thread and with its connection."""
 
     def end(self) -> None:
         """Observe the end of the script on this rank, before it waits for the others."""
@@ -99,7 +99,7 @@ class Observers:
             observer.step(optimizer)
 
     def beat(self, store: Connection | None) -> None:
-        """Report a beat to all observers; nothing where the store is lost."""
+        """Report a beat to all observers; do nothing if the store is lost."""
         for observer in self._observers if store is not None else ():
             observer.beat(store)  # type: ignore[arg-type]
 
@@ -119,7 +119,7 @@ def _harmless(method: Callable[..., Any]) -> Callable[..., Any]:
             except StoreLost:  # the watch reports it
                 self._failed = True
             except Exception as error:  # noqa: BLE001 - the job is worth more than what is observed of it
-                if not self._failed:  # by one method in another
+                if not self._failed:  # a nested call may have reported an error
                     say(f"warning: {type(self).__name__} has failed and ends; the job goes on: {error!r}")
                 self._failed = True
         return self.otherwise.get(method.__name__)

@@ -1,4 +1,4 @@
-"""The pace of this rank: what it has done so far, in steps and seconds. Every rank publishes it with its status."""
+"""Read the pace of this rank: its counters of steps, seconds and bytes. Every rank publishes it with its status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PaceMeter(Observer):
         self._known = {"host": job.world.hosts[job.world.node_rank], "restarts": job.restarts}
 
     def figures(self) -> dict[str, Any]:
-        """Return what `cpudist top` shows of this rank."""
+        """Return the figures of this rank for `cpudist top`."""
         now = self.read()
         return {**self._known, **(asdict(now) if now else {}), **self._record.newest()}
 
@@ -54,7 +54,7 @@ class PaceMeter(Observer):
 
 
 def _run_queue_delay() -> float | None:
-    try:  # of the main thread, the second number (the kernel's sched-stats.rst)
+    try:  # the second number, in ns, is of the main thread (the kernel's sched-stats.rst)
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
         return None

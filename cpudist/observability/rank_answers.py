@@ -1,4 +1,4 @@
-"""Ask all ranks of this user on this machine for their status and stacks, also those that do not answer.
+"""Ask all ranks of this user on this machine for their status and stacks, even ranks that do not answer.
 
 The module must not import torch: `cpudist stacks` and `cpudist top` import it, and run it on other hosts.
 """
@@ -19,11 +19,11 @@ from typing import Any
 from cpudist import answers
 from cpudist.observability.stack_server import MOST_BYTES, SIGNAL, StackAddress, read_pipe
 
-_ANSWER_SECONDS = 2.0  # A rank's thread needs Python's interpreter lock to answer.
-_SIGNAL_SECONDS = 2.0  # The signal's handler does not need it.
-_AT_ONCE = 32  # Ranks are asked in parallel.
+_ANSWER_SECONDS = 2.0  # Longest wait for a rank's thread, which needs Python's interpreter lock.
+_SIGNAL_SECONDS = 2.0  # Longest wait for the signal's handler, which does not need that lock.
+_AT_ONCE = 32  # Most ranks that are asked in parallel.
 
-# The figures that are read, with their types; a rank of another version may have others.
+# The figures that are read, with their types; a rank of another version may send others.
 _FIGURES = {
     **dict.fromkeys(("host", "checkpoint"), str | None),
     **dict.fromkeys(("steps", "bytes", "memory", "threads", "restarts"), int | None),
@@ -35,13 +35,13 @@ _FIGURES = {
 
 @dataclass(frozen=True, order=True)
 class RankStacks:
-    """What a rank answers.
+    """The answer of a rank.
 
     Attributes:
         address: its address.
         user: the user of its process.
         text: its status in the first line, then its stacks.
-        figures: those of `_FIGURES` that it has; empty where its thread does not answer.
+        figures: its figures of the names in `_FIGURES`; empty if its thread does not answer.
     """
 
     address: StackAddress
@@ -51,10 +51,10 @@ class RankStacks:
 
     @classmethod
     def list_of(cls, listed: Any) -> list[RankStacks]:
-        """Read what `main` has written.
+        """Read the output of `main`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: `listed` is not the output of `main`.
         """
         if not isinstance(listed, list):
             raise ValueError("this is no list")
@@ -68,8 +68,8 @@ def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
     Any user may name a socket like a rank's, so only root asks other users' processes.
 
     Args:
-        processes: ask these ranks alone, and leave out those whose threads do not answer; None: signal these, after
-            which the stacks of a busy one may also get into its own output.
+        processes: ids of the only ranks to ask; ranks whose threads do not answer are left out. None: ask all ranks,
+            and send a signal if a thread does not answer; the rank may then also write its stacks to its own output.
     """
     addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -90,7 +90,7 @@ def _parts(answer: str) -> tuple[str, dict[str, Any]]:
     """Return the text of a rank's answer, and the figures in its first line; the signal's handler writes none."""
     first, _, text = answer.partition("\n")
     if first.startswith("{"):
-        with suppress(ValueError):  # of a process that only has a rank's name
+        with suppress(ValueError):  # a process that is no rank may use a rank's name
             return _printable(text), _known(answers.last_line(first))
     return _printable(answer), {}
 
@@ -112,7 +112,7 @@ def _sockets() -> list[str]:
 
 
 def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int, str]:
-    """Return a rank's user, and its status and stacks; no text where it has ended or may not be asked."""
+    """Return a rank's user, and its status and stacks; no text if it has ended or may not be asked."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
@@ -120,7 +120,7 @@ def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int,
         except OSError:
             return 0, ""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, user, _ = struct.unpack("3i", credentials)  # of the process that listens, as it is numbered here
+        pid, user, _ = struct.unpack("3i", credentials)  # the listening process, by its id in this namespace
         if os.getuid() not in (0, user) or (processes is not None and pid not in processes):
             return user, ""
         text = b""
@@ -133,17 +133,17 @@ def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int,
 
 
 def _without_its_thread(address: StackAddress, pid: int) -> str:
-    """Return the stacks of a rank whose thread does not answer: by the signal, or from /proc."""
+    """Return the stacks of a rank whose thread does not answer, by the signal; failing that, a line about its state."""
     name = f"rank {address.rank} (process {pid})"
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         if status["State"][0] in "tT":
             return f"{name} is stopped; kill -CONT {pid} lets it go on\n"
-        if not int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1:  # it would end the process
+        if not int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1:  # without a handler the signal would end the process
             return f"{name} does not answer\n"
         pipe = os.open(f"/proc/{pid}/fd/{address.pipe}", os.O_RDONLY | os.O_NONBLOCK)
         try:
-            read_pipe(pipe, wait=0)  # what an earlier signal has left there
+            read_pipe(pipe, wait=0)  # discard the output of an earlier signal
             os.kill(pid, SIGNAL)
             text = read_pipe(pipe, wait=_SIGNAL_SECONDS).decode(errors="replace")
         finally:

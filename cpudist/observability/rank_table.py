@@ -1,4 +1,4 @@
-"""The ranks of a job as a table, and its loss, as `cpudist top` and a notebook's cell show them."""
+"""Show the ranks of a job as a table, and its loss, in `cpudist top` and a notebook's cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cpudist.supervision.rank_status import RankStatus
 
 SAMPLES = 8  # Rates are taken over so many samples: a step may take longer than a sampling interval.
-# The columns: for each figure its head, and how it is written.
+# Columns of the table: the heading and the number format of each figure.
 COLUMNS = {
     "rank": ("rank", ""),
     "host": ("host", ""),
@@ -67,7 +67,7 @@ def straggler_delays(waits: Mapping[int, float]) -> dict[int, float]:
 
 
 def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
-    """Return each rank's communication wait and straggler delay as shares of its training, where they are known."""
+    """Return each rank's communication wait and straggler delay as shares of its training time, if known."""
     shares = {
         rank: one.pace.communication_share
         for rank, one in statuses.items()
@@ -80,7 +80,7 @@ def waiting(statuses: Mapping[int, RankStatus]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], room: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:
-    """Return the ranks as lines; where there is no room for all, those that make the others wait longest."""
+    """Return at most `room` ranks as lines, preferring the ranks that make the others wait longest."""
     shown = sorted(rows, key=lambda row: -(row["delays"] or 0))[:room]
     cells = [_cells(row, columns) for row in sorted(shown, key=lambda row: int(row["rank"]))]
     lines = aligned([[COLUMNS[name][0] for name in columns], *cells])
@@ -95,7 +95,7 @@ def losses_of(ranks: Mapping[int, RankStacks]) -> list[float]:
 
 
 def loss_lines(losses: Sequence[float]) -> list[str]:
-    """Return the loss and its curve in a line; no line where there is none."""
+    """Return a line with the loss and its curve; no line if no loss was logged."""
     return [f"loss {losses[0]:.4g} to {losses[-1]:.4g}  {curve(losses)}"] if losses else []
 
 

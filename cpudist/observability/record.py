@@ -1,7 +1,7 @@
-"""The run record: a JSON file by rank 0 about the job's hosts, speed and end.
+"""The run record: a JSON file about the job's hosts, speed and end, which rank 0 writes.
 
-Its fields are public (docs/reference.md). Each part of cpudist adds its fields: the job its world, `optimize` its
-choice, the step timer the steps. Unknown fields are null, as in a script without Trainer.
+Its fields are public (docs/reference.md). Each part of cpudist sets some of them: the job sets its world, `optimize`
+its optimizations, and the step timer the steps. Unknown fields are null, such as the loss of a script without Trainer.
 
 Under `cpudist-train`, rank 0 also prints a line when several ranks have started, and one when they have ended.
 """
@@ -41,16 +41,16 @@ class RunRecord(Observer):
     """The record of one job. Every rank has one; rank 0 writes its own.
 
     Attributes:
-        path: the file to write; None: it is found at the end.
+        path: the file to write; None: it is chosen at the end.
         dtype: the type that the job computes in, such as "bfloat16".
-        optimizations: the optimisations of the model; the first is "ipex" or "native".
-        training: an own loop's measurements, or those of the last Trainer.
+        optimizations: the optimizations of the model; the first is "ipex" or "native".
+        training: measurements of the last Trainer, or of a script's own training loop.
         gradients: how gradients are reduced; see `note_gradients_of`.
-        compression: the scheme in which they cross the network; None where no model was wrapped.
+        compression: the compression of gradients between hosts; None if no model was wrapped.
         gradient_times: when the gradients of a step are complete.
         network: see `note_network`.
-        waiting: how long each rank has waited; see `rank_status.waiting`.
-        checkpoint: the newest that was saved.
+        waiting: the communication wait and straggler delay of each rank; see `rank_table.waiting`.
+        checkpoint: the newest saved checkpoint.
         compared: figures of the newest comparison of the ranks' paces, on rank 0.
     """
 
@@ -75,11 +75,11 @@ class RunRecord(Observer):
             {"rank": rank, "host": member.host, "cpus": list(member.cpus), "omp_threads": member.threads}
             for rank, member in enumerate(job.members)
         ]
-        self._attempts: list[list[int]] | None = None  # the earlier ones in the file; None: not read yet
-        self._tells = False  # whether rank 0 has reported what has started, and will report how it ends
+        self._attempts: list[list[int]] | None = None  # earlier attempts in the file; None: not read yet
+        self._tells = False  # whether rank 0 reports the start and the end of the job
 
     def step(self, optimizer: Any) -> None:
-        """Time a step of an own loop, except for the first, which warms up; a Trainer's callback times its steps."""
+        """Time a step of a script's own loop, except the first, a warm-up; `StepTimer` times the steps of Trainer."""
         if self.training is not self._own_loop:
             return
         communicated = self._job.backend.communication_seconds()
@@ -89,7 +89,7 @@ class RunRecord(Observer):
             self.training.begin_step(communicated)
 
     def begin(self) -> None:
-        """Report that the job has started, and later how it ends."""
+        """Report that the job has started; `write` will report how it ends."""
         world, transport = self._job.world, self._job.backend.transport()
         self._tells = world.rank == 0 and world.size > 1 and world.launcher != "notebook"
         if self._tells:
@@ -102,22 +102,22 @@ class RunRecord(Observer):
         self.write("running")
 
     def name_run(self, program: str, runs: str = "") -> None:
-        """Without another place write into a new folder of `runs`, named after the program; but not for our own."""
+        """Write into a new folder in `runs`, named after the program, if nothing else is set; not for our programs."""
         runs = os.environ.get("CPUDIST_RUNS", runs)
         if runs and program and program.partition(".")[0] != "cpudist":
             name = os.path.basename(program).removesuffix(".py")
             self._run = Path(runs, f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
 
     def leave_in(self, folder: Path) -> None:
-        """At the job's end write `cpudist.json` into `folder`, if the user named no file and results are there.
+        """At the job's end write `cpudist.json` into `folder`, if the user named no file and `folder` has results.
 
-        The record is never alone there. Hugging Face's scripts refuse an output folder that is not empty, so with a
-        record alone in it the job could not start again.
+        A folder without results stays empty: Hugging Face's scripts refuse an output folder that is not empty, so the
+        job could not start again.
         """
         self._results = folder
 
     def note_gradients_of(self, model: torch.nn.Module) -> None:
-        """Note how the gradients of a wrapped model are reduced, at its first use: until then hooks may be added."""
+        """At a wrapped model's first use, note how its gradients are reduced; hooks may be added until then."""
 
         def note(model: torch.nn.Module, args: Any) -> None:  # not a method: copying the model would copy the record
             handle.remove()
@@ -131,7 +131,7 @@ class RunRecord(Observer):
         self.gradients = _gradients(model)
 
     def note_network(self, address: str) -> None:
-        """Note the address of rank 0's host over which the ranks found the store, and its interface."""
+        """Note the address of rank 0's host at which the ranks found the store, and its network interface."""
         self.network = {"interface": interface_of(address), "address": address}
 
     def note_waiting(self) -> None:
@@ -143,7 +143,7 @@ class RunRecord(Observer):
         return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:]}
 
     def write(self, exit: Exit) -> None:
-        """Write the file on rank 0, and report how the job has ended; the report of a failure stays the last line."""
+        """Write the file on rank 0, and report how the job has ended; the report of a failure stays last."""
         if self._job.world.rank:
             return
         where = ""
@@ -159,24 +159,24 @@ class RunRecord(Observer):
             say(f"{exit} after {duration(own_age())}{steps}{where}")
 
     def _choose_path(self, exit: Exit) -> Path | None:
-        """Return the file beside the results, or in a new folder.
+        """Return the file in the folder of the results, or in a new folder.
 
-        A job that fails before its first step, most often by a wrong option, leaves no folder.
+        A job that fails before its first step, mostly because of a wrong option, gets no new folder.
         """
         if self._results is not None and any(self._results.glob("*")):
             return self._results / _FILE
         if self._run is None or (exit == "failed" and not self.training.steps):
             return None
-        self._tells = True  # also of one process: the user learns of the folder
+        self._tells = True  # also in a job of one process, so that the user learns of the folder
         return self._run / _FILE
 
     def _write_file(self, path: Path, exit: Exit) -> None:
-        """Replace the file at once: readers see the old or the new one."""
+        """Replace the file atomically: readers see the old or the new file."""
         fields = self.as_dict(exit)
-        if self._attempts is None:  # not at the end: the file has this attempt by then
+        if self._attempts is None:  # read only once: the file then gets this attempt, too
             self._attempts = []
             with suppress(OSError, ValueError, KeyError):
-                if self._job.restarts and path.is_file():  # reading a pipe would wait
+                if self._job.restarts and path.is_file():  # reading from a pipe would block
                     self._attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"][: self._job.restarts]
         fields["attempts"][:0] = self._attempts
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ class RunRecord(Observer):
             path.write_text(text, encoding="utf-8")
             return
         written = path.with_name(f".{path.name}.{os.getpid()}")
-        written.unlink(missing_ok=True)  # of a process that was killed
+        written.unlink(missing_ok=True)  # left by a process that was killed
         with new_file(written) as file:
             file.write(text)
         written.replace(path)

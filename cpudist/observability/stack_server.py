@@ -1,8 +1,8 @@
 """Serve this rank's status, figures and stacks.
 
 A thread answers `cpudist stacks` (`rank_answers.py`); a signal makes the rank write its stacks to standard error.
-A rank listens on a socket without a file that only its machine sees, so nothing is left of it, however the rank ends.
-On the signal, C code of Python writes the stacks, also while the thread cannot run.
+The socket is in Linux's abstract namespace: it has no file, so nothing is left of it when the rank ends in any way.
+The signal's handler is C code of faulthandler, so it writes the stacks even while the thread cannot run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from cpudist.console import say
 # Makes a rank write its stacks to standard error. Slurm's users, submitit and Lightning use SIGUSR1 and SIGUSR2 for
 # preemption, and MPICH for lost ranks; terminals and torchrun end jobs with SIGQUIT.
 SIGNAL = signal.SIGRTMIN + 7
-_CLIENT_SECONDS = 5.0  # for a client to read the answer
-_PAUSE_SECONDS = 0.1  # without a further byte, after which the stacks are complete
-_PIPE_BYTES = 1 << 20  # holds the most that faulthandler writes (100 threads of 100 frames), so that it does not block
-MOST_BYTES = 1 << 24  # of one answer
+_CLIENT_SECONDS = 5.0  # Time for a client to read the answer.
+_PAUSE_SECONDS = 0.1  # The stacks are complete after a pause of this length.
+_PIPE_BYTES = 1 << 20  # Room for faulthandler's longest output (100 threads of 100 frames), which must not block.
+MOST_BYTES = 1 << 24  # Largest size of an answer.
 _NAME = re.compile(r"cpudist/rank/(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.([!-~]*)")
 
 
@@ -41,7 +41,7 @@ class StackAddress:
     """Address of a rank on its machine.
 
     Attributes:
-        job: a text that all ranks of the job have in common, and no other job on this machine.
+        job: a text that identifies the job on this machine; all its ranks have the same.
         rank, size: the rank, and the number of ranks of the job.
         pipe: the file descriptor, in the rank's process, from which its stacks can be read after `SIGNAL`.
     """
@@ -75,7 +75,7 @@ class StackServer:
         status: returns in a few words what the rank is doing; called by the thread.
 
     Raises:
-        OSError: the socket cannot be made, such as where another user of this machine has taken its name.
+        OSError: the socket cannot be created, for example because another user has taken its name.
     """
 
     def __init__(self, job: str, rank: int, size: int, name: str, status: Callable[[], str]) -> None:
@@ -83,8 +83,8 @@ class StackServer:
         self._name, self._status = f"{name} (process {os.getpid()})", status
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)  # the signal's handler must not wait for us
-        with contextlib.suppress(OSError):  # a user's pipes are limited; 64 KB are enough for most
+        os.set_blocking(self._writer, False)  # the signal's handler must not block
+        with contextlib.suppress(OSError):  # Linux limits a user's pipes; the default of 64 KB mostly suffices
             fcntl.fcntl(self._writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._socket = socket.socket(socket.AF_UNIX)
         self._stopping, self._stop = socket.socketpair()
@@ -112,7 +112,7 @@ class StackServer:
             self.close()
 
     def close(self) -> None:
-        """Close all files; enough in a forked child, which has no such thread. A second call does nothing."""
+        """Close all files; a forked child, which has no such thread, needs only this. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -131,7 +131,7 @@ class StackServer:
                 for key, _ in selector.select():
                     if key.fileobj is self._stopping:
                         return
-                    # The client has disconnected, or the script has replaced standard error.
+                    # An error: the client has disconnected, or the script has replaced standard error.
                     with contextlib.suppress(Exception):
                         if key.fileobj is self._socket:
                             self._answer()
@@ -148,7 +148,7 @@ class StackServer:
                 client.sendall(f"{self._figures()}\n{self._heading()}{_stacks()}".encode(errors="replace"))
 
     def _show(self) -> None:
-        """Copy the stacks from the signal's handler to standard error, in one piece and with a heading."""
+        """Copy the output of the signal's handler to standard error, with a heading and in a single write."""
         text = read_pipe(self._reader, wait=0).decode(errors="replace")
         say(f"{self._heading()}{text}".rstrip())
 
@@ -179,7 +179,7 @@ def read_pipe(pipe: int, wait: float) -> bytes:
         while selector.select(_PAUSE_SECONDS if parts else wait):
             try:
                 part = os.read(pipe, 1 << 16)
-            except BlockingIOError:  # another reader has taken it
+            except BlockingIOError:  # another reader has taken the bytes
                 continue
             if not part or len(parts) > MOST_BYTES >> 16:
                 break

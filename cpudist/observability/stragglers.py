@@ -1,8 +1,8 @@
-"""Find the rank that makes the others wait, with the cause where one shows.
+"""Find the rank that makes the others wait, and the cause if the figures show one.
 
 Rank 0 compares the paces that all ranks publish. Since ranks step together, a slow rank is the one that waits least for
-communication. It is reported if its straggler delay was a tenth of a step over the last 40 steps, or over 120 where no
-cause shows, and if it was the slowest in both halves of that time.
+communication. It is reported if its straggler delay was at least a tenth of a step over the last 40 steps (120 steps if
+no cause is found), and if it was the slowest rank in both halves of that time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from cpudist.observability.record import RunRecord
 
 _STEPS, _SECONDS = 40, 10.0  # Shortest comparison: other programs disturb a shorter one.
-_UNEXPLAINED = 3  # Without a cause it is so many times as long: on virtual machines equal ranks are slow in turn.
+_UNEXPLAINED = 3  # Without a cause, compare over so many times as long: equal virtual machines are slow in turn.
 _SHARE = 0.1  # Straggler threshold: extra wait of the others / step time without the straggler.
-_FIRST_STEPS = 10  # These are not compared: ranks compile, allocate and read their first data.
-_STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # Sampling interval; reading a rank takes rank 0 about 20 µs.
+_FIRST_STEPS = 10  # The first steps are not compared: ranks compile, allocate and read their first data.
+_STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # Sampling interval; rank 0 needs about 20 µs for each rank.
 
 _LOST = 0.05  # Excess share of time in data loading or in the run queue that counts as a cause.
 _SLOW_CLOCK = 0.93
-_FAULTS = 10_000.0  # Page faults per second, beyond three times the others', that take about 2 % of the time.
+_FAULTS = 10_000.0  # Page faults per second beyond three times the others' that count as a cause: 2 % of the time.
 
 
 class Stragglers(Observer):
@@ -42,7 +42,7 @@ class Stragglers(Observer):
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
         self._names = [f"rank {rank} ({member.host})" for rank, member in enumerate(job.members)]
-        self._readings: deque[Mapping[int, Pace]] = deque()  # of all ranks, back to where the comparison begins
+        self._readings: deque[Mapping[int, Pace]] = deque()  # paces of all ranks since the begin of the comparison
         self._named: set[int] = set()
 
     def beat(self, store: Connection) -> None:
@@ -59,7 +59,7 @@ class Stragglers(Observer):
         return steps >= newest.steps + _STEPS_BETWEEN and time.monotonic() >= newest.at + pause
 
     def compare(self, paces: Mapping[int, Pace]) -> None:
-        """Compare the ranks since a reading that is long enough ago, if there is one; one rank has no others."""
+        """Compare the ranks over the time since an earlier reading that is old enough, if there is one."""
         if len(self._names) < 2 or len(paces) < len(self._names):
             return
         if min(one.steps for one in paces.values()) < _FIRST_STEPS:
@@ -81,7 +81,7 @@ class Stragglers(Observer):
         waits = statistics.fmean(one.waited for one in rates.values())
         self._record.compared = {"waits": waits, "slowest_rank": number, "delays": delay}
         halves = [_slowest(_rates(*half)) for half in ((first, middle), (middle, last))]
-        # On a busy machine a few seconds alone may make up all of the waiting, for a rank that is not slow.
+        # On a busy machine all of the waiting may come from a few seconds, although the rank is not slow.
         steady = all(rank == number and share >= _SHARE / 2 for rank, share in halves)
         if number in self._named or not steady or delay < _SHARE * (1 - delay):
             return ""
@@ -97,7 +97,7 @@ class Stragglers(Observer):
 
 
 class _Rates:
-    """A rank between two readings: its steps, and the rest by second."""
+    """Steps of a rank between two readings, and its other counters per second."""
 
     def __init__(self, first: Pace, last: Pace) -> None:
         self.steps = last.steps - first.steps
@@ -120,14 +120,14 @@ def _long_enough(first: Mapping[int, Pace], last: Mapping[int, Pace], times: int
 
 
 def _slowest(rates: Mapping[int, _Rates]) -> tuple[int, float]:
-    """Return the rank that has waited least, and its straggler delay as a share of the time; of two ranks or more."""
+    """Return the rank that has waited least, and its straggler delay as a share of the time, for at least two ranks."""
     number = min(rates, key=lambda rank: rates[rank].waited)
     others = statistics.median(one.waited for rank, one in rates.items() if rank != number)
     return number, max(others - rates[number].waited, 0.0)
 
 
 def _cause(slow: _Rates, others: Sequence[_Rates]) -> str:
-    """Return why a rank is slower than the others, as far as it shows."""
+    """Return why a rank is slower than the others; empty if the figures do not show it."""
 
     def usual(name: str) -> float:
         known = [getattr(one, name) for one in others if getattr(one, name) is not None]

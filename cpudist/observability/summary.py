@@ -34,7 +34,7 @@ class Run:
     losses: Points
 
     def rows(self) -> dict[str, str]:
-        """Return the run in words, by what they tell; empty where the record does not say."""
+        """Return the cells of the run's column in `table`, by row name; empty if the record has no such figure."""
         get, loss = self.record.get, self.record.get("loss") or {}
         step, share = self.record.get("step_seconds") or {}, get("communication_share")
         median = step.get("median")
@@ -63,7 +63,7 @@ def read(path: Path) -> Run:
     """Read a run from its record, or from the folder that holds it.
 
     Raises:
-        UserError: there is no record, or it is none of a run.
+        UserError: there is no such file, or it is not a run record.
     """
     file = path / _RECORD if path.is_dir() else path
     try:
@@ -88,13 +88,13 @@ def table(runs: Sequence[Run], width: int) -> str:
 
 
 def waiting(run: Run) -> list[str]:
-    """Return a table of how long the ranks have waited; of many, those that have made the others wait longest."""
+    """Return a table of the ranks' communication waits, limited to the ranks that make the others wait longest."""
     rows = run.record.get("waiting") or []
     return table_of_ranks(rows, _RANKS, ("rank", "host", "waits", "delays")) if rows else []
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each word of the commands that not all runs have."""
+    """Return a line for each option that differs between the commands of the runs."""
     commands = [_options(run.record.get("command") or []) for run in runs]
     names = list(dict.fromkeys(name for command in commands for name in command))
     lines = []
@@ -139,7 +139,7 @@ def _losses(folder: Path) -> Points:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of a command's options, by their names; its other words under "command"."""
+    """Return the values of a command's options, by option name; its other words have the name "command"."""
     found: dict[str, list[str]] = {}
     name = "command"
     for word in words:

@@ -1,4 +1,4 @@
-"""A timeline in words: where the ranks' time has gone, for whom they have waited, and what to try first."""
+"""Describe a timeline in words: how the ranks spent their time, which rank they waited for, and what to try first."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from cpudist.observability.busy_threads import BusyThreads
 from cpudist.observability.trace_events import Event, collectives
 
-# What a rank did, as a byte for each moment. Of two things at once, the one that stands later here counts.
+# Activities of a rank, stored as a byte for each moment. If two overlap, the later one in this list counts.
 _ALL = "Python and others"
 _PARTS = (_ALL, "communicating", "computing", "loading data", "optimizer", "waiting")
 _BYTES = {part: bytes([number]) for number, part in enumerate(_PARTS, 1)}
 _MOMENTS = 1_000_000
 _STARTS = {"step ": _ALL, "Optimizer.step#": "optimizer", "enumerate(DataLoader)": "loading data"}
-_STARTS |= dict.fromkeys(("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::"), "")  # not all computing
+_STARTS |= dict.fromkeys(("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::"), "")  # ignored spans
 _OPERATORS = 5  # Report so many operators.
 _ONE_THREAD = 1.3  # An operator with at most so many busy threads counts as serial.
 
-# What to try first where a part takes at least so many percent of the time.
+# What to try first if a part takes at least so many percent of the time.
 _ADVICE = (
     ("waiting", 10, "find out why {slow} is late (cpudist docs placement)"),
     ("loading data", 10, "more processes that load data (num_workers of the DataLoader)"),
@@ -32,7 +32,7 @@ _ADVICE = (
 
 
 def report(events: Sequence[Event], names: Mapping[int, str], measured: BusyThreads) -> list[str]:
-    """Return the lines about the events of all ranks, and the operators of one."""
+    """Return lines about the events of all ranks, and about the operators of one rank."""
     shares, waited = divide(events)
     total = sum(event["dur"] for event in events if _part(event) == _ALL)
     slow, most = waited.most_common(1)[0] if waited else (min(names), 0.0)
@@ -49,7 +49,7 @@ def report(events: Sequence[Event], names: Mapping[int, str], measured: BusyThre
 
 
 def divide(events: Iterable[Event]) -> tuple[Counter[str], Counter[int]]:
-    """Return percents of the ranks' time by what they did, and those for which others have waited for each rank.
+    """Return percentages of the ranks' time by activity, and percentages of waiting by the rank waited for.
 
     A rank waits while it does nothing but communicate, until the last rank has made the same call.
     """
@@ -80,7 +80,7 @@ def divide(events: Iterable[Event]) -> tuple[Counter[str], Counter[int]]:
 
 
 def _outermost(events: Iterable[Event], known: Container[str]) -> Counter[str]:
-    """Return the time in the `known` operators that are not part of others; of all, if none is known."""
+    """Return the time in the `known` operators (all if none is known) that no other such operator contains."""
     times, ends = Counter[str](), Counter[tuple[int, int]]()
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         name, thread = event["name"], (event["pid"], event["tid"])
@@ -91,7 +91,7 @@ def _outermost(events: Iterable[Event], known: Container[str]) -> Counter[str]:
 
 
 def _part(event: Event) -> str:
-    """Return what a rank does in a span."""
+    """Return the activity of a rank during a span."""
     name = event["name"]
     other = "communicating" if "args" in event else "computing" if "::" in name else ""
     return next((part for start, part in _STARTS.items() if name.startswith(start)), other)

@@ -55,21 +55,21 @@ class Timeline(Observer):
             raise UserError(f"cannot write {file} ({error.strerror}); give another --timeline") from None
         self._job, self._file, self._steps = job, file, steps
         self._made = 0
-        self._stages = {steps[0]: self._begin, steps[1]: self._stop, steps[1] + 1: self._send}  # after so many steps
+        self._stages = {steps[0]: self._begin, steps[1]: self._stop, steps[1] + 1: self._send}  # by completed steps
         self._numbers: list[dict[str, int]] = []
-        # In nanoseconds: this rank's clock, by how much the store's is ahead, and the error of that.
+        # Readings in ns: this rank's clock, the offset of the store's clock from it, and the error of the offset.
         self._clock: list[tuple[int, int, int]] = []
-        self._marks: list[int] = []  # the begin of the first step, and the ends of all, by this rank's wall clock
+        self._marks: list[int] = []  # this rank's wall clock at the begin of the first step and at each end
 
     def step(self, optimizer: Any) -> None:
-        """Note the end of a step, and begin, end or send the recording where it is time."""
+        """Note the end of a step, and begin, end or send the recording when it is due."""
         self._made += 1
         if self._steps[0] <= self._made <= self._steps[1]:
             self._marks.append(time.time_ns())
         self._stages.pop(self._made, lambda: None)()
 
     def end(self) -> None:
-        """Write the steps that were recorded before the training has ended."""
+        """Write the steps that were recorded before the training ended."""
         stages, self._stages = self._stages, {}
         if len(self._marks) > 1:
             for stage in stages.values():
@@ -111,7 +111,7 @@ class Timeline(Observer):
         name = f"rank {world.rank} ({world.hosts[world.node_rank]})"
         part = {"name": name, "events": self._events(), "clock_error": max(error for *_, error in self._clock)}
         keys = [f"timeline/{rank}" for rank in range(world.size)]
-        with suppress(StoreLost):  # then the job ends
+        with suppress(StoreLost):  # the job ends anyway
             store.set(keys[world.rank], gzip.compress(json.dumps(part).encode(), 3))  # type: ignore[arg-type]
             if world.rank == 0:
                 with suppress(DistStoreError):
@@ -149,7 +149,7 @@ class Timeline(Observer):
         """Compare this rank's clock with the store's, and note the number of each group's newest collective."""
         newest = self._job.backend.progress() or ()
         self._numbers.append({group: number for group, number in newest if number is not None})
-        read = getattr(self._job.store, "clock", time.time_ns)  # which the store of a process alone does not have
+        read = getattr(self._job.store, "clock", time.time_ns)  # the store of a job of one process has no clock
         trips = []
         for _ in range(_ROUND_TRIPS):
             before, theirs, after = time.time_ns(), read(), time.time_ns()
@@ -159,6 +159,6 @@ class Timeline(Observer):
 
 
 def align(readings: Sequence[tuple[int, int, int]], moment: int) -> int:
-    """Convert a time of this rank's wall clock into the store's, by readings before and after it."""
+    """Convert a time of this rank's wall clock to the store's clock, by readings of both before and after it."""
     (first, ahead, _), (last, ahead_then, _) = readings
     return moment + ahead + (ahead_then - ahead) * (moment - first) // max(last - first, 1)

@@ -1,4 +1,4 @@
-"""The events of a timeline, in Chrome's format, which Perfetto opens: a rank is a process there.
+"""The events of a timeline in Chrome's trace format, which Perfetto opens; each rank is shown as a process.
 
 Times are nanoseconds by the clock of the job's store until the file is written.
 """
@@ -17,8 +17,8 @@ from cpudist.console import size
 
 Event = dict[str, Any]
 
-# Tracks: the optimizer's steps, threads, and communication. Perfetto takes track 0, and one with the number of its
-# process, which is a rank's here, for the main thread.
+# Track numbers of the optimizer's steps, threads, and communication. They are larger than any rank: Perfetto takes
+# track 0, and the track with the number of its process (here the rank), for the main thread.
 STEPS, _THREADS, _CALLS = 10_000, 10_001, 10_100
 _ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "int": 4, "long int": 8}
 
@@ -26,7 +26,7 @@ _ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "int
 def read(
     recorded: Mapping[str, Any], rank: int, backend: str, aligned: Callable[[int], int]
 ) -> tuple[list[Event], list[Event]]:
-    """Return the operators and, in order, the calls of `backend` in what torch's profiler has written.
+    """Return the operators and, in order of time, the calls of `backend` from a trace of torch's profiler.
 
     `aligned` converts the clock of this rank into the store's.
     """
@@ -46,7 +46,7 @@ def read(
 
 
 def number(calls: Sequence[Event], before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Number the collectives as all ranks do, given each group's newest number, if only one group has made some."""
+    """Number the collectives, if a single group has made all: `before` and `after` have each group's newest number."""
     collectives = [call for call in calls if not call["args"]["call"].startswith(("send", "recv"))]
     made = [(before.get(group, 0), last) for group, last in after.items() if last != before.get(group, 0)]
     if [last - first for first, last in made] == [len(collectives)]:
@@ -66,7 +66,7 @@ def place(calls: Sequence[Event], transport: str) -> None:
 
 
 def collectives(events: Sequence[Event]) -> list[list[Event]]:
-    """Return the numbered collectives: of each those of all ranks, in the order in which they have called it."""
+    """Return the calls of all ranks for each numbered collective, in order of time."""
     found = defaultdict(list)
     for event in events:
         if event.get("args", {}).get("sequence"):

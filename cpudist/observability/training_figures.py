@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cpudist.supervision.step_counter import StepCounter
 
-_STEPS = 10_000  # The times of the newest steps are kept.
+_STEPS = 10_000  # The times of so many newest steps are kept.
 
 
 @dataclass
@@ -17,10 +17,10 @@ class Training:
 
     Attributes:
         counter: counts the steps of this process.
-        first: the steps that a restart has found done.
-        times: seconds of the newest steps, with data loading, and of communication in them (None: not measured).
-        samples_per_step: of all ranks; None: unknown.
-        losses: as Trainer logs them.
+        first: the number of steps completed before this attempt.
+        times: the time of each of the newest steps, with data loading, and its communication wait (None: not measured).
+        samples_per_step: samples of all ranks in a step; None: unknown.
+        losses: the losses that Trainer has logged.
     """
 
     counter: StepCounter
@@ -31,7 +31,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self._before = self.counter.steps
-        self._begin = 0.0, 0.0  # of this step: the time, and the seconds of communication until then
+        self._begin = 0.0, 0.0  # at the begin of this step: the time, and the communication seconds so far
 
     @property
     def steps(self) -> int:

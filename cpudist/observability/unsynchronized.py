@@ -1,4 +1,4 @@
-"""Warn about ranks that train without gradient synchronisation: a script that wraps no model trains N models."""
+"""Warn about ranks that train without gradient synchronisation: a script without DDP trains N models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpudist.observability.observers import ObservedJob, Observer
 class UnsynchronizedRanks(Observer):
     """Warns at the end of a job, on rank 0 of several, if it has made optimizer steps and no collective.
 
-    Only for ranks on the CPU: on other devices gradients may take other ways.
+    Only for ranks on CPUs: on other devices gradients may bypass the backend.
     """
 
     def __init__(self, job: ObservedJob) -> None:
@@ -25,5 +25,5 @@ class UnsynchronizedRanks(Observer):
             say(f"warning: {world.size} ranks trained without gradient synchronisation (cpudist docs own-script)")
 
     def _communicated(self) -> tuple[object, float | None]:
-        """Return a value that changes with a collective, also once the script has destroyed its groups."""
+        """Return a value that changes with a collective, even after the script has destroyed its groups."""
         return self._job.backend.progress(), self._job.backend.communication_seconds()

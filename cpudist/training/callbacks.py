@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 
 class EndStep(TrainerCallback):  # type: ignore[misc]
-    """Start the work of lazy devices at the end of each step; wait for it after the first and the last step alone."""
+    """Start the work of lazy devices at the end of each step; wait for it only after the first and the last step."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wait for the next step."""
+        """Treat the next step as the first."""
         self._first = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the step, and have Trainer log the first and the last loss, however seldom the user logs."""
+        """End the step, and have Trainer log the loss of the first and the last step at any logging interval."""
         ends = self._first or state.global_step >= state.max_steps
         self._first = False
         if ends:
@@ -52,14 +52,14 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
     """Write the time of every optimizer step and the losses that Trainer logs into the run record.
 
     A step begins where the last step, evaluation or checkpoint has ended, so its time includes loading data and
-    excludes evaluations. The first step warms up, and is left out if there are others.
+    excludes evaluations. The first step, a warm-up, is left out if there are others.
     """
 
     def __init__(self, job: ObservedJob, record: RunRecord) -> None:
         self._job, self._record = job, record
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the record of a training, and leave it in the output folder."""
+        """Begin the record of a training, which will be written to the output folder."""
         self._record.leave_in(Path(args.output_dir))
         samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * self._job.world.size
         sampler = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
@@ -77,18 +77,18 @@ class StepTimer(Observer, TrainerCallback):  # type: ignore[misc]
         training.end_step(self._job.backend.communication_seconds())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Add a loss to the record, and our figures to those that reporters such as tensorboard get after this."""
+        """Add the loss to the record, and cpudist's figures to the logs, which reporters such as TensorBoard get."""
         if logs and "loss" in logs:
             training = self._record.training
             training.losses.append(float(logs["loss"]))
-            speed = training.samples_per_second(int(state.logging_steps))  # of the command line, a float
-            if args.report_to and speed:  # otherwise Trainer prints longer lines, and that is all
+            speed = training.samples_per_second(int(state.logging_steps))  # the command line may give a float
+            if args.report_to and speed:  # without reporters the figures would only lengthen Trainer's lines
                 figures = {"samples_per_second": speed, **self._record.compared}
                 logs.update({f"cpudist_{name}": value for name, value in figures.items()})
         self._mark()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the checkpoint, or the evaluation, out of the next step's time."""
+        """Exclude the checkpoint or the evaluation from the next step's time."""
         self._mark()
 
     on_evaluate = on_save
@@ -106,7 +106,7 @@ def _dtype(args: Any, model: Any) -> str | None:
 
 
 class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
-    """End training after the step that all ranks have agreed on, and have it saved."""
+    """End training with a checkpoint after the step that all ranks have agreed on."""
 
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption

@@ -1,16 +1,16 @@
 """Stop all ranks after the same step, with a checkpoint, when any rank gets a signal (`--checkpoint-on-signal`).
 
-Ranks step together, since a step ends with all ranks' gradients. So at the end of a step every rank finds in the job's
-store the entries that rank 0 made before it began this step. The protocol:
+Ranks step together, since a step needs the gradients of all ranks. So at the end of a step every rank sees the entries
+in the job's store that rank 0 made before it began this step. The protocol:
 
 1. The rank that got the signal writes it into the store. Every rank reads it once a second (supervision/heartbeat.py).
 2. A rank that has seen the signal adds 1 to a counter in the store at the end of its step, and reads the store at the
    end of every later step.
-3. When the counter has reached the number of ranks, rank 0 announces the last step: the next one.
+3. When the counter has reached the number of ranks, rank 0 announces that the next step is the last.
 
 Steps cost nothing while there is no signal.
 
-Launchers (Hydra, torchrun) send a signal to a rank's whole process group. A data worker that dies of it would fail the
+Launchers (Hydra, torchrun) send a signal to a rank's whole process group. A data worker killed by it would fail the
 rank before its last step, so child processes ignore these signals unless their parent sends them.
 """
 
@@ -31,7 +31,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # from Kubernetes, th
 _SIGNAL = "cpudist/interruption/signal"
 _KNOW = "cpudist/interruption/know"  # number of ranks that have seen the signal
 _LAST_STEP = "cpudist/interruption/last_step"
-_INSISTS_SECONDS = 1.0  # launchers forward a signal of the terminal within this time; a person repeats it later
+_INSISTS_SECONDS = 1.0  # A later SIGINT is the user's second Ctrl-C; launchers forward the first one within this time.
 
 
 class Interrupted(SystemExit):
@@ -45,10 +45,10 @@ class Interruption:
 
     Args:
         rank, size: this rank, and the number of ranks.
-        heartbeat: the thread that looks for a signal.
+        heartbeat: the thread that polls for a signal.
 
     Attributes:
-        signal: the signal that some rank has got; set once this rank knows of it.
+        signal: the signal that any rank has received; set once this rank has seen it.
     """
 
     def __init__(self, rank: int, size: int, store: Any, heartbeat: Heartbeat) -> None:
@@ -58,7 +58,7 @@ class Interruption:
         self._before: dict[int, Any] = {}
         self.signal: int | None = None
         self._counted = False
-        self._steps = 0  # the steps that this process has ended in all trainings, as many as on any other rank
+        self._steps = 0  # completed steps of all trainings of this process; the same number on all ranks
         self._last_step: int | None = None
 
     def begin(self) -> None:
@@ -78,11 +78,11 @@ class Interruption:
             self._before = {}
 
     def is_last(self) -> bool:
-        """Return whether this step is the last, the same on all ranks; call it once at the end of every step."""
+        """Return whether this step is the last one of all ranks; call it once at the end of every step."""
         self._steps += 1
         if self.signal is None:
             return False
-        if not self._counted:  # not in the thread: a rank that has added itself must read at the end of this step
+        if not self._counted:  # not in the heartbeat: a rank that is counted must read the store below
             self._counted = True
             self._store.add(_KNOW, 1)
         if self._last_step is None and self._rank == 0 and self._store.add(_KNOW, 0) == self._size:
@@ -99,8 +99,8 @@ class Interruption:
             raise KeyboardInterrupt
 
     def _beat(self, store: Connection | None) -> None:
-        """Pass on the signal that this rank has got, and look for one that another has got."""
-        if store is None:  # no others, or the watch lets this rank go on alone
+        """Publish the signal that this rank has received; poll for a signal that another rank has received."""
+        if store is None:  # a job of one process, or the watch lets this rank go on alone
             self.signal = self.signal or self._received
         elif self.signal is None:
             if self._received is not None:
@@ -121,7 +121,7 @@ def _after_fork_in_child() -> None:
 
 
 def _obey_parent(parent: int) -> None:
-    """Let a signal have its default effect if `parent` has sent it, as it does to end a pool of processes."""
+    """Let a signal have its default effect if `parent` has sent it, for example to end a pool of processes."""
     while True:
         sent = signal.sigwaitinfo(SIGNALS)
         if sent.si_pid == parent:

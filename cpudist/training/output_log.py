@@ -1,4 +1,4 @@
-"""Write all output of this rank to a file, too (`--log-dir`)."""
+"""Copy all output of this rank to a file (`--log-dir`)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from cpudist.console import flush_output
 from cpudist.errors import UserError
 
-_END_SECONDS = 5.0  # for the last lines to be shown; our reader may take any time
+_END_SECONDS = 5.0  # Longest wait for the last lines: the reader of our output may block.
 
 
 def log_output(folder: Path, rank: int, *, again: bool) -> None:
     """Copy standard output and standard error of this process, and of its children, to a file from now on.
 
-    Two processes of `tee` do it: they also get what C code writes, and the last lines of a process that is killed.
+    Two processes of `tee` copy it: they also get the output of C code, and the last lines of a process that is killed.
 
     Args:
         folder: gets the file ``rank-N.log``, N being the rank.

@@ -1,4 +1,4 @@
-"""One rank's way through a job that has started: prepare the libraries, run the target, end with the other ranks."""
+"""Run a target on one rank of a started job: prepare the libraries, run the target, end with the other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cpudist.job import Job
     from cpudist.target import Target
 
-# Read by the libraries when they are imported.
+# Variables that the libraries read when they are imported.
 _QUIET = {
     "TQDM_DISABLE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -38,7 +38,7 @@ def run_target(target: Target, job: Job) -> int:
     if job.options.timeline is not None:
         from cpudist.observability.timeline import Timeline  # late: few jobs need it
 
-        job.changes.default_variable("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line at the begin and at the end
+        job.changes.default_variable("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line at the start and at the end
         job.observers.add(Timeline(job, job.options.timeline, job.options.steps or (10, 15)))
         job.observers.add(GradientTimes(job, job.record))
     if job.options.metrics_port is not None and job.world.rank == 0:
@@ -71,7 +71,7 @@ def _quiet_libraries(changes: Changes) -> None:
     """Turn off progress bars, informative logs and warnings of the usual libraries, before they are imported."""
     for name, value in _QUIET.items():
         changes.default_variable(name, value)
-    # The level alone does not suffice: on the other ranks, Trainer sets it to "warning".
+    # Setting the log level does not suffice: Trainer sets it to "warning" on ranks other than 0.
     changes.then(after_import("transformers.utils.logging", lambda module: module.disable_default_handler()))
     logging.getLogger("transformers").addHandler(logging.NullHandler())  # without a handler, warnings go to stderr
     if not sys.warnoptions:  # the user has given neither -W nor PYTHONWARNINGS
@@ -86,7 +86,7 @@ def time_trainer(job: Job) -> None:
 def _time_steps(trainer_module: ModuleType, job: Job) -> None:
     from cpudist.training.callbacks import EndStep, StepTimer  # late: it imports transformers
 
-    added = [EndStep(job.backend), StepTimer(job, job.record)]  # in this order: the time includes the device's work
+    added = [EndStep(job.backend), StepTimer(job, job.record)]  # this order: the time includes the device's work
     trainer_module.DEFAULT_CALLBACKS.extend(added)
     job.changes.then(lambda: [trainer_module.DEFAULT_CALLBACKS.remove(callback) for callback in added])
 
