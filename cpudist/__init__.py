@@ -7,7 +7,7 @@
     loss.backward(); cpudist.step(optimizer)
     cpudist.shutdown()
 
-Importing cpudist is cheap: torch is imported when something that needs it is first used.
+Importing cpudist is cheap: torch is imported at the first use of a name that needs it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# A torch that is imported later calls this itself (entry-point group torch.backends).
+# If torch is imported later, it calls `register` itself (entry-point group torch.backends).
 if "torch" in sys.modules:
     from cpudist.backends.ccl.register import register
 

@@ -1,7 +1,7 @@
 """Read JSON that another process has printed.
 
-It may be of another version of cpudist, cut short, or preceded by a login shell's greeting. Values are checked against
-the types of a dataclass, so that nothing else can go wrong after reading::
+The process may run another version of cpudist. Its output may be cut short, or begin with a login shell's greeting.
+Values are checked against the types of a dataclass, so that other code can rely on them::
 
     facts = answers.read(Facts, answers.last_line(output))
 """
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
-_LARGEST_INTEGER = 1 << 63  # arithmetic with floats fails on larger ones
+_LARGEST_INTEGER = 1 << 63  # arithmetic with floats fails on larger integers
 
 
 def last_line(output: str) -> Any:
@@ -35,7 +35,7 @@ def read(kind: type[T], fields: Any) -> T:
     """Return an object of the dataclass `kind` with these fields.
 
     Raises:
-        ValueError: `fields` is no object of JSON, or a field is missing, unknown or of another type.
+        ValueError: `fields` is not a JSON object, or a field is missing, unknown or of another type.
     """
     try:
         hints = get_type_hints(kind)
@@ -45,10 +45,10 @@ def read(kind: type[T], fields: Any) -> T:
 
 
 def taken(fields: Any, name: str, kind: type[T]) -> tuple[T, dict[str, Any]]:
-    """Return a field of an object of JSON, and its other fields.
+    """Return one field of a JSON object, and its other fields.
 
     Raises:
-        ValueError: it has no such field of that type.
+        ValueError: the field is missing or of another type.
     """
     if not isinstance(fields, dict) or name not in fields:
         raise ValueError(f"there is no {name}")
@@ -56,7 +56,7 @@ def taken(fields: Any, name: str, kind: type[T]) -> tuple[T, dict[str, Any]]:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Return whether a value of JSON has the type `hint`."""
+    """Return whether a JSON value has the type `hint`."""
     try:
         _read_value(hint, value)
     except ValueError:

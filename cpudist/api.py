@@ -1,4 +1,4 @@
-"""Start and end a job, from scripts and for `cpudist-train`; the parts of a training loop that differ between
+"""Start and end a job, for scripts and `cpudist-train`, and run the parts of a training loop that differ between
 backends.
 """
 
@@ -43,28 +43,28 @@ def init(
     Works under Intel MPI, MPICH and Open MPI (``mpirun``), Slurm (``srun``), torchrun, Kubeflow's PyTorchJob, and as a
     single process. Afterwards `torch.distributed` is ready, and the variables that libraries read (RANK, WORLD_SIZE,
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set. Until `shutdown`, accelerate and Trainer join this
-    process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call it before you import them.
+    process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call `init` before you import them.
     A rank that its launcher has not pinned moves to its share of the node's cores and computes with as many threads,
     unless the script, OMP_NUM_THREADS or OMP_PROC_BIND says otherwise (docs/placement.md); `shutdown` undoes that.
     Calling it again, or under ``cpudist-train``, returns the job's world; `compress`, `resume`, `async_checkpoint` and
-    `stall` then hold where the job has none. After `shutdown` it starts a new job, with any backend.
+    `stall` then apply if the job has none. After `shutdown` it starts a new job, with any backend.
 
     Args:
-        backend: ``"auto"`` is ccl where it loads on every rank, otherwise gloo with one warning line; any other backend
-            is used, or an error ends the start: there is no fallback.
-        timeout: bound on the start and on every collective, in seconds.
+        backend: ``"auto"`` is ccl if it loads on every rank, otherwise gloo with one warning line. A named backend has
+            no fallback: the start fails if it cannot be used.
+        timeout: limit of the start and of every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages, such as ``"eth0"``; any by default.
-        pin: False leaves affinity, threads and memory policy alone.
-        compress: in which scheme gradients cross the network between hosts: ``"auto"``, ``"none"``, ``"bf16"``,
-            ``"int8"``, ``"powersgd"`` or ``"powersgd:RANK"`` (docs/slow-networks.md). None: ``"none"``, and
-            ``"auto"`` where Trainer is given ``use_ipex``.
-        resume: ``"auto"`` (default): after a restart `Checkpoints` and Trainer go on from this run's newest complete
+        pin: False leaves affinity, threads and memory policy unchanged.
+        compress: the compression of gradients between hosts: ``"auto"``, ``"none"``, ``"bf16"``, ``"int8"``,
+            ``"powersgd"`` or ``"powersgd:RANK"`` (docs/slow-networks.md). None: ``"auto"`` if Trainer gets
+            ``use_ipex``, otherwise ``"none"``.
+        resume: ``"auto"`` (default): after a restart `Checkpoints` and Trainer resume from this run's newest complete
             checkpoint; ``"never"``: they start at the first step again.
-        async_checkpoint: a Trainer goes on once a checkpoint is copied in memory, and a thread writes the copy.
+        async_checkpoint: Trainer continues once a checkpoint is copied in memory, while a thread writes the copy.
         stall: end the job with the stacks of all ranks when no rank has made a step, a collective or a batch for so
             many seconds, counted from the first step on (docs/reliability.md). None: never.
-        options: the backend's own, which ``cpudist-train --help`` lists; there ``show_sharding=True`` is
-            ``--show-sharding``. Options of another backend have no effect, and one line says so.
+        options: the backend's own options, listed by ``cpudist-train --help``: ``--show-sharding`` there is
+            ``show_sharding=True`` here. Options of another backend have no effect except a printed line.
 
     Returns:
         This rank's `World`.
@@ -97,7 +97,7 @@ def init(
         pinning = decide_in_place(launcher) if pin else None
         applicable = backends.applicable(backend, options, launcher.is_main_process)
         running = enter(launcher, replace(wanted, backend_options=applicable), pinning)
-        running.record.name_run(sys.argv[0])  # a library writes nothing unasked
+        running.record.name_run(sys.argv[0])  # into CPUDIST_RUNS, if set: a library writes nothing unasked
     elif backend not in ("auto", running.world.backend):
         raise UserError(f"cpudist is already running on {running.world.backend}; call cpudist.shutdown() first")
     else:
@@ -106,7 +106,7 @@ def init(
 
 
 def enter(launcher: Launcher, options: JobOptions, pinning: Pinning | None = None) -> Job:
-    """Start the job that `launcher` describes, with scripts and libraries on its process group.
+    """Start the job that `launcher` describes, and let scripts and libraries join its process group.
 
     Args and errors are those of `start_job`.
     """
@@ -121,7 +121,7 @@ def enter(launcher: Launcher, options: JobOptions, pinning: Pinning | None = Non
 def shutdown() -> None:
     """Shut the job down: wait for the other ranks, then undo everything that it has changed in this process.
 
-    Does nothing without a job, and under `cpudist-train`, which shuts the job down when the script has ended.
+    Does nothing without a job, and under `cpudist-train`, which shuts the job down when the script ends.
 
     Examples:
         >>> world = cpudist.init()
@@ -140,13 +140,13 @@ def wrap(
     compress: str | None = None,
     **options: Any,
 ) -> torch.nn.Module:
-    """Return the model with gradients that are averaged over all ranks: in DDP, or in the backend's own form.
+    """Wrap the model, in DDP or the backend's own wrapper, so that gradients are averaged over all ranks.
 
     Args:
         model: the model, on `World.device`.
-        compress: in which scheme gradients cross the network between hosts: "auto", "none", "bf16", "int8", "powersgd"
-            or "powersgd:RANK" (docs/slow-networks.md). A scheme that the backend does not have has no effect, and one
-            line says so. None: the one of ``cpudist-train --compress``, without it "none".
+        compress: the compression of gradients between hosts: "auto", "none", "bf16", "int8", "powersgd" or
+            "powersgd:RANK" (docs/slow-networks.md). A scheme that the backend does not have has no effect except a
+            printed line. None: the scheme of ``cpudist-train --compress``, or "none" without this flag.
         options: those of `DistributedDataParallel`.
 
     Returns:
@@ -175,7 +175,7 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     Args:
         optimizer: the optimizer.
         scaler: for float16, the GradScaler that has scaled the loss, as `scaler` returns it. It unscales the
-            gradients, skips steps that are not finite, and is updated.
+            gradients, skips steps whose gradients are not finite, and is updated.
 
     Raises:
         UserError: there is no running job.
@@ -196,7 +196,7 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
 
 
 def batches(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return the batches of `loader` on this rank's device, moved ahead of their use where moving is slow.
+    """Return the batches of `loader` on this rank's device, copied ahead of their use if copying is slow.
 
     Args:
         loader: yields batches of CPU tensors, in tuples, lists or dicts: this rank's share, as with
@@ -217,7 +217,7 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
     """Return the mean of `tensor` over all ranks, on the CPU and in float64; every rank calls it.
 
     Args:
-        tensor: of any shape, the same on all ranks, on the CPU or on `World.device`.
+        tensor: a tensor on the CPU or on `World.device`, of the same shape on all ranks.
 
     Raises:
         UserError: there is no running job.

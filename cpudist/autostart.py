@@ -2,10 +2,10 @@
 
 Guides for Intel's backend let mpirun, srun or torchrun start ``python3 run_qa.py … --ddp_backend ccl --use_ipex``.
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). It only waits until the
-script imports TrainingArguments. Where a launcher has started the process, they then take the documented flags, and the
-first that ask for ccl call `cpudist.init`. Arguments without any of these flags change nothing.
+script imports TrainingArguments. If a launcher has started the process, TrainingArguments then accept the documented
+flags, and the first object with ``ddp_backend="ccl"`` calls `cpudist.init`. Objects without such flags change nothing.
 
-Where `accelerate launch` starts one process instead of several, that process refuses such arguments.
+If `accelerate launch` starts one process although the user asked for several, that process refuses the flag.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 
 from cpudist.on_import import after_import
 
-_ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # the number that the user asked accelerate for
+_ASKED = "CPUDIST_ACCELERATE_PROCESSES"  # number of processes that the user asked accelerate for
 
 
 def register() -> None:
-    """Prepare TrainingArguments once the script imports them, and `accelerate launch` where this process is one."""
+    """Patch TrainingArguments once the script imports them, and `accelerate launch` if this process runs it."""
     after_import("transformers.training_args", _prepare)
     after_import("accelerate.commands.launch", _tell_of_one_process)
 
 
 def _prepare(module: ModuleType) -> None:
-    """Change TrainingArguments for the life of this process: the first that ask for ccl start the job."""
-    # Imported here: this module is loaded by every `import torch`.
+    """Patch TrainingArguments until this process ends: the first object that asks for ccl starts the job."""
+    # Imported here, because every `import torch` loads this module.
     from cpudist import launchers
     from cpudist.launchers.single import Single
 
@@ -71,17 +71,17 @@ def _prepare(module: ModuleType) -> None:
                 api.init("ccl")
             except UserError as error:
                 job.fail(error, rank=launcher.rank)
-            # The same object as the default: the user has not set the number, so the job's own default holds.
+            # If the value is the default object, the user has not set it, so the job's own default applies.
             if self.ddp_timeout is default:
                 self.ddp_timeout = timeout.default
-            cls.__post_init__(self)  # now the job's
+            cls.__post_init__(self)  # the job has replaced it
             started = job.require()
             started.record.leave_in(Path(self.output_dir))
             time_trainer(started)
         elif given := [name for name in added if getattr(self, name) != cls.__dataclass_fields__[name].default]:
             options = " and ".join(f"--{name}" for name in given)
             refusal = f"{options} without a job of cpudist: add --ddp_backend ccl, or start the script by cpudist-train"
-            # Without a job the ranks cannot choose one that reports, and all of them have the same arguments.
+            # Without a job the ranks cannot agree on one that reports, and all of them have the same arguments.
             end_now(USER_ERROR, refusal if launcher.is_main_process else "")
         else:
             original(self)
@@ -90,8 +90,8 @@ def _prepare(module: ModuleType) -> None:
 
 
 def _tell_of_one_process(module: ModuleType) -> None:
-    """Tell a script the number of processes that the user asked accelerate for: on CPUs without a hostfile it starts
-    only one.
+    """Tell the script how many processes the user asked for: accelerate starts only one on CPUs without a
+    hostfile.
 
     The script then ends with one line if its arguments ask for ccl, and the traceback of accelerate is left out.
     """

@@ -12,7 +12,7 @@ _MISSING = object()
 
 
 class Changes:
-    """Changes that `undo`, or the end of a `with` block, reverts, the last one first."""
+    """Changes that `undo` or the end of a `with` block reverts in reverse order."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
@@ -36,7 +36,7 @@ class Changes:
 
     @contextmanager
     def environment(self) -> Iterator[None]:
-        """Note all changes of the environment within the block, by any code, to be undone."""
+        """Record all changes that any code makes to the environment within the block; `undo` reverts them."""
         before = dict(os.environ)
         try:
             yield
@@ -60,7 +60,7 @@ class Changes:
     def ignored_warnings(self, message: str = "", category: type[Warning] = Warning) -> None:
         """Ignore warnings whose text begins with the regular expression `message`.
 
-        Only this filter is removed; filters that a script has added meanwhile stay.
+        `undo` removes only this filter; filters that a script has added meanwhile stay.
         """
         before = list(warnings.filters)
         warnings.filterwarnings("ignore", message, category)
@@ -94,6 +94,6 @@ def _restore(name: str, before: str | None) -> None:
 
 
 def _remove_filter(added: Any) -> None:
-    filters: Any = warnings.filters  # a list; typeshed names it a sequence
+    filters: Any = warnings.filters  # a list, although typeshed declares a sequence
     if added in filters:
         filters.remove(added)

@@ -1,4 +1,4 @@
-"""Compiles the package's C++ into shared libraries, once, in a cache that the user's jobs share."""
+"""Compile the package's C++ into shared libraries, once, in a cache that the user's jobs share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _LOG = "compile.log"
 _COMPILE_SECONDS = 900.0
 _SCRATCH = "compiling-"
 
-# g++ runs other programs, and a signal that kills this process reaches none of them. The shell's standard input is a
-# pipe of this process: its end removes the temporary files, and kills all of them.
+# g++ starts other programs, which survive if a signal kills this process. The shell's standard input is a pipe from
+# this process. When the pipe closes, the shell removes the temporary files and kills all of these programs.
 _ENDS_WITH_PIPE = """
 exec 3<&0
 (read line <&3; rm -rf "$0"; kill -KILL 0) &
@@ -48,9 +48,9 @@ class Compiler:
     """A C++ compiler.
 
     Attributes:
-        command: its program, after one such as ccache, and before its options.
-        label: its name, options and version, as the name of its folder in the cache.
-        openmp: options for OpenMP's threads: torch's own pool, libgomp's. clang would add a runtime with another one.
+        command: an optional wrapper such as ccache, the program, and its options.
+        label: the name of its folder in the cache, made from its name, options and version.
+        openmp: options for OpenMP with torch's thread pool (libgomp); empty for clang, whose runtime has another pool.
     """
 
     command: tuple[str, ...]
@@ -66,7 +66,7 @@ class Compiler:
             *("-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", *self.openmp),
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
             *(f"-isystem{folder / include}" for include in ("include", "include/torch/csrc/api/include")),
-            f"-ffile-prefix-map={source.parent}=csrc",  # errors name source files; bytes do not depend on the folder
+            f"-ffile-prefix-map={source.parent}=csrc",  # makes the bytes independent of the source folder
             *(f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu"),
         ]
 
@@ -77,9 +77,9 @@ class Library:
 
     Attributes:
         file: the name of its file.
-        what: what it is, in messages.
-        duration: how long it takes to compile, in messages.
-        key: its folder in the cache, named by what its bytes depend on, apart from the compiler.
+        what: its description in messages.
+        duration: how long its compilation takes, for messages.
+        key: the name of its folder in the cache, made from all inputs except the compiler.
         command: returns the command with which a compiler makes the file.
     """
 
@@ -91,7 +91,7 @@ class Library:
 
 
 def find_compiler() -> Compiler | None:
-    """Find the C++ compiler $CXX, such as g++ or "ccache g++ -m64", or g++; None where there is none.
+    """Find the C++ compiler: $CXX, such as "ccache g++ -m64", or g++ by default; None if there is none.
 
     Raises:
         UserError: quotes in $CXX are not closed.
@@ -106,7 +106,7 @@ def find_compiler() -> Compiler | None:
 
 
 def _named() -> tuple[tuple[str, ...], str]:
-    """Return the compiler's command, empty where there is none, and the beginning of its label."""
+    """Return the compiler's command (empty if there is none) and the beginning of its label."""
     named = os.environ.get("CXX") or "g++"
     try:
         words = [named] if shutil.which(named) else shlex.split(named)
@@ -138,7 +138,7 @@ def cache_folder() -> Path:
     """Return the folder of compiled libraries: $CPUDIST_CACHE, or ``cpudist`` in the user's cache folder.
 
     Raises:
-        UserError: there is neither.
+        UserError: neither of them exists.
     """
     if chosen := os.environ.get("CPUDIST_CACHE"):
         return Path(chosen).expanduser()
@@ -151,14 +151,14 @@ def cache_folder() -> Path:
 def find(library: Library, cache: Path | None = None) -> Path | None:
     """Return the library of the cache; None if it is not compiled.
 
-    It was made by the compiler that `find_compiler` finds, of any version, or by another one where there is none.
+    It was made by any version of the compiler that `find_compiler` finds; if there is none, by any compiler.
 
     Args:
-        library: what was to be compiled.
+        library: the library to find.
         cache: the folder of compiled libraries; None for `cache_folder`.
 
     Raises:
-        UserError: another user could have put it there.
+        UserError: another user could have written the file.
     """
     command, name = _named()
     found = sorted((cache or cache_folder()).joinpath(library.key).glob(f"*/{library.file}"))
@@ -174,7 +174,7 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
     `cpudist build` made elsewhere.
 
     Args:
-        library: what to compile.
+        library: the library to compile.
         cache: the folder of compiled libraries; None for `cache_folder`.
 
     Raises:
@@ -198,10 +198,10 @@ def ensure(library: Library, cache: Path | None = None) -> Path:
 
 
 def _trusted(file: Path, what: str) -> Path:
-    """Return `file`, which has the folders of its compiler and its key above it in the cache.
+    """Return `file` if no other user can write it or the three cache folders above it.
 
     Raises:
-        UserError: another user could have put it there.
+        UserError: another user could have written the file.
     """
     for path in (file, *file.parents[:3]):
         if path.exists() and (problem := why_not_trusted(path)):
@@ -246,10 +246,10 @@ def _take(handle: IO[bytes]) -> bool:
 def _compile(compiler: Compiler, library: Library, target: Path) -> None:
     begin = time.monotonic()
     say(f"compiling {library.what} (once, {library.duration})")
-    for left in target.parent.glob(f"{_SCRATCH}*"):  # of a machine that went down; this process holds the lock
+    for left in target.parent.glob(f"{_SCRATCH}*"):  # left by a machine that went down; this process holds the lock
         shutil.rmtree(left, ignore_errors=True)
     log = target.parent / _LOG
-    # Compiled into a temporary folder, then moved, so that no process loads an incomplete file.
+    # Compile into a temporary folder, then move the file, so that no process loads an incomplete one.
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
         output = Path(scratch) / target.name
         if _run(library.command(compiler, output), scratch, log) != 0:
@@ -265,7 +265,7 @@ def _run(command: list[str], scratch: str, log: Path) -> int:
     """Run a compiler, with its output in `log`, and return its exit status.
 
     Raises:
-        UserError: it takes too long.
+        UserError: the compiler takes too long.
     """
     with log.open("w") as output:
         output.write(" ".join(command) + "\n")

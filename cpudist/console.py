@@ -1,4 +1,4 @@
-"""Text for people: amounts, and lines on standard error that begin with `cpudist: `; how this process ends at once."""
+"""Format amounts, print lines that begin with `cpudist: ` on standard error, and end this process at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLORS = {"error": 31, "warning": 33, "ok": 32}  # red, yellow, green
 _CURVE_CELLS = 24
-_LARGEST_LOSS = 1e300  # the sum of larger ones may be infinite
-_HOSTS = 3  # named in one sentence
-_FLUSH_SECONDS = 2.0  # a full pipe or disk blocks without a bound
+_LARGEST_LOSS = 1e300  # the sum of larger losses may be infinite
+_HOSTS = 3  # Most hosts named in one sentence.
+_FLUSH_SECONDS = 2.0  # Longest wait: a full pipe or disk may block forever.
 
 # Called by `end_now` once it has written why this process ends, so that no other rank reports it as lost.
 after_last_line: set[Callable[[], object]] = set()
@@ -57,7 +57,7 @@ def counted_seconds() -> Iterator[None]:
 
 
 def show_lines_at_once() -> None:
-    """Have each line of `print` shown at once: Python keeps 8 KB back where standard output is a pipe or a file.
+    """Flush standard output after each line: Python buffers 8 KB if it is a pipe or a file.
 
     A standard output that is closed, or that the script or a notebook has replaced, stays as it is.
     """
@@ -82,20 +82,20 @@ def size(count: float) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of cells, all as many, as text in columns."""
+    """Return lines of cells as text in columns; all lines have the same number of cells."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ([f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines)
     return ["  ".join(cells).rstrip() for cells in padded]
 
 
 def colored(text: str, level: str) -> str:
-    """Return a text in the colour of a finding's level; unchanged where standard output takes or wants no colours."""
+    """Return a text in the colour of a finding's level; unchanged if standard output shows no colours."""
     plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain else f"\033[{_COLORS[level]}m{text}\033[0m"
 
 
 def curve(losses: Sequence[float]) -> str:
-    """Return the losses as blocks between the lowest and the highest, in at most 24 cells of their means."""
+    """Return the losses as a curve of block characters, in at most 24 cells that show means."""
     losses = [loss for loss in losses if abs(loss) < _LARGEST_LOSS]  # a training that diverges logs NaN
     cells = min(len(losses), _CURVE_CELLS)
     bounds = [number * len(losses) // cells for number in range(cells + 1)] if cells else []
@@ -111,14 +111,14 @@ def number_of(count: int, what: str) -> str:
 
 
 def names_of(hosts: Iterable[str]) -> str:
-    """Return the names of hosts, each once, such as ``h0, h1``; of many the first three and how many follow."""
+    """Return the names of hosts, each once, such as ``h0, h1``; of many the first three and the number of others."""
     names = list(dict.fromkeys(hosts))
     more = len(names) - _HOSTS
     return ", ".join(names[:_HOSTS]) + (f" and {number_of(more, 'more host')}" if more > 0 else "")
 
 
 def duration(seconds: float) -> str:
-    """Return a time, such as ``4.1 s``, from a minute on ``0:01:30``."""
+    """Return a time, such as ``4.1 s``, or ``0:01:30`` from one minute on."""
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
@@ -128,7 +128,7 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text; the name of its type where the text is empty."""
+    """Return the first line of an error's text, or the name of its type if the text is empty."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

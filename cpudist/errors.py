@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Literal, get_args
 
 USER_ERROR = 2  # the exit status of the command line
-FAILED = 1  # of a job
+FAILED = 1  # the exit status of a failed job
 
 Level = Literal["error", "warning", "ok"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -54,7 +54,7 @@ class Finding:
 
     Attributes:
         level: "error": a job would fail; "warning": it would be slower or lack a function; "ok": no fault.
-        about: the thing, in a word or two.
+        about: the subject of the check, in one or two words.
         message: the result.
         remedy: what the user can do; empty if nothing is wrong.
     """
@@ -71,7 +71,7 @@ class Finding:
 
 
 def is_user_code(frame: FrameType) -> bool:
-    """Return whether a frame is of the user's script or modules, not of an installed package."""
+    """Return whether a frame belongs to the user's script or modules, not to an installed package."""
     if frame.f_globals.get("__name__") == "__main__":  # also `python -c`, and cells of notebooks
         return True
     name = frame.f_code.co_filename
@@ -81,7 +81,7 @@ def is_user_code(frame: FrameType) -> bool:
 
 
 def from_user_code(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame of user code on; all of it where there is no such frame."""
+    """Return a traceback from the first frame of user code on; all of it if there is no such frame."""
     where = traceback
     while where is not None and not is_user_code(where.tb_frame):
         where = where.tb_next

@@ -1,6 +1,6 @@
-"""Hand over a long command line from `cpudist launch` to its ranks: Hydra takes fewer than 1 000 words.
+"""Pass a long command line from `cpudist launch` to its ranks, because Hydra takes fewer than 1 000 words.
 
-The words travel in an environment variable, which launchers pass on to all hosts, and get back into `sys.argv` there.
+Launchers pass an environment variable with the words to all hosts, and `restore` appends the words to `sys.argv`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from cpudist.errors import UserError
 
 VARIABLE = "CPUDIST_ARGUMENTS"
-_MOST_WORDS = 256  # that are given to the launcher itself
-_MOST_BYTES = 100_000  # Linux takes 128 KB in a variable
+_MOST_WORDS = 256  # Use the variable for longer command lines.
+_MOST_BYTES = 100_000  # Linux limits a variable to 128 KB.
 
 
 def variables(words: Sequence[str]) -> dict[str, str]:
-    """Return the environment that hands over `words`; empty where the launcher takes them on its command line.
+    """Return the environment variable that passes `words`; empty if the launcher's command line can take them.
 
     Raises:
-        UserError: they are too long.
+        UserError: the words are too long.
     """
     if len(words) <= _MOST_WORDS:
         return {}
@@ -34,7 +34,7 @@ def variables(words: Sequence[str]) -> dict[str, str]:
 
 
 def restore() -> None:
-    """Append the words that were handed over to this process's arguments; its children do not get them."""
+    """Append the passed words to this process's arguments, and remove the variable for its children."""
     if packed := os.environ.pop(VARIABLE, None):
         words = json.loads(zlib.decompress(base64.b64decode(packed)))
         sys.argv += words

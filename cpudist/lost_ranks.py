@@ -1,8 +1,8 @@
-"""Ranks that ended without an error of their own: find the first one, and report it in a sentence.
+"""Find the first rank that ended without an error of its own, and report it in a sentence.
 
-The store, the other ranks and `cpudist launch` each may notice it; all of them report it in these words. The rank that
-reports a failure also writes the ranks that caused it into a file, as fields: the node agent on its host
-(hosts/node_agent.py) passes them on to `cpudist launch`, which may leave out their host.
+The store, the other ranks and `cpudist launch` may each notice it; they report it with the same sentence. The rank that
+reports a failure also writes the ranks that caused it into a file. The node agent on its host (hosts/node_agent.py)
+passes these ranks on to `cpudist launch`, which may leave out their host.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class LostRank:
 
 
 def first_killed(killed: Sequence[LostRank], first_ended: Mapping[str, int | None]) -> LostRank | None:
-    """Return the loss that ended the job, as far as it is known; None where no signal killed a rank.
+    """Return the loss that ended the job, as far as it is known; None if no signal killed a rank.
 
-    A launcher kills the other ranks with SIGKILL and may report those like the first, so other signals come first.
-    Where ranks on several hosts died of SIGKILL, the rank stays unknown: the surviving ranks report it.
+    A launcher kills the other ranks with SIGKILL and may report them like the first, so other signals take precedence.
+    If such ranks were on several hosts, the first rank stays unknown here: the surviving ranks report it.
 
     Args:
         killed: the ranks that signals have killed, from the launcher's output.
-        first_ended: for each host the rank whose process ended first there; None where several ended together.
+        first_ended: for each host the rank whose process ended first there; None if several ended together.
     """
     telling = [loss for loss in killed if loss.how != signal.SIGKILL] or list(killed)
     if not telling:
@@ -73,14 +73,14 @@ def tell_launch(ranks: Sequence[int]) -> None:
     """Write the ranks that caused a failure into a file for `cpudist launch`; the first report on a host is kept."""
     job = os.environ.get(JOB_ID)
     if job and ranks:
-        with suppress(OSError):  # nothing can be written there: no host is left out
+        with suppress(OSError):  # without the file no host is left out
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with open(os.open(_file(job), flags, 0o600), "w", encoding="utf-8") as file:
                 json.dump({"ranks": list(ranks)}, file)
 
 
 def told(job: str) -> list[int]:
-    """Return a rank's report from `tell_launch` on this host, and remove the file."""
+    """Return the ranks that `tell_launch` has written on this host, and remove the file."""
     try:
         with open(os.open(_file(job), os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
@@ -88,16 +88,16 @@ def told(job: str) -> list[int]:
             fields = json.load(file)
         os.unlink(_file(job))
         return [int(rank) for rank in fields["ranks"]]
-    except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is incomplete or of another version
+    except (OSError, ValueError, TypeError, KeyError):  # the file is missing, incomplete or of another version
         return []
 
 
 def _file(job: str) -> str:
-    return f"/tmp/cpudist-failure-{job}.json"  # not in TMPDIR, which an ssh session may not have
+    return f"/tmp/cpudist-failure-{job}.json"  # not in TMPDIR, which an ssh session may not set
 
 
 def killed_by(number: int) -> str:
-    """Return the end of a process by a signal, in words that follow its name."""
+    """Return words that follow a rank's name, such as "was killed by SIGTERM"."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (dmesg there tells whether memory ran out)" if number == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"

@@ -1,6 +1,6 @@
 """Run an action on a module once the script has imported it.
 
-Importing transformers or accelerate up front would take seconds, also in scripts that never use them.
+Importing transformers or accelerate up front would take seconds, even in scripts that never use them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
 
 
 def _at_end_of_import(spec: Any, action: Action) -> Callable[[], None]:
-    """Call `action` when the import system marks `spec`, whose module is being executed, as initialised."""
+    """Call `action` when the import system marks `spec` as initialised; its module is still being executed."""
 
     class Announcing(ModuleSpec):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -52,7 +52,7 @@ def _at_end_of_import(spec: Any, action: Action) -> Callable[[], None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Find one module through the finders behind this one, and wrap the loader that they return."""
+    """Finds one module through the finders after this one, and wraps the loader that they return."""
 
     def __init__(self, name: str, action: Action) -> None:
         self._name = name

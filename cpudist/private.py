@@ -1,4 +1,4 @@
-"""Keep other users of a machine from the user's secrets, and from folders with code to load."""
+"""Protect the user's secrets, and folders with code to load, from other users of a machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IN_A_WORD = re.compile(
 
 
 def home() -> Path | None:
-    """Return the user's home folder; None where neither HOME nor the list of users names one."""
+    """Return the user's home folder; None if neither HOME nor the user database names one."""
     try:
         return Path.home()
     except RuntimeError:
@@ -37,10 +37,10 @@ def home() -> Path | None:
 
 
 def secret() -> str:
-    """Return the user's secret, which a file in the home folder keeps; the first process makes it.
+    """Return the user's secret from a file in the home folder; the first process creates it.
 
     Raises:
-        UserError: it cannot be kept there, or others can read it.
+        UserError: the file cannot be written, or others can read it.
     """
     folder = home()
     if folder is None:
@@ -75,14 +75,14 @@ def new_file(path: Path) -> IO[str]:
     """Return a new text file to write, which only this user may read.
 
     Raises:
-        OSError: it exists, or cannot be made.
+        OSError: the file exists, or cannot be created.
     """
     return open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")
 
 
 def why_not_trusted(path: Path) -> str | None:
-    """Return why a user other than this one and root could change `path`; None where none could."""
-    if os.statvfs(path).f_flag & os.ST_RDONLY:  # an image, whose owners have other numbers here
+    """Return why a user other than this one and root could change `path`; None if no other user could."""
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # a read-only image; its owners may have other user ids here
         return None
     status = path.stat()
     if status.st_uid not in (0, os.getuid()):
@@ -93,7 +93,7 @@ def why_not_trusted(path: Path) -> str | None:
 
 
 def _make(path: Path) -> None:
-    """Make the secret; where several processes do so, the first secret is kept."""
+    """Create the secret; if several processes do so, the first secret is kept."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with new_file(written) as file:

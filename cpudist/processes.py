@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 SSH_DAEMONS = ("sshd", "sshd-session")
 _SHELLS = frozenset(("sh", "dash", "bash"))
-_ENDED = "ZX"  # states of a process whose parent has not yet asked for its exit status
-_MOST_ANCESTORS = 64  # bounds the walk where process ids are reused meanwhile
+_ENDED = "ZX"  # states of an ended process whose parent has not yet waited for it
+_MOST_ANCESTORS = 64  # limits the walk, since process ids may be reused meanwhile
 
 
 class Process(NamedTuple):
@@ -27,7 +27,7 @@ class Process(NamedTuple):
     Attributes:
         pid, parent: its id and its parent's.
         start: when it started, in the kernel's clock ticks since boot; `pid` and `start` identify a process.
-        name: its program's name, or the script's where a shell runs one.
+        name: the name of its program, or of the script that a shell runs.
     """
 
     pid: int
@@ -53,7 +53,7 @@ def read_all() -> dict[int, Process]:
 
 
 def own_age() -> float:
-    """Return how long this process has run, in seconds; a process that has replaced its program keeps its start."""
+    """Return how long this process has run, in seconds; exec does not reset it."""
     own = read(os.getpid())
     assert own is not None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - own.start / os.sysconf("SC_CLK_TCK")
@@ -80,7 +80,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def executable(pid: int) -> Path | None:
-    """Return the program that a process runs; None where it has ended or belongs to another user."""
+    """Return the program that a process runs; None if it has ended or belongs to another user."""
     try:
         return Path(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
@@ -88,7 +88,7 @@ def executable(pid: int) -> Path | None:
 
 
 def environment(pid: int) -> dict[str, str] | None:
-    """Return the variables with which a process was started; None where it has ended or belongs to another user."""
+    """Return the variables with which a process was started; None if it has ended or belongs to another user."""
     try:
         return _parse(_entries(pid))
     except OSError:
@@ -96,7 +96,7 @@ def environment(pid: int) -> dict[str, str] | None:
 
 
 def with_variable(name: str, value: str) -> dict[int, dict[str, str]]:
-    """Return the variables of each process of this user that was started with this one, by process id.
+    """Return the environments of this user's processes that were started with this variable, by process id.
 
     A launcher's helpers leave its session and process group, so only a variable marks the processes of a job.
     """
@@ -120,24 +120,24 @@ def send_signal(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
             return
         descriptor = os.pidfd_open(pid)
         try:
-            if is_meant():  # asked with the descriptor open: it stays that of this process
+            if is_meant():  # checked while the descriptor is open: it always refers to this process
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
 
 
 def python_main(module: str, *flags: str, path: Sequence[str] = ()) -> list[str]:
-    """Return the command line by which a fresh Python runs the function `main` of one of our modules.
+    """Return the command line by which a new Python process runs the function `main` of a module of cpudist.
 
-    It finds this package wherever that is installed, also where `flags` leave out the usual folders.
+    It finds this package wherever it is installed, even if `flags` exclude the usual folders.
 
     Args:
         module: the module's name.
         flags: Python's options.
-        path: where else it looks for modules.
+        path: further folders to search for modules.
     """
     root = str(Path(__file__).resolve().parents[1])
-    # Not under the name __main__: tracebacks leave this frame out, like those of our modules.
+    # The name is not __main__, so that tracebacks leave out this frame, like frames of our modules.
     program = f"__name__ = 'cpudist'; import sys; sys.path[:0] = {[root, *path]!r}; from {module} import main; main()"
     return [sys.executable, *flags, "-c", program]
 

@@ -1,4 +1,4 @@
-"""Which process is the rank. Its children inherit the launcher's variables, but not its connection to MPI."""
+"""Distinguish a rank from its children, which inherit the launcher's variables but not the connection to MPI."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import stat
 
 _PROCESS = "CPUDIST_RANK_PROCESS"  # the rank's process id, for its children
-_CONNECTION = "PMI_FD"  # the number of the socket by which Hydra and Slurm's pmi2 connect a rank
+_CONNECTION = "PMI_FD"  # file descriptor of the socket by which Hydra and Slurm's pmi2 connect a rank
 
 
 def mark() -> None:
-    """Make this process the rank, for its children: called once it has started MPI.
+    """Mark this process as the rank for its children; called once it has started MPI.
 
-    Children are kept from starting MPI with the rank's connection; without it each is a world of its own.
+    Without the rank's connection, MPI in a child starts a world of one process.
     """
     os.environ.setdefault(_PROCESS, str(os.getpid()))
     os.environ.pop(_CONNECTION, None)
@@ -25,9 +25,9 @@ def started_by_rank() -> bool:
 
 
 def _is_socket(number: str | None) -> bool:
-    """Return whether the connection is there, if there should be one.
+    """Return whether the connection is an open socket, or none is expected.
 
-    Python's subprocesses do not inherit it; their MPI_Init would write into another file with that number.
+    Python's subprocesses do not inherit the socket; their MPI_Init would write to another file of the same number.
     """
     try:
         return number is None or stat.S_ISSOCK(os.fstat(int(number)).st_mode)

@@ -13,23 +13,23 @@ from contextlib import suppress
 from typing import IO
 
 _PIECE_BYTES = 1 << 16
-_LOOK_SECONDS = 0.2  # between two looks whether the thread has to end
+_LOOK_SECONDS = 0.2  # Interval at which the thread checks whether to end.
 
 
 class Relay:
-    """One stream of a child process, passed on while this process does other work.
+    """Passes on one stream of a child process while this process does other work.
 
-    A write blocks while our reader (such as `less`) does not read, or while the terminal is stopped; it blocks the
-    thread alone.
+    A write blocks while our reader (such as `less`) does not read, or while the terminal is stopped; it blocks only
+    the thread.
 
     Args:
         stream: the reading end of a pipe, which the thread closes.
-        write: writes a piece, all of it; gets an empty piece at the end of the stream. The stream is read to its end
-            whatever errors our output has.
+        write: writes a whole piece; gets an empty piece at the end of the stream. The stream is read to its end even if
+            `write` raises.
 
     Attributes:
         writing: whether a piece of output is under way.
-        error: the first error of our output, by which some of it is lost.
+        error: the first error of `write`; some output is then lost.
     """
 
     def __init__(self, stream: IO[bytes], write: Callable[[bytes], object]) -> None:
@@ -45,8 +45,8 @@ class Relay:
         """Wait until all output has been passed on, then end the thread.
 
         Args:
-            seconds: how long to wait for processes that keep the other end open. Our reader may take any time.
-            stop: ends the wait for our reader, too, once it returns a true value.
+            seconds: limit of the wait for processes that keep the other end open. The wait for our reader has none.
+            stop: ends the wait for our reader once it returns a true value.
         """
         deadline = time.monotonic() + seconds
         while self._thread.is_alive() and (time.monotonic() < deadline or not (self._has_passed_all() or stop())):
@@ -57,7 +57,7 @@ class Relay:
         with suppress(OSError, ValueError):  # the thread has closed the pipe
             if any(fcntl.ioctl(self._stream, termios.FIONREAD, bytes(4))):  # the number of bytes that it holds
                 return False
-        return not self.writing  # asked last: the thread may have just emptied the pipe
+        return not self.writing  # checked last: the thread may have just emptied the pipe
 
     def _pass_on(self) -> None:
         poll = select.poll()

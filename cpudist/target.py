@@ -29,7 +29,7 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
         UserError: there is no such target.
     """
     if module:
-        # Modules in the working directory come first, as with `python -m`; the search below needs it.
+        # Modules in the working directory come first, as with `python -m`; the search below needs this.
         sys.path[0] = os.getcwd()
         if _is_runnable(name):
             return partial(_run_module, name, args)
@@ -45,9 +45,9 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
 
 
 def missing_packages(script: str) -> list[str]:
-    """Return the packages that `script` imports before anything else, and that are not installed.
+    """Return the packages that `script` imports at its beginning and that are not installed.
 
-    Later statements, and the script's own modules, may change where Python looks.
+    Later imports are not checked: statements and the script's own modules may change sys.path.
     """
     missing = []
     for name in _first_imports(script):
@@ -62,7 +62,7 @@ def _first_imports(script: str) -> Iterator[str]:
     """Yield the top-level names of the imports with which a script begins."""
     try:
         body = ast.parse(Path(script).read_bytes()).body
-    except (OSError, SyntaxError, ValueError):  # Python will say so
+    except (OSError, SyntaxError, ValueError):  # Python reports it when the script runs
         return
     for statement in body:
         if isinstance(statement, ast.Import):

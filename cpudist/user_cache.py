@@ -1,4 +1,4 @@
-"""Files in the user's cache folder: what one command finds out for the next."""
+"""Files in the user's cache folder, in which one command stores results for the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cache_folder() -> Path | None:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return the values that `write` has left; none where the file is missing or damaged."""
+    """Return the values that `write` has stored; empty if the file is missing or damaged."""
     folder = cache_folder()
     try:
         found = {} if folder is None else json.loads((folder / name).read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def write(name: str, values: dict[str, Any]) -> Path:
-    """Leave values, as JSON, and return the file. Readers see the old ones or the new ones.
+    """Store values as JSON, and return the file. Readers see the old values or the new values.
 
     Raises:
         UserError: the file cannot be written.

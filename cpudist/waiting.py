@@ -1,4 +1,4 @@
-"""Waits with a bound. cpudist waits for other processes only in these ways, and in MPI_Finalize at exit."""
+"""Wait with a limit. cpudist waits for other processes only by these functions, and in MPI_Finalize at exit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LONGEST_TIMEOUT = 1e9  # seconds: sockets, timers and timedelta take no infinit
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
-    """Return the timeout `name` that a user has given as a number or a text, in seconds and `usable`.
+    """Return the user's timeout `name`, a number or a text, as `usable` seconds.
 
     Raises:
-        UserError: it is not a number above 0.
+        UserError: `value` is not a number above 0.
     """
     try:
         seconds = 0.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def check_timeout(value: object, name: str = "timeout") -> float:
 
 
 def usable(seconds: float, least: float = 0.0) -> float:
-    """Return a timeout that sockets and timers take: at least `least`, also for NaN, and at most 31 years."""
+    """Limit a timeout to values that sockets and timers accept: from `least` (also for NaN) to 31 years."""
     return min(max(least, seconds), _LONGEST_TIMEOUT)  # max returns its first argument if the second one is NaN
 
 
@@ -47,7 +47,7 @@ def poll(
         done: returns whether the awaited event has happened; called at least once.
         timeout: seconds to wait.
         meanwhile: called before each pause, to make progress that the other ranks may need.
-        longest_pause: seconds up to which pauses grow.
+        longest_pause: the longest pause in seconds.
 
     Returns:
         Whether `done` returned True in time.

@@ -25,8 +25,8 @@ class World:
     Attributes:
         rank, size: this rank in the whole job, from 0, and the number of ranks.
         local_rank, local_size: the same among the ranks of this node.
-        node_rank, node_count: this node, and the number of nodes; numbered by their lowest rank or by the launcher.
-        launcher: what started the job, such as "intel-mpi".
+        node_rank, node_count: this node, and the number of nodes. Their lowest ranks or the launcher number them.
+        launcher: the launcher of the job, such as "intel-mpi".
         backend: how the ranks communicate, such as "ccl"; empty before it is chosen.
         hosts: the host name of every node, by node rank; two nodes may have the same name.
         device_type: the type of device of this rank's tensors; "cpu" for all CPU backends.
@@ -69,14 +69,14 @@ class RankInfo:
     """One rank's description of itself, published when the job starts.
 
     Attributes:
-        node: a text that is the same for ranks that share a machine's memory, and different otherwise.
+        node: a text that identifies the machine: ranks that share memory have the same.
         host: the machine's name.
         placement: the rank's numbers from the launcher.
         cpus: the logical CPUs that it may use.
         threads: the number of its computing threads.
         interactive: whether it is a notebook or an interactive session, which an exception does not end.
         restarts: how often the job has been restarted, as this rank's launcher counts.
-        run_ids: the names of the run, as this rank's launcher gives them: `Launcher.run_ids`.
+        run_ids: the names of the run from this rank's launcher: `Launcher.run_ids`.
     """
 
     node: str
@@ -93,7 +93,7 @@ class RankInfo:
 
     @classmethod
     def from_json(cls, text: str) -> RankInfo:
-        """Read what `to_json` has written.
+        """Read a description that `to_json` has written.
 
         Raises:
             UserError: another version of cpudist has written it.
@@ -132,12 +132,12 @@ def gather_rank_info(
     """Publish this rank's description; return its place among the others and all descriptions, in rank order.
 
     Args:
-        launcher: what started this rank.
+        launcher: the launcher of this rank.
         interactive: whether an exception does not end this process.
         all_gather: publishes this rank's text under a key and returns the texts of all ranks.
 
     Raises:
-        UserError: the ranks are not whole nodes of the sizes that the launcher gave.
+        UserError: the ranks of a node contradict the launcher's numbers.
         StartupTimeout: a rank did not arrive in time.
     """
     import torch
@@ -156,7 +156,7 @@ def assign_nodes(members: Sequence[RankInfo], launcher: str) -> list[World]:
     Nodes are distinguished by `RankInfo.node`: two nodes may have the same host name. `members` are in rank order.
 
     Raises:
-        UserError: the ranks are not whole nodes of the sizes that the launcher gave.
+        UserError: the ranks of a node contradict the launcher's numbers.
     """
     nodes: list[_Node] = []
     for rank, member in enumerate(members):
