@@ -44,8 +44,8 @@ def init(
     single process. Afterwards `torch.distributed` is ready, and the variables that libraries read (RANK, WORLD_SIZE,
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set. Until `shutdown`, accelerate and Trainer join this
     process group and take ``ddp_backend="ccl"``, ``use_ipex`` and ``no_cuda``; call `init` before you import them.
-    A rank that its launcher has not pinned moves to its share of the node's cores and computes with as many threads,
-    unless the script, OMP_NUM_THREADS or OMP_PROC_BIND says otherwise (docs/placement.md); `shutdown` undoes that.
+    A rank that its launcher has not pinned moves to its share of the node's cores and adapts its number of threads,
+    unless the script, OMP_NUM_THREADS or OMP_PROC_BIND sets them (docs/placement.md); `shutdown` undoes that.
     Calling it again, or under ``cpudist-train``, returns the job's world; `compress`, `resume`, `async_checkpoint` and
     `stall` then apply if the job has none. After `shutdown` it starts a new job, with any backend.
 
@@ -147,7 +147,7 @@ def wrap(
         compress: the compression of gradients between hosts: "auto", "none", "bf16", "int8", "powersgd" or
             "powersgd:RANK" (docs/slow-networks.md). A scheme that the backend does not have has no effect except a
             printed line. None: the scheme of ``cpudist-train --compress``, or "none" without this flag.
-        options: those of `DistributedDataParallel`.
+        options: options of `DistributedDataParallel`.
 
     Returns:
         The wrapped model.
@@ -174,7 +174,7 @@ def step(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
 
     Args:
         optimizer: the optimizer.
-        scaler: for float16, the GradScaler that has scaled the loss, as `scaler` returns it. It unscales the
+        scaler: for float16, the GradScaler from `cpudist.scaler` that has scaled the loss. It unscales the
             gradients, skips steps whose gradients are not finite, and is updated.
 
     Raises:
@@ -199,8 +199,7 @@ def batches(loader: Iterable[Any]) -> Iterable[Any]:
     """Return the batches of `loader` on this rank's device, copied ahead of their use if copying is slow.
 
     Args:
-        loader: yields batches of CPU tensors, in tuples, lists or dicts: this rank's share, as with
-            `DistributedSampler`.
+        loader: yields this rank's batches, as with `DistributedSampler`: CPU tensors, also in tuples, lists or dicts.
 
     Raises:
         UserError: there is no running job.

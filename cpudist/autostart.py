@@ -1,6 +1,6 @@
-"""Start the job of a plain script whose TrainingArguments say ``ddp_backend="ccl"``.
+"""Start the job of a plain script whose TrainingArguments have ``ddp_backend="ccl"``.
 
-Guides for Intel's backend let mpirun, srun or torchrun start ``python3 run_qa.py … --ddp_backend ccl --use_ipex``.
+Guides for Intel's backend use mpirun, srun or torchrun to start ``python3 run_qa.py … --ddp_backend ccl --use_ipex``.
 torch calls `register` at the end of `import torch` (entry-point group ``torch.backends``). It only waits until the
 script imports TrainingArguments. If a launcher has started the process, TrainingArguments then accept the documented
 flags, and the first object with ``ddp_backend="ccl"`` calls `cpudist.init`. Objects without such flags change nothing.

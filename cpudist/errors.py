@@ -33,7 +33,7 @@ class UserError(Exception):
     """
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in a cell instead of a traceback."""
+        """Return the text that IPython shows in a cell instead of a traceback."""
         return [f"cpudist: {self}"]
 
 
@@ -72,7 +72,7 @@ class Finding:
 
 def is_user_code(frame: FrameType) -> bool:
     """Return whether a frame belongs to the user's script or modules, not to an installed package."""
-    if frame.f_globals.get("__name__") == "__main__":  # also `python -c`, and cells of notebooks
+    if frame.f_globals.get("__name__") == "__main__":  # also in `python -c` and in notebook cells
         return True
     name = frame.f_code.co_filename
     if name.startswith("<"):  # generated code

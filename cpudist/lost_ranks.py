@@ -29,9 +29,9 @@ class LostRank:
 
     Attributes:
         how: "ended": its process is gone; "unreachable": its host does not answer; a number: the signal that killed it.
-        rank: None where it is not known.
-        host: empty where it is not known.
-        last_seen: what it did last, such as "last in train.py:88"; empty where it is not known.
+        rank: the rank; None if unknown.
+        host: its host; empty if unknown.
+        last_seen: its last activity, such as "last in train.py:88"; empty if unknown.
     """
 
     how: Literal["ended", "unreachable"] | int

@@ -19,7 +19,7 @@ def after_import(name: str, action: Action) -> Callable[[], None]:
     """Call `action` with the module `name`: now if it is loaded, otherwise at the end of its import.
 
     Returns:
-        A function that cancels this; it does not undo what `action` did.
+        A function that cancels the call; it does not undo a call that was made.
     """
     if name in sys.modules:
         spec = sys.modules[name].__spec__
@@ -77,7 +77,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The module's own loader, followed by the action."""
+    """Runs the module's own loader, then the action."""
 
     def __init__(self, loader: importlib.abc.Loader, action: Action) -> None:
         self._loader = loader

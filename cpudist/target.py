@@ -47,7 +47,7 @@ def resolve(name: str, args: list[str], *, module: bool = False) -> Target:
 def missing_packages(script: str) -> list[str]:
     """Return the packages that `script` imports at its beginning and that are not installed.
 
-    Later imports are not checked: statements and the script's own modules may change sys.path.
+    Later imports are not checked: other statements and the script's own modules may change sys.path.
     """
     missing = []
     for name in _first_imports(script):

@@ -25,7 +25,7 @@ class World:
     Attributes:
         rank, size: this rank in the whole job, from 0, and the number of ranks.
         local_rank, local_size: the same among the ranks of this node.
-        node_rank, node_count: this node, and the number of nodes. Their lowest ranks or the launcher number them.
+        node_rank, node_count: this node, and the number of nodes; numbered by the launcher, or by lowest rank.
         launcher: the launcher of the job, such as "intel-mpi".
         backend: how the ranks communicate, such as "ccl"; empty before it is chosen.
         hosts: the host name of every node, by node rank; two nodes may have the same name.

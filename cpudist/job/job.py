@@ -44,9 +44,9 @@ class Job:
     Attributes:
         world: this rank's place among the others.
         launcher: the launcher of the job.
-        backend: the ranks' communication.
+        backend: the backend by which the ranks communicate.
         options: the user's options.
-        members: what each rank has published about itself, in rank order.
+        members: each rank's published description of itself, in rank order.
         counter: the steps and batches of this rank.
         observers: calls the observers of the job on this rank.
         record: the run record, which rank 0 writes.
@@ -108,7 +108,7 @@ class Job:
 
     @property
     def timeout(self) -> float:
-        """The bound on every collective and every wait in the store, in seconds; `set_timeout` changes it."""
+        """The limit of every collective and every wait in the store, in seconds; `set_timeout` changes it."""
         return self._context.timeout
 
     @property
@@ -143,7 +143,7 @@ class Job:
         _forget()
 
     def set_timeout(self, seconds: float) -> None:
-        """Bound every collective and every wait in the store from now on, on this rank.
+        """Set the limit of every collective and every wait in the store, on this rank.
 
         Raises:
             UserError: the number is not above 0, or the backend cannot change its limit.
@@ -248,7 +248,7 @@ def start_job(launcher: Launcher, options: JobOptions, pinning: Pinning | None =
 
 
 def current() -> Job | None:
-    """Return the running job; None where there is none."""
+    """Return the running job; None if no job runs."""
     return _job
 
 
@@ -283,11 +283,11 @@ def _start(backend: Backend, world: World, store: Store, timeout: float) -> None
     try:
         backend.start(world, store, timeout)
     finally:
-        sys.excepthook = hook  # init_process_group replaces it with one that withholds output
+        sys.excepthook = hook  # init_process_group replaces it by a hook that withholds output
 
 
 def _variables(context: RankContext) -> dict[str, str]:
-    """Return the variables that accelerate, transformers, datasets and others read."""
+    """Return the environment variables that accelerate, transformers, datasets and others read."""
     return {
         "RANK": str(context.world.rank),
         "WORLD_SIZE": str(context.world.size),

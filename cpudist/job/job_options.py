@@ -25,7 +25,7 @@ class JobOptions:
     Attributes:
         backend: a backend's name, or "auto".
         backend_options: the backend's own options, by name; see `Backend.configure`.
-        timeout: bound on the start and on every collective, in seconds.
+        timeout: limit of the start and of every collective, in seconds.
         interface: the network interface of the rendezvous and of all messages; None: any.
         compress: the compression of gradients between hosts; None: not given.
         resume: "auto" resumes a training from this run's newest checkpoint after a restart, "never" does not; None: not
@@ -74,7 +74,7 @@ class JobOptions:
 
     @property
     def resumes(self) -> bool:
-        """Whether a training goes on from this run's newest checkpoint after a restart."""
+        """Whether a training resumes from this run's newest checkpoint after a restart."""
         return self.resume != "never"
 
     def written(self, name: str) -> str:
@@ -83,7 +83,7 @@ class JobOptions:
         return f"{self._name(name)} {value}" if self.from_flags else f"{name}={value!r}"
 
     def filled_from(self, later: JobOptions) -> JobOptions:
-        """Return these options; unset ones that a running job can take come from a script's options `later`."""
+        """Return these options, with unset options of `_LATE` taken from a script's options `later`."""
         unset = [name for name in _LATE if getattr(self, name) is None]
         return replace(self, **{name: getattr(later, name) for name in unset})
 

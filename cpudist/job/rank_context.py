@@ -37,7 +37,7 @@ _TESTED_TORCH = "2.15"
 
 
 def untested_torch() -> str | None:
-    """Return a warning if torch is newer than tested, since pip may install it after cpudist; None otherwise."""
+    """Return a warning if torch is newer than the newest tested version; None otherwise."""
     newer = torch.__version__ > f"{_TESTED_TORCH}.99"
     return f"cpudist was not tested with torch {torch.__version__}, only up to {_TESTED_TORCH}" if newer else None
 
@@ -49,8 +49,8 @@ class RankContext:
         launcher: the launcher of the job.
         rendezvous: the store that all ranks share, and its address.
         world: this rank's place among the others; its `backend` is empty.
-        members: what each rank publishes about itself, in rank order.
-        timeout: the bound on every collective and every wait in the store, in seconds; `set_timeout` changes it.
+        members: each rank's published description of itself, in rank order.
+        timeout: the limit of every collective and every wait in the store, in seconds; `set_timeout` changes it.
         heartbeat: this rank's thread that calls functions once a second.
         changes: the job's changes in this process; the end of the job undoes them.
         backend: reports the calls that are under way; None until it has started.

@@ -33,7 +33,7 @@ def apply_pinning(pinning: Pinning, changes: Changes) -> Pinning:
     """
     import torch
 
-    changes.variable(THREADS, str(pinning.plan.omp_threads))  # for processes that the rank starts
+    changes.variable(THREADS, str(pinning.plan.omp_threads))  # for child processes of the rank
     before = torch.get_num_threads()
     if before != pinning.plan.omp_threads:
         torch.set_num_threads(pinning.plan.omp_threads)

@@ -1,4 +1,4 @@
-"""Record when the gradients of a step are complete; `cpudist forecast` predicts the communication wait from it."""
+"""Record when the gradients of a step are complete; `cpudist forecast` uses these times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cpudist.observability.record import RunRecord
 
 _FIRST, _STEPS = 6, 5  # Measure five steps after the first six, in which --compress auto chooses a scheme.
-_GROUPS, _GROUP_BYTES = 32, 5 << 20  # Record at most 32 groups, each as large as a DDP bucket across hosts or larger.
+_GROUPS, _GROUP_BYTES = 32, 5 << 20  # Record at most 32 groups, each at least as large as a DDP bucket between hosts.
 
 
 class GradientTimes(Observer):

@@ -1,4 +1,4 @@
-"""`--metrics-port`: the figures of `cpudist top` for Prometheus.
+"""Serve the figures of `cpudist top` to Prometheus (`--metrics-port`).
 
 The ranks always publish these figures; rank 0 reads them at each request.
 """

@@ -35,7 +35,7 @@ class PaceMeter(Observer):
         return {**self._known, **(asdict(now) if now else {}), **self._record.newest()}
 
     def read(self, *, at_end: bool = False) -> Pace | None:
-        """Return this rank's pace, None after an error; any thread may call this."""
+        """Return this rank's pace, or None after an error; any thread may call this."""
         used, backend, counter = resource.getrusage(resource.RUSAGE_SELF), self._job.backend, self._job.counter
         return Pace(
             counter.steps,
@@ -54,7 +54,7 @@ class PaceMeter(Observer):
 
 
 def _run_queue_delay() -> float | None:
-    try:  # the second number, in ns, is of the main thread (the kernel's sched-stats.rst)
+    try:  # the second number is the main thread's run-queue delay in ns (the kernel's sched-stats.rst)
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
         return None

@@ -41,7 +41,7 @@ class RankStacks:
         address: its address.
         user: the user of its process.
         text: its status in the first line, then its stacks.
-        figures: its figures of the names in `_FIGURES`; empty if its thread does not answer.
+        figures: its figures, limited to `_FIGURES`; empty if its thread does not answer.
     """
 
     address: StackAddress
@@ -68,8 +68,8 @@ def ask_ranks(processes: Collection[int] | None = None) -> list[RankStacks]:
     Any user may name a socket like a rank's, so only root asks other users' processes.
 
     Args:
-        processes: ids of the only ranks to ask; ranks whose threads do not answer are left out. None: ask all ranks,
-            and send a signal if a thread does not answer; the rank may then also write its stacks to its own output.
+        processes: ask only the ranks with these process ids, and leave out ranks whose threads do not answer. None: ask
+            all, and send a signal if a thread does not answer; that rank may also write its stacks to its own output.
     """
     addresses = {address for line in _sockets() if (address := StackAddress.of(line)) is not None}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -133,7 +133,7 @@ def _ask(address: StackAddress, processes: Collection[int] | None) -> tuple[int,
 
 
 def _without_its_thread(address: StackAddress, pid: int) -> str:
-    """Return the stacks of a rank whose thread does not answer, by the signal; failing that, a line about its state."""
+    """Request a rank's stacks by the signal, since its thread does not answer; without stacks return its state."""
     name = f"rank {address.rank} (process {pid})"
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())

@@ -102,7 +102,7 @@ class RunRecord(Observer):
         self.write("running")
 
     def name_run(self, program: str, runs: str = "") -> None:
-        """Write into a new folder in `runs`, named after the program, if nothing else is set; not for our programs."""
+        """Write into a new folder in `runs`, named after the program, unless it is ours or another place is set."""
         runs = os.environ.get("CPUDIST_RUNS", runs)
         if runs and program and program.partition(".")[0] != "cpudist":
             name = os.path.basename(program).removesuffix(".py")
@@ -135,7 +135,7 @@ class RunRecord(Observer):
         self.network = {"interface": interface_of(address), "address": address}
 
     def note_waiting(self) -> None:
-        """Note how long each rank has waited, at the end of the job on rank 0."""
+        """Note each rank's communication wait and straggler delay, at the end of the job on rank 0."""
         self.waiting = waiting(self._job.statuses())
 
     def newest(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class RunRecord(Observer):
         return {"checkpoint": self.checkpoint, "losses": self.training.losses[-200:]}
 
     def write(self, exit: Exit) -> None:
-        """Write the file on rank 0, and report how the job has ended; the report of a failure stays last."""
+        """Write the file on rank 0, and report how the job has ended; failures are reported elsewhere."""
         if self._job.world.rank:
             return
         where = ""

@@ -1,7 +1,7 @@
 """Serve this rank's status, figures and stacks.
 
 A thread answers `cpudist stacks` (`rank_answers.py`); a signal makes the rank write its stacks to standard error.
-The socket is in Linux's abstract namespace: it has no file, so nothing is left of it when the rank ends in any way.
+The socket is in Linux's abstract namespace: it has no file, so it disappears with the rank even after SIGKILL.
 The signal's handler is C code of faulthandler, so it writes the stacks even while the thread cannot run.
 """
 
@@ -72,7 +72,7 @@ class StackServer:
         job: a text that all ranks of the job have in common, such as the store's address.
         rank, size: this rank, and the number of ranks of the job.
         name: the rank's name in headings, such as "rank 3 on h1".
-        status: returns in a few words what the rank is doing; called by the thread.
+        status: returns the rank's activity as a short text; called by the thread.
 
     Raises:
         OSError: the socket cannot be created, for example because another user has taken its name.

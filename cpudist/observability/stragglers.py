@@ -29,11 +29,11 @@ _STEPS_BETWEEN, _SECONDS_PER_RANK = 2, 0.01  # Sampling interval; rank 0 needs a
 
 _LOST = 0.05  # Excess share of time in data loading or in the run queue that counts as a cause.
 _SLOW_CLOCK = 0.93
-_FAULTS = 10_000.0  # Page faults per second beyond three times the others' that count as a cause: 2 % of the time.
+_FAULTS = 10_000.0  # Threshold of page faults per second above three times the others'; so many take 2 % of the time.
 
 
 class Stragglers(Observer):
-    """Reports ranks that make the others wait, each once; for rank 0 of several ranks.
+    """Reports each rank that makes the others wait, once; used on rank 0 of several ranks.
 
     Args:
         record: gets the figures of the newest comparison.
@@ -59,7 +59,7 @@ class Stragglers(Observer):
         return steps >= newest.steps + _STEPS_BETWEEN and time.monotonic() >= newest.at + pause
 
     def compare(self, paces: Mapping[int, Pace]) -> None:
-        """Compare the ranks over the time since an earlier reading that is old enough, if there is one."""
+        """Compare the ranks over the time since a reading that is old enough; without one do nothing."""
         if len(self._names) < 2 or len(paces) < len(self._names):
             return
         if min(one.steps for one in paces.values()) < _FIRST_STEPS:

@@ -19,7 +19,7 @@ _STARTS |= dict.fromkeys(("autograd::", "torch::autograd::", "c10d::", "_c10d_fu
 _OPERATORS = 5  # Report so many operators.
 _ONE_THREAD = 1.3  # An operator with at most so many busy threads counts as serial.
 
-# What to try first if a part takes at least so many percent of the time.
+# Part of the time, its threshold in percent, and what to try first above the threshold.
 _ADVICE = (
     ("waiting", 10, "find out why {slow} is late (cpudist docs placement)"),
     ("loading data", 10, "more processes that load data (num_workers of the DataLoader)"),
@@ -49,7 +49,7 @@ def report(events: Sequence[Event], names: Mapping[int, str], measured: BusyThre
 
 
 def divide(events: Iterable[Event]) -> tuple[Counter[str], Counter[int]]:
-    """Return percentages of the ranks' time by activity, and percentages of waiting by the rank waited for.
+    """Return the percentage of time for each activity, and for each rank the percentage that others waited for it.
 
     A rank waits while it does nothing but communicate, until the last rank has made the same call.
     """
@@ -80,7 +80,7 @@ def divide(events: Iterable[Event]) -> tuple[Counter[str], Counter[int]]:
 
 
 def _outermost(events: Iterable[Event], known: Container[str]) -> Counter[str]:
-    """Return the time in the `known` operators (all if none is known) that no other such operator contains."""
+    """Return the time in the outermost operators among `known`, or among all operators if none is known."""
     times, ends = Counter[str](), Counter[tuple[int, int]]()
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         name, thread = event["name"], (event["pid"], event["tid"])

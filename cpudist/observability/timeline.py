@@ -55,11 +55,11 @@ class Timeline(Observer):
             raise UserError(f"cannot write {file} ({error.strerror}); give another --timeline") from None
         self._job, self._file, self._steps = job, file, steps
         self._made = 0
-        self._stages = {steps[0]: self._begin, steps[1]: self._stop, steps[1] + 1: self._send}  # by completed steps
+        self._stages = {steps[0]: self._begin, steps[1]: self._stop, steps[1] + 1: self._send}  # by number of steps
         self._numbers: list[dict[str, int]] = []
         # Readings in ns: this rank's clock, the offset of the store's clock from it, and the error of the offset.
         self._clock: list[tuple[int, int, int]] = []
-        self._marks: list[int] = []  # this rank's wall clock at the begin of the first step and at each end
+        self._marks: list[int] = []  # wall clock at the begin of the first step and at the end of every step
 
     def step(self, optimizer: Any) -> None:
         """Note the end of a step, and begin, end or send the recording when it is due."""
@@ -159,6 +159,6 @@ class Timeline(Observer):
 
 
 def align(readings: Sequence[tuple[int, int, int]], moment: int) -> int:
-    """Convert a time of this rank's wall clock to the store's clock, by readings of both before and after it."""
+    """Convert a time of this rank's wall clock to the store's clock, using one reading before and one after it."""
     (first, ahead, _), (last, ahead_then, _) = readings
     return moment + ahead + (ahead_then - ahead) * (moment - first) // max(last - first, 1)

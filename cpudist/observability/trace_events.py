@@ -46,7 +46,7 @@ def read(
 
 
 def number(calls: Sequence[Event], before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Number the collectives, if a single group has made all: `before` and `after` have each group's newest number."""
+    """Number the collectives if one group has called all: `before` and `after` have each group's newest number."""
     collectives = [call for call in calls if not call["args"]["call"].startswith(("send", "recv"))]
     made = [(before.get(group, 0), last) for group, last in after.items() if last != before.get(group, 0)]
     if [last - first for first, last in made] == [len(collectives)]:

@@ -7,7 +7,7 @@ from cpudist.observability.observers import ObservedJob, Observer
 
 
 class UnsynchronizedRanks(Observer):
-    """Warns at the end of a job, on rank 0 of several, if it has made optimizer steps and no collective.
+    """Warns at the end of a job of several ranks if it has made optimizer steps but called no collective.
 
     Only for ranks on CPUs: on other devices gradients may bypass the backend.
     """
@@ -17,7 +17,7 @@ class UnsynchronizedRanks(Observer):
         self._at_start = self._communicated()
 
     def end(self) -> None:
-        """Warn if the ranks have made steps and no collective."""
+        """Warn if the ranks have made steps but called no collective."""
         world, steps = self._job.world, self._job.counter.steps
         if world.rank > 0 or world.size == 1 or world.device_type != "cpu" or self._at_start[0] is None:
             return

@@ -1,8 +1,8 @@
 """End a rank of a failed job at once (under MPI by `MPI_Abort`), and the launcher's remaining processes.
 
 After the link to another host is lost, Hydra's mpiexec and Open MPI's mpirun wait without a limit for a daemon that
-they cannot reach, and the daemon waits for them. The ranks have ended by then. So each rank starts, as its last act, a
-small process that gives the launcher some time and then ends it. The process is a shell: Python may lie on a file
+they cannot reach, and the daemon waits for them. The ranks have ended by then. So each rank finally starts a small
+process that gives the launcher some time and then ends it. The process is a shell, because Python may be on a file
 system that is lost with the link.
 """
 
@@ -21,7 +21,7 @@ from cpudist.console import flush_output
 from cpudist.launchers.mpis import MPIS
 from cpudist.processes import SSH_DAEMONS, Process, read_all
 
-_ABORT_SECONDS = 3.0  # Exit without MPI_Abort after this time: it may not return.
+_ABORT_SECONDS = 3.0  # MPI_Abort may not return: exit after this time.
 LAUNCHER_SECONDS = 8  # Time for the launcher to end the other ranks and itself.
 _PROGRAMS = frozenset(program for mpi in MPIS for program in mpi.programs)
 _DAEMONS = frozenset(daemon for mpi in MPIS for daemon in mpi.daemons)
@@ -131,9 +131,7 @@ def _left_by_launcher(processes: dict[int, Process], pid: int, agent: int | None
 
 
 def _launchers_above(processes: dict[int, Process], pid: int) -> list[Process]:
-    """Return the nearest launcher's processes above `pid`, the nearest first. Wrappers may lie between them and
-    `pid`.
-    """
+    """Return the processes of the nearest launcher above `pid`, nearest first; wrappers may be in between."""
     above: list[Process] = []
     process = processes.get(pid)
     while process is not None and (process := processes.get(process.parent)) is not None:

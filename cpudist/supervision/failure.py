@@ -44,7 +44,7 @@ def fail(
         watch: this rank's watch; None before the rendezvous and in a job of one process.
         show: prints the error's traceback.
         rank: this process's rank; None: unknown.
-        before_the_end: called after the report where there is no `watch`.
+        before_the_end: called after the report if there is no `watch`.
     """
     status = exit_status(error)
     if watch is None:

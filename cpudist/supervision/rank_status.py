@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 _KEY = "status/{rank}"
-_REQUESTS_PER_SECOND = 500.0  # Limit for all ranks together; so many take 4 % of a core (docs/scale.md).
+_REQUESTS_PER_SECOND = 500.0  # Limit for all ranks together, which takes 4 % of a core (docs/scale.md).
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RankStatus:
 
     Attributes:
         rank, host: the rank and its host name.
-        line: the innermost line of the user's code in the main thread, as "train.py:88"; empty where there is none.
+        line: the innermost line of the user's code in the main thread, as "train.py:88"; empty if there is none.
         function: the function of this line.
         under_way: the oldest and the newest incomplete call of each group, oldest first.
         finished: the last completed collective of each group.

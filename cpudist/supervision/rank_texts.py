@@ -14,7 +14,7 @@ LINES = 3  # Most sentences of each kind, so that a report about 1 000 ranks sta
 
 
 def summary(place: RankStatus) -> str:
-    """Return what one rank is doing, such as: in all_reduce #812 (16 MB, train.py:88) for 7.1 s."""
+    """Return a rank's activity as text, such as: in all_reduce #812 (16 MB, train.py:88) for 7.1 s."""
     if place.at_end:
         return "at the end of its script"
     if place.under_way:

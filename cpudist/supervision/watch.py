@@ -39,8 +39,8 @@ _MAY_LEAVE = "finished/leave"  # set by rank 0
 _LEFT = "left/{rank}"  # set once this rank no longer watches the others
 
 _STORE_SECONDS = 5.0
-_MISSED_HEARTBEATS = 4  # After so many a rank is reported as not answering.
-_FOLLOW_SECONDS = 1.0  # Other ranks end so much later than the failed one: launchers report the first that ends.
+_MISSED_HEARTBEATS = 4  # After so many missed heartbeats a rank is reported as not answering.
+_FOLLOW_SECONDS = 1.0  # Other ranks end this much later than the failed one: launchers report the first that ends.
 _RANK_0_TIMEOUTS = 10  # The other ranks wait so many timeouts for rank 0, which may still save or upload a model.
 GRACE_SECONDS = 3.0  # Time for another rank to print or write before this rank ends the job.
 
@@ -78,7 +78,7 @@ class Watch:
         self._address = address
         self._own_status = status
         self._store = Connection(address, timeout())  # used by the main thread
-        self._store.on_disconnect(_LOST, str(world.rank))  # until `finish`, or the end of the process
+        self._store.on_disconnect(_LOST, str(world.rank))  # registered until `finish` or the end of the process
         self._ending = threading.Lock()
         self._at_end = False
         self._first_at_end = False
@@ -275,7 +275,7 @@ class Watch:
         self._end(store, 1, first=True)
 
     def _end(self, store: Connection, status: int, *, first: bool) -> NoReturn:
-        self._ending.acquire()  # never released: only the first thread that comes here goes on
+        self._ending.acquire()  # never released, so that only one thread continues
         with contextlib.suppress(StoreLost):
             if self.world.rank == 0:
                 if self.on_failure is not None:

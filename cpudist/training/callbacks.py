@@ -43,7 +43,7 @@ class EndStep(TrainerCallback):  # type: ignore[misc]
         self._first = False
         if ends:
             self._backend.devices.synchronize()
-            control.should_log = True  # on all ranks alike
+            control.should_log = True  # the same on all ranks
         else:
             self._backend.devices.end_step()
 
@@ -117,7 +117,7 @@ class CheckpointOnSignal(TrainerCallback):  # type: ignore[misc]
         self._interruption.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint and the end if this step is the last."""
+        """Have Trainer save a checkpoint and stop if this step is the last."""
         if self._interruption.is_last():
             self._stops = control.should_save = control.should_training_stop = True
             control.should_evaluate = False  # the scheduler may leave no time for it

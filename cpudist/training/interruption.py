@@ -1,7 +1,7 @@
 """Stop all ranks after the same step, with a checkpoint, when any rank gets a signal (`--checkpoint-on-signal`).
 
-Ranks step together, since a step needs the gradients of all ranks. So at the end of a step every rank sees the entries
-in the job's store that rank 0 made before it began this step. The protocol:
+Ranks step together, since a step needs the gradients of all ranks. So at the end of a step every rank sees all entries
+in the job's store that rank 0 made before the step. The protocol:
 
 1. The rank that got the signal writes it into the store. Every rank reads it once a second (supervision/heartbeat.py).
 2. A rank that has seen the signal adds 1 to a counter in the store at the end of its step, and reads the store at the
@@ -41,7 +41,7 @@ class Interrupted(SystemExit):
 
 
 class Interruption:
-    """Stop all ranks after the same step, over the job's store.
+    """Agrees with all ranks, over the job's store, on the step after which they stop.
 
     Args:
         rank, size: this rank, and the number of ranks.

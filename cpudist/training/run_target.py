@@ -36,13 +36,13 @@ def run_target(target: Target, job: Job) -> int:
     if job.world.rank != 0:
         _quiet_libraries(job.changes)
     if job.options.timeline is not None:
-        from cpudist.observability.timeline import Timeline  # late: few jobs need it
+        from cpudist.observability.timeline import Timeline  # imported late, since few jobs need it
 
         job.changes.default_variable("KINETO_LOG_LEVEL", "99")  # torch 2.13 prints a line at the start and at the end
         job.observers.add(Timeline(job, job.options.timeline, job.options.steps or (10, 15)))
         job.observers.add(GradientTimes(job, job.record))
     if job.options.metrics_port is not None and job.world.rank == 0:
-        from cpudist.observability.metrics import Metrics  # late: few environments have the library
+        from cpudist.observability.metrics import Metrics  # imported late, since few environments have the library
 
         job.changes.then(Metrics(job, job.record, *job.options.metrics_port).stop)
     job.record.name_run(job.options.target or "", "runs")
@@ -84,9 +84,9 @@ def time_trainer(job: Job) -> None:
 
 
 def _time_steps(trainer_module: ModuleType, job: Job) -> None:
-    from cpudist.training.callbacks import EndStep, StepTimer  # late: it imports transformers
+    from cpudist.training.callbacks import EndStep, StepTimer  # imported late, since it imports transformers
 
-    added = [EndStep(job.backend), StepTimer(job, job.record)]  # this order: the time includes the device's work
+    added = [EndStep(job.backend), StepTimer(job, job.record)]  # the time must include the work of EndStep
     trainer_module.DEFAULT_CALLBACKS.extend(added)
     job.changes.then(lambda: [trainer_module.DEFAULT_CALLBACKS.remove(callback) for callback in added])
 
