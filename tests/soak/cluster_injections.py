@@ -186,7 +186,6 @@ class Injection:
         broken: their names.
         says: what must be said, a regular expression for each sentence.
         launched: whether `cpudist launch` starts the ranks, or the user's mpirun.
-        before: whether the whole hosts are measured first; what is slower then is said, and the exit status is 0.
         options: of `cpudist test`.
     """
 
@@ -195,7 +194,6 @@ class Injection:
     broken: tuple[str, ...]
     says: tuple[str, ...]
     launched: bool = True
-    before: bool = False
     options: tuple[str, ...] = ()
 
     def judge(self, said: list[str]) -> str:
@@ -227,9 +225,6 @@ INJECTIONS = {
     "sending h1 of 3": Injection(3, partial(sending, name="h1", rate="20mbit"), ("h1",), ("h1: sends at most",)),
     "pair h1 to h3 of 4": Injection(
         4, partial(sending_to, name="h1", other="h3", rate="15mbit"), ("h1",), (r"h1 to h3: \d+",)
-    ),
-    "link slower than last time": Injection(
-        2, partial(link, name="h1", rate="20mbit"), ("h1",), (r"h0 to h1: \d+", r"h1 to h0: \d+"), before=True
     ),
     "quota h2 of 3": Injection(3, partial(quota, name="h2", cores=0.06), ("h2",), (f"h2: {_SLOW}: on 1 core",)),
     "quota h0 of 3": Injection(3, partial(quota, name="h0", cores=0.06), ("h0",), (f"h0: {_SLOW}",), launched=False),
@@ -306,14 +301,12 @@ def run(name: str) -> tuple[str, float, list[str], jobs.Result]:
     injection = INJECTIONS.get(name, Injection(3 + int(name.startswith("4")), lambda _hosts: None, (), ()))
     with ExitStack() as stack:
         hosts = Hosts(injection.hosts, stack)
-        if injection.before:
-            hosts.test(injection)
         injection.strike(hosts)
         begin = time.monotonic()
         result, said = hosts.test(injection)
         seconds = time.monotonic() - begin
     wrong = injection.judge(said)
-    if (result.returncode == 0) != (injection.before or not injection.says):
+    if (result.returncode == 0) != (not injection.says):
         wrong = f"exit status {result.returncode}; {wrong}"
     return wrong, seconds, said, result
 
