@@ -12,7 +12,7 @@ from cpudist.cluster.cluster_figures import LinkFigures
 
 _SMALL_BYTES, _ROUND_TRIPS = 8, 20
 _FIRST_BYTES, _MOST_BYTES = 1 << 18, 1 << 26
-_SECONDS = 0.15  # of one large message, about
+_SECONDS = 0.15  # approximate duration of one large message
 _LARGE_MESSAGES = 3
 _TO, _FROM = 0, 1  # the direction of a large message, seen from the rank that takes the time
 
@@ -33,9 +33,9 @@ def measure_links(own: int, ranks: Sequence[int], pairs: Sequence[tuple[int, int
     """Measure links of this host; call it on one rank of each host.
 
     Args:
-        own: the number of this host.
-        ranks: for each host, the rank that calls it.
-        pairs: of hosts, in the order of their rounds.
+        own: number of this host.
+        ranks: the calling rank of each host.
+        pairs: pairs of hosts, in the order of their rounds.
 
     Returns:
         Both directions of the links to hosts of higher numbers.
@@ -65,7 +65,7 @@ def _ask(own: int, other: int, rank: int) -> list[LinkFigures]:
 
 
 def _timed(size: int, rank: int, way: int) -> float:
-    """Return the seconds of a message of so many bytes, and a small one in the other direction."""
+    """Return the seconds of a message of `size` bytes and of a small one in the other direction."""
     message, small = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
     begin = time.perf_counter()
     dist.send(torch.tensor([size, way]), rank)
