@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print findings, the worst last, and how many there are."""
+    """Print findings, the worst last, and a line with their number."""
     width = shutil.get_terminal_size().columns
     worst_last = sorted(findings, key=lambda finding: LEVELS.index(finding.level), reverse=True)
     for finding in worst_last:
