@@ -5,6 +5,6 @@
 - `rank_counts.py`: finds the fastest number of ranks on this machine; each rank runs `rank_steps.py`.
 - `report.py` and `plot.py`: tables, the JSON file, and figures.
 
-All candidates of a table are measured in one run, because the machine differs more between runs than they do.
+All candidates of a table are measured in one run, because times differ more between runs than between candidates.
 It must not import launchers, Trainer's patches, programs or command lines.
 """

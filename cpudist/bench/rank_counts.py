@@ -42,7 +42,7 @@ class Measured:
 
 
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
-    """Measure 1, 2, 4, … ranks, up to `most`; stop where more ranks are slower, or memory may not suffice.
+    """Measure 1, 2, 4, … ranks, up to `most`; stop if more ranks are slower, or if memory may not suffice.
 
     `script` is the user's script with its arguments; if it is empty, the ranks train the benchmarks' model.
 
@@ -85,7 +85,7 @@ def one(ranks: int, script: Sequence[str]) -> Measured:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """End the job as Ctrl-C does: `cpudist launch` leaves no process behind."""
+    """End the job as Ctrl-C does, so that `cpudist launch` leaves no process behind."""
     job.send_signal(signal.SIGINT)
     try:
         job.wait(_END_SECONDS)

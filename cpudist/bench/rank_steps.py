@@ -1,4 +1,4 @@
-"""The program of each rank in `cpudist plan --measure`: steps of the user's script, or of the benchmarks' model.
+"""The program of each rank in `cpudist plan --measure`: run the user's script, or train the benchmarks' model.
 
     cpudist-train -m cpudist.bench.rank_steps FOLDER [{SCRIPT.py | -m MODULE} [ARGS...]]
 
@@ -26,7 +26,7 @@ from cpudist.target import resolve
 
 _SHAPE = (4, 128)  # samples per rank, tokens per sample
 _WARM_UP = 3  # steps in which DDP rebuilds its buckets and memory grows
-_STEPS, _SECONDS = 8, 8.0  # measure at least both; the run record times gradients until step 11
+_STEPS, _SECONDS = 8, 8.0  # measure at least so many steps and seconds; gradients are timed until step 11
 
 
 def step_hook(file: Path) -> Callable[..., None]:

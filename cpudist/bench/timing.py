@@ -22,7 +22,7 @@ CCL, GLOO = "ccl", "gloo"
 
 @dataclass(frozen=True)
 class Turns:
-    """How candidates take turns. `warm_up` untimed calls begin a turn, since caches hold other data."""
+    """How candidates take turns. A turn begins with `warm_up` untimed calls, because caches hold other data."""
 
     rounds: int
     calls: int
@@ -31,7 +31,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of one candidate's calls, or their ratio to another's, round by round."""
+    """Seconds of one candidate's calls by round, or their ratios to another candidate's."""
 
     rounds: tuple[tuple[float, ...], ...]
 
@@ -79,7 +79,7 @@ def take_turns(
 
 
 def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
-    """Return a function that calls one of `calls` after the other, in a cycle.
+    """Return a function that calls the next of `calls` each time, in a cycle.
 
     Each of them has buffers of its own. A buffer that is used again and again stays in the caches, which favours
     candidates that copy little.

@@ -1,4 +1,4 @@
-"""`cpudist docs`: show and search the documentation, which the package brings along."""
+"""`cpudist docs`: show and search the documentation, which comes with the package."""
 
 from __future__ import annotations
 

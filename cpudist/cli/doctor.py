@@ -57,7 +57,7 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def _hosts(hosts: list[Host]) -> list[Finding]:
-    """Return the findings of `cpudist launch` on hosts."""
+    """Check hosts as `cpudist launch` does, and return the findings."""
     checked = check(hosts, shared=True)
     return [finding for findings in checked.findings.values() for finding in findings] + [
         Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")

@@ -1,4 +1,4 @@
-"""The parser of every command: one line for a mistake, both spellings of options, and types of values."""
+"""The parser of all commands: reports a mistake in one line, accepts - and _ in options, and converts values."""
 
 from __future__ import annotations
 

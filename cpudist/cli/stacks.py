@@ -55,7 +55,7 @@ def ask(hosts: Sequence[Host] | None, task: str) -> tuple[Jobs, list[str]]:
     found, missing = _ask(hosts, task) if hosts else (ask_ranks(), [])
     jobs: Jobs = defaultdict(dict)
     for one in sorted(found):
-        jobs[one.address.job, one.user][one.address.rank] = one  # once, even if the machine has two names
+        jobs[one.address.job, one.user][one.address.rank] = one  # one entry, even if a host has two names
     return jobs, missing
 
 

@@ -214,7 +214,7 @@ def _run(
     options: argparse.Namespace, job_options: JobOptions, target: Target, launcher: Launcher, pinning: Pinning | None
 ) -> int:
     # Imported here, because torch takes seconds, and --help and errors in options do not need it. Garbage collection is
-    # off and torch's objects are frozen: to scan them during the import and at the exit takes 0.3 s of CPU time.
+    # off and torch's objects are frozen: scanning them during the import and at the exit takes 0.3 s of CPU time.
     gc.disable()
     from cpudist import api, job
     from cpudist.training.output_log import log_output

@@ -38,7 +38,7 @@ class HostFigures:
     shares_folder: bool
 
     def best(self, again: HostFigures) -> HostFigures:
-        """Return the best speeds of two measurements: other programs disturb each figure at another time."""
+        """Return the best speeds of two measurements, because other programs may disturb either of them."""
         flops = {dtype: max(flops, again.flops[dtype]) for dtype, flops in self.flops.items()}
         return replace(again, flops=flops, copied=max(self.copied, again.copied))
 

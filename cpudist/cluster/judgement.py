@@ -1,4 +1,4 @@
-"""Find hosts and links that are slower than the others or do not fit them."""
+"""Find hosts and links that are slower than the others, and hosts with another configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def judge(now: ClusterFigures) -> list[Finding]:
 
 
 def least_share(hosts: Sequence[HostFigures], quiet: float = 0.5, busy: float = 0.33) -> float:
-    """Return the share of the usual speed below which a host or link is slow: `busy` if most hosts are busy."""
+    """Return the share of the usual speed below which a host or link is slow. `busy` applies if most hosts are busy."""
     return quiet if statistics.median_low(host.load for host in hosts) <= 1 else busy
 
 
@@ -91,12 +91,12 @@ def slow_and_late(
     bandwidth = statistics.median(max(link.bandwidth for link in own) for own in by_host)
     latency = statistics.median(min(link.latency for link in own) for own in by_host)
     slow = [link for link in links if link.bandwidth < least * bandwidth]
-    late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # has both directions
+    late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # lists both directions
     return slow, [link for link in late if link.source < link.target], LinkFigures(0, 0, latency, bandwidth)
 
 
 def _links(now: ClusterFigures) -> Iterator[Finding]:
-    if len(now.hosts) < 3:  # the only link has no others to compare with
+    if len(now.hosts) < 3:  # there is no other link to compare with
         return
     slow, late, usual = slow_and_late(now.links, least_share(now.hosts))
     yield from _named(now, slow, f"others have {bits(usual.bandwidth)}: look at its cable and switch port")

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of the links between hosts, measured pair by pair in rounds."""
+"""Measure latency and bandwidth of the links between hosts, pair by pair in rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TO, _FROM = 0, 1  # the direction of a large message, seen from the rank that t
 
 
 def pairs_in_rounds(hosts: int) -> list[tuple[int, int]]:
-    """Return all pairs of hosts, in rounds in which each host is in one pair at most (the circle method)."""
+    """Return all pairs of hosts in rounds. A round has each host in at most one pair (the circle method)."""
     circle: list[int | None] = [*range(hosts), *([None] if hosts % 2 else [])]
     found = []
     for _ in range(len(circle) - 1):
@@ -58,7 +58,7 @@ def _ask(own: int, other: int, rank: int) -> list[LinkFigures]:
         while min(_timed(size, rank, way) for _ in range(2)) < _SECONDS / 4 and size < _MOST_BYTES:
             size *= 4
         best = min(_timed(size, rank, way) for _ in range(1 + _LARGE_MESSAGES))
-        # At most half of the time is subtracted: a busy host answers small messages late.
+        # Subtract at most half of the time, because a busy host answers small messages late.
         links.append(LinkFigures(*ends, latency, size / max(best - 2 * latency, best / 2)))
     dist.send(torch.tensor([0, _TO]), rank)
     return links

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from cpudist.job import Job
 
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
-_CALLS, _SECONDS = 10, 2.0  # limits of one measurement, which is long in a slow network
-_AGAIN = 4  # times to repeat slow hosts and links, since noise of other programs passes
+_CALLS, _SECONDS = 10, 2.0  # limits of one measurement, because a slow network takes long
+_AGAIN = 4  # measure slow hosts and links this often again, because other programs' noise passes
 _STEPS, _SAMPLES = 5, 24
 
 

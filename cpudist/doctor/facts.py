@@ -63,7 +63,7 @@ def facts(
 
 
 def _connect(starter: Sequence[str], port: int, interface: str) -> dict[str, Any]:
-    """Connect to the host that starts the job, and let it connect to a port here; return what has failed."""
+    """Connect to the host that starts the job, and let it connect to a port here; return the result as fields."""
     failures = []
     for name in starter:
         try:

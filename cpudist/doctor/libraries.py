@@ -1,4 +1,4 @@
-"""Libraries that a process with torch loads: torch itself, OpenMP runtimes, the allocator and the ccl backend."""
+"""Check the libraries that a process with torch loads: torch, OpenMP runtimes, the allocator and the ccl backend."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def companions_that_fit() -> list[str]:
-    """Return the packages for a job that are made for one release of torch, if the installed torch has this release."""
+    """Return the extensions of torch that a job imports, if they match the installed torch's release."""
     torch = _release(installed("torch"))
     return [name for name in (_IPEX,) if _release(installed(name)) == torch]
 

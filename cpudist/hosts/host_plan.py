@@ -32,7 +32,7 @@ class HostPlan:
         self._asks_hosts = not known and (options.per_host is not None or not all(host.slots for host in self.hosts))
 
     def spread(self) -> list[Host]:
-        """Return the hosts that get ranks, each with its number as `slots`. Hosts are asked only if they must be.
+        """Return the hosts that get ranks, each with its number as `slots`. Hosts are asked only if needed.
 
         Raises:
             UserError: the ranks do not fit, or hosts that must be asked cannot be used.
@@ -42,7 +42,7 @@ class HostPlan:
         return self._spread(self.hosts, self._options.ranks)
 
     def start(self) -> list[Host]:
-        """Wait for the hosts if the user wants it, check them, and spread the ranks as `spread` does.
+        """Wait for hosts that are still starting, check them, and return the hosts with their ranks as `spread` does.
 
         Raises:
             UserError: the ranks do not fit, or hosts cannot be used; one line for each.

@@ -8,7 +8,7 @@ signal to the ranks, `end` reports the end of the job, and any other line is a k
 a while has lost `cpudist launch` and kills the job's processes. An agent whose input has ended waits GRACE seconds for
 `cpudist launch` to start another agent of this job; if none starts, it kills them too.
 
-It writes a line for each event, and at least one per second: `ranks N` is the number of ranks on this host. `gone RANK`
+It writes a line for each event, and at least one per second. `ranks N` is the number of ranks on this host. `gone RANK`
 reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names the rank that a
 rank of this host blames for the failure. `left N` comes last and is the number of processes that could not be killed.
 

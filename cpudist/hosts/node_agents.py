@@ -205,7 +205,7 @@ class _Agent:
         for line in lines:
             word, _, number = line.decode(errors="replace").partition(" ")
             if word not in ("ranks", "gone", "went", "blamed", "left") or not number.isdecimal():
-                continue  # a login shell's greeting
+                continue  # the line is a login shell's greeting
             self.answered = True
             if word == "ranks":
                 self.ranks = int(number)

@@ -20,7 +20,7 @@ from cpudist.topology.identity import addresses, resolved
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-AT_ONCE = 64  # most connections opened at the same time, since sshd and login nodes refuse more
+AT_ONCE = 64  # limit on connections that open at the same time; sshd and login nodes refuse more
 
 # Overrides the user's ssh_config: a shared connection would end with the user's sessions, and a job's hosts need no
 # forwarded agent or port.

@@ -70,7 +70,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
 
 
 def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
-    """Return the start that `run` would make as shell commands. Hosts are asked only if `spread` needs it.
+    """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it.
 
     Raises:
         UserError: the ranks do not fit on the hosts.

@@ -26,7 +26,7 @@ from cpudist.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
-_SILENT_SECONDS = 2.0  # a start that prints nothing for longer gets a line
+_SILENT_SECONDS = 2.0  # after this long without output, a line reports the start's progress
 _START_SECONDS = 300.0  # limit until the first rank starts; the default of cpudist-train's --timeout
 _ALONE_SECONDS = 5.0  # the launcher may take this long to end after all reachable ranks have ended
 _STOP_SECONDS = 3.5  # the ranks may take this long to end after the user's signal
@@ -216,7 +216,7 @@ class _Output:
         self._name = name
         self._banner = banner
         self._begun = b""  # the beginning of a possible banner
-        self._to = None if stream is None else stream.fileno()  # the stream's lock would block our exit
+        self._to = None if stream is None else stream.fileno()  # avoids the stream's lock, which would block our exit
         self._kept = b""
         self._failed = False
 

@@ -33,7 +33,7 @@ __all__ = [
 
 # Launchers can be nested and variables are inherited, so the innermost launcher comes first:
 # - torchrun runs inside all others: mpirun, srun or a pod may start one torchrun per node.
-# - A pod of a PyTorchJob may run mpirun, which then numbers the ranks of that pod only; PyTorchJobPod combines both.
+# - A pod of a PyTorchJob may run mpirun, which numbers the ranks of that pod only; PyTorchJobPod makes this an error.
 # - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step.
 # - A notebook's ranks have no variables of other launchers. A process that has both was started by one of the ranks.
 # - RANK and WORLD_SIZE from a script under mpirun or srun add nothing to the launcher's own variables.

@@ -186,7 +186,7 @@ class Launcher(ABC):
         """The port in MASTER_PORT; None where it is not set, or empty.
 
         Raises:
-            UserError: it is no port.
+            UserError: the value is not a port number.
         """
         text = self._variables.get("MASTER_PORT") or None
         if text is not None and not (text.isdecimal() and 0 < int(text) < 1 << 16):
@@ -211,7 +211,7 @@ class Launcher(ABC):
         """Return the number in a variable; None where it is not set.
 
         Raises:
-            UserError: it is not a whole number.
+            UserError: the value is not a whole number.
         """
         text = self._variables.get(name)
         if text is None:

@@ -31,7 +31,7 @@ class Host:
 
 @dataclass(frozen=True)
 class MpirunOptions:
-    """The options of a start by mpirun.
+    """The options with which mpirun starts a job.
 
     Attributes:
         hostfile: a file in the MPI's own form; None: all ranks run on this host.
@@ -95,7 +95,7 @@ class MpiLauncher(Launcher):
     @classmethod
     @abstractmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
-        """Return the lines for a host with slots in the hostfile of this MPI."""
+        """Return the lines of a host and its slots in this MPI's hostfile."""
 
     @classmethod
     def killed_ranks(cls, output: str) -> list[LostRank]:

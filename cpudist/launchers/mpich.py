@@ -89,7 +89,7 @@ class Mpich(MpiLauncher):
         return words if options.hostfile else [*words, "-ppn", str(options.count)]
 
     def _check_launcher(self) -> None:
-        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. With MPICH's, MPI_Init aborts.
+        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. If it is MPICH's, MPI_Init aborts.
         if "I_MPI_MPIRUN" in self._variables:
             raise UserError(
                 "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cpudist.launchers.launcher import InStore, Launcher, Placement
 from cpudist.launchers.torchrun import Torchrun
 
-JOB = "CPUDIST_NOTEBOOK"  # the attempt that this rank belongs to
+JOB = "CPUDIST_NOTEBOOK"  # names the job and the attempt of this rank
 
 # Variables that other launchers may have set for the notebook's process. The ranks must not inherit them; otherwise
 # they would be taken for ranks of other launchers: Hydra, PMIx, Open MPI, torchrun, Kubeflow, a Slurm step.

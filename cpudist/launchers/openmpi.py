@@ -27,7 +27,7 @@ _SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
 class OpenMpi(MpiLauncher):
-    """Open MPI, whose ranks only its own MPI library can join."""
+    """Open MPI, whose jobs only its own MPI library can join."""
 
     name = "open-mpi"
     # OMPI_COMM_WORLD_NODE_RANK is not the number of a node: it numbers the processes of all jobs on this node.

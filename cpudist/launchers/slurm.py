@@ -81,7 +81,7 @@ class Slurm(Launcher):
         return _first_of(self._variables.get("SLURM_STEP_NODELIST") or self._variables.get("SLURM_JOB_NODELIST", ""))
 
     def _tasks_per_node(self) -> list[int]:
-        # Not SLURM_NTASKS_PER_NODE, which is set only where the user has given that option.
+        # SLURM_NTASKS_PER_NODE cannot be used: it is set only if the user has given that option.
         text = self._variables.get("SLURM_STEP_TASKS_PER_NODE")
         if text is None:
             raise UserError("slurm started this process, but SLURM_STEP_TASKS_PER_NODE is not set: start it with srun")

@@ -1,4 +1,4 @@
-"""The ranks of this node and their loss, live in the notebook's cell."""
+"""Show the ranks of this node and their loss live in the notebook's cell."""
 
 from __future__ import annotations
 

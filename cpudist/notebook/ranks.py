@@ -31,7 +31,7 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 _LOOK_SECONDS = 0.1  # polling interval
 _OTHERS_SECONDS = 10.0  # after a failure the other ranks may take this long to end by themselves
 _STOP_SECONDS = 2.0  # after an interrupt ranks may take this long to clean up
-_REST_SECONDS = 1.0  # the rest of their output may take this long
+_REST_SECONDS = 1.0  # the rest of the output may take this long after a rank has ended
 _CAUSE_SECONDS = 5.0  # another node may take this long to report why ranks have ended here without an exception
 
 

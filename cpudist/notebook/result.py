@@ -45,7 +45,7 @@ class Failure:
             the failure of another one.
         error: the exception, pickled; None where there was none or it cannot be pickled.
         mistake: whether it was a `UserError`, after which a restart is useless.
-        stopped: whether a user has stopped it.
+        stopped: whether a user has interrupted the job.
     """
 
     who: str
@@ -84,7 +84,7 @@ class Failure:
         return self.how == "ended", self.at - _HEAD_START * (self.how == "killed")
 
     def to_json(self) -> str:
-        """Return it as text, without the exception: unpickling data from the network could run any code."""
+        """Return the failure as text, without the exception: unpickling network data could run any code."""
         return json.dumps({name: value for name, value in vars(self).items() if name not in ("at", "error")})
 
     @classmethod

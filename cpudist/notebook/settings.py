@@ -18,7 +18,7 @@ from cpudist.launchers.launcher import token_in
 from cpudist.notebook.carry import digest
 
 PORT = 29500  # torch's default; the cells of several nodes must use the same port
-# Accelerate's parameters that have no effect here, and their defaults.
+# Accelerate's parameters that must keep their defaults here.
 _UNUSED = {"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_conf": None, "monitor_interval": 0.1}
 _COMPARED = ("num_nodes", "num_processes", "mixed_precision", "max_restarts", "backend", "compress", "resume")
 _ROLE = "default"  # torchelastic's default name of a role
@@ -53,7 +53,7 @@ class Settings:
     data_workers: int
 
     def placement(self, local_rank: int) -> Placement:
-        """Return the numbers of a rank of this node, and of its job."""
+        """Return the placement of a local rank in the job."""
         return Placement(
             rank=self.node_rank * self.num_processes + local_rank,
             size=self.num_nodes * self.num_processes,
@@ -118,7 +118,7 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
 
 
 def _check_here() -> None:
-    """Raise a UserError where this process runs in a job already."""
+    """Raise a UserError if this process already runs in a job."""
     job = sys.modules.get("cpudist.job")  # an import takes seconds; if nobody has imported it, there is no job
     if job is not None and job.current() is not None:
         raise UserError(
@@ -195,6 +195,6 @@ def _template(text: Any) -> string.Template | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for the line of an error."""
+    """Return a value as short text for an error message."""
     text = repr(value)
     return text if len(text) < 40 and "\n" not in text else f"a {type(value).__name__}"

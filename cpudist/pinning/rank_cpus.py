@@ -28,8 +28,7 @@ class Starter:
 def starter_of(rank_variable: str | None) -> Starter:
     """Return the nearest ancestor that does not have this rank's `rank_variable`, such as PMI_RANK.
 
-    The parent may be a shell or a wrapper that has the variable too. Without
-    `rank_variable` the parent is returned.
+    The parent may be a shell or a wrapper that has the variable too. Without `rank_variable`, return the parent.
     """
     own = os.environ.get(rank_variable) if rank_variable else None
     pid, variables = os.getppid(), None

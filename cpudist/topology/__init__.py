@@ -58,7 +58,7 @@ class Topology:
         return max((len(core.cpus) for core in self.cores), default=1)
 
     def restricted_to(self, cpus: Collection[int]) -> Topology:
-        """Return the same machine with only these CPUs, and without cores that have none of them."""
+        """Return the same machine with only these CPUs. Cores without any of them are dropped."""
         kept = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in cpus)) for core in self.cores)
         return replace(self, cores=tuple(core for core in kept if core.cpus))
 

@@ -6,7 +6,7 @@ The rules, the strongest one first:
 2. A core belongs to one rank. Ranks share cores only if there are more ranks than cores; the plan then has a warning.
 3. A rank stays inside one NUMA node. It spans several only if the user wants fewer ranks than nodes, or one rank per
    socket.
-4. All cores are used. The numbers of cores of the ranks of a node differ by one at most.
+4. All cores are used. The ranks of a node differ by at most one core.
 5. OpenMP's threads wait for the slowest one, so second hardware threads do not compute. The plan treats all cores as
    equally fast, also those of hybrid processors, as PyTorch does.
 """
@@ -29,7 +29,7 @@ Part = Literal["socket", "numa", "l3"]
 THREADS = "OMP_NUM_THREADS"
 # A torch that is built with MKL takes the number of threads from MKL, and MKL reads its own variable first.
 _THREADS = ("MKL_NUM_THREADS", THREADS)
-# Each of these decides on which CPU each thread runs.
+# Variables that bind threads to CPUs.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 # A rank keeps at most one core in eight for data loading; more cost more than they gain (docs/placement.md).
@@ -166,7 +166,7 @@ def _by_part(cores: Sequence[Core], part: Part) -> list[list[Core]]:
 
 
 def _joined(nodes: Sequence[list[Core]], ranks: int) -> list[list[Core]]:
-    """Join neighbouring nodes to as many groups as ranks, similar in size, with at least one node in each."""
+    """Join neighbouring nodes into one group per rank. The groups are similar in size and have at least one node."""
     total = sum(len(node) for node in nodes)
     groups: list[list[Core]] = [[]]
     done = 0
