@@ -149,7 +149,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether this is a host name. A last part of digits is refused: the resolver takes it for an address."""
+    """Return whether this is a host name. Its last part must not be a number: the resolver would see an address."""
     return bool(_NAME.fullmatch(text)) and ".." not in text and not text.rpartition(".")[2].isdigit()
 
 

@@ -63,7 +63,7 @@ def is_here(name: str) -> bool:
 
 
 def names(hosts: Iterable[Host]) -> str:
-    """Return the names of hosts in a sentence."""
+    """Return the names of hosts, joined for a sentence."""
     return names_of(host.name for host in hosts)
 
 

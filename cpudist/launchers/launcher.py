@@ -57,7 +57,7 @@ class AtAddress:
     """The ranks find each other in a store at a TCP address.
 
     Attributes:
-        served: whether another process than a rank serves the store, such as torchrun's agent; otherwise rank 0 does.
+        served: whether torchrun's agent or another process outside the job serves the store; otherwise rank 0 does.
         token: the secret that clients must have (CPUDIST_TOKEN); empty where the user has set none.
     """
 

@@ -38,7 +38,7 @@ class Mpich(MpiLauncher):
     daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
     hostfile_option = "-f"
     by_name = True
-    # Hydra reports the host of the first killed rank only. So the pattern also matches the rest of the output.
+    # Hydra reports only the first killed rank, with its host. `.*` takes the rest of the output, for one match at most.
     killed: ClassVar = re.compile(
         r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\).*", re.DOTALL
     )

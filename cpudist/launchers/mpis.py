@@ -14,7 +14,7 @@ from cpudist.launchers.mpi_launcher import MpiLauncher, Mpirun
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.openmpi import OpenMpi
 
-# Intel MPI comes first, because its Hydra sets all variables of MPICH's and more.
+# Intel MPI comes first, because its ranks have all of MPICH's variables and more.
 MPIS: tuple[type[MpiLauncher], ...] = (IntelMpi, Mpich, OpenMpi)
 MPI_BY_OPTION = {mpi.option: mpi for mpi in MPIS}
 

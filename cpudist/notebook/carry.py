@@ -43,7 +43,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     """Records the notebook's definitions that it pickles.
 
     Attributes:
-        definitions: functions and classes of `__main__`, by their names there.
+        definitions: functions and classes of `__main__` by name.
         files: file names in the pickled code; a cell's file does not exist.
     """
 
