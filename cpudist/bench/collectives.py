@@ -41,7 +41,7 @@ _ALLREDUCE_SIZES = {
     torch.bfloat16: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB),
 }
 _OTHER_SIZES = (1 * _MB, 16 * _MB)
-_ROTATED_BYTES = 32 * _MB  # the buffers of one operation together exceed a core's caches
+_ROTATED_BYTES = 32 * _MB  # rotate buffers of this size, more than a core's own caches hold
 
 COPY = "memory copy"
 # (bytes of a tensor, number format, number of tensors) -> further candidates for an allreduce, by name

@@ -57,7 +57,7 @@ def _figures(steps: int, seconds: float) -> dict[str, Any]:
 
 
 def _train() -> None:
-    """Train the benchmarks' model with all optimizations, until the job is ended."""
+    """Train the benchmarks' model with `cpudist.optimize`, until the job is ended."""
     world = api.init()
     model = bert()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-5)

@@ -182,7 +182,7 @@ class _Agent:
         return self.ended and self.answered and self.left is None and not self.is_here and steady
 
     def connected_again(self) -> _Agent:
-        """Replace this agent by a new one on the same host, and return it."""
+        """Close the connection, and return a new agent on the same host."""
         say(f"warning: the ssh connection to {self.host.name} was lost; connecting again")
         self.close()
         agent = _Agent(*self._of)
