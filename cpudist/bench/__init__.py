@@ -1,10 +1,10 @@
 """Measurements that users repeat on their own machines: `cpudist bench`.
 
-- `timing.py`: candidates take turns; medians, spreads and ratios of their times.
+- `timing.py`: times candidates in turn; computes medians, spreads and ratios.
 - `collectives.py`, `between_hosts.py`: the measurements and their tables.
-- `rank_counts.py`: the fastest number of ranks here, by steps that `rank_steps.py` makes on each of them.
+- `rank_counts.py`: finds the fastest number of ranks on this machine; each rank runs `rank_steps.py`.
 - `report.py` and `plot.py`: tables, the JSON file, and figures.
 
-Candidates of one table always come from one run: from run to run the machine changes more than the candidates differ.
+All candidates of a table are measured in one run, because times differ more between runs than between candidates.
 It must not import launchers, Trainer's patches, programs or command lines.
 """

@@ -1,7 +1,7 @@
-"""Times of a training step across hosts: with each option for slow networks, on gloo, and without communication.
+"""Measure a training step across hosts, with each option for slow networks, on gloo, and without communication.
 
-Each candidate trains a BERT of its own, 4 x 128 tokens per rank: in DDP as `cpudist.wrap` makes it, and on gloo in DDP
-with torch's defaults.
+Each candidate trains its own BERT with 4 x 128 tokens per rank. `cpudist.wrap` makes its DDP; on gloo, torch's DDP is
+used directly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 ALONE = "no communication"
-# By name: the group, and the compression of gradients.
+# name -> (process group, compression of gradients)
 CANDIDATES: dict[str, tuple[str, str]] = {
     ALONE: (CCL, "none"),
     **{scheme: (CCL, scheme) for scheme in ("auto", "none", "bf16", "int8", "powersgd")},
@@ -47,8 +47,8 @@ CANDIDATES: dict[str, tuple[str, str]] = {
 _FULL_SHAPE, SMALL_SHAPE = (4, 128), (2, 64)  # samples per rank, tokens per sample
 _VOCABULARY = 30522
 _DTYPES = (torch.float32, torch.bfloat16)
-# In steps. DDP rebuilds its buckets after its first one, `auto` chooses after the fifth, PowerSGD begins after the
-# tenth.
+# Warm-up steps. DDP rebuilds its buckets after the first step, `auto` chooses after the fifth, and PowerSGD begins
+# after the tenth.
 _WARM_UP = {"auto": 12, "powersgd": 12}
 _FULL = Turns(rounds=3, calls=3, warm_up=0)
 _QUICK = Turns(rounds=2, calls=1, warm_up=0)
@@ -56,12 +56,12 @@ _QUICK = Turns(rounds=2, calls=1, warm_up=0)
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Times of a step, by type and candidate."""
+    """Times of a step, by number format and candidate."""
 
     steps: dict[str, dict[str, Timings]]
 
     def table(self) -> str:
-        """Return one block of lines for each type."""
+        """Return one block of lines for each number format."""
         blocks = []
         for dtype, timings in self.steps.items():
             rows = [[name, time_cell(one), ratio_cell(ratio(one, timings[ALONE]))] for name, one in timings.items()]
@@ -80,12 +80,12 @@ class HostTimes:
         ]
 
     def panels(self) -> dict[str, dict[str, Timings]]:
-        """Return the bars of each type."""
+        """Return the bars of the plot for each number format."""
         return {f"training step, {dtype}, in seconds": timings for dtype, timings in self.steps.items()}
 
 
 def run(world: World, say: Callable[[str], None], quick: bool = False, only: Sequence[str] = ()) -> HostTimes:
-    """Measure all candidates, or `ALONE` and `only` these, on every rank; return the same figures on all ranks.
+    """Measure `ALONE` and all candidates, or those in `only`, on every rank; return the same figures on all ranks.
 
     Raises:
         UserError: all ranks are on one host.
@@ -100,7 +100,7 @@ def run(world: World, say: Callable[[str], None], quick: bool = False, only: Seq
     for dtype in _DTYPES[: 1 if quick else None]:
         name = precision.name(dtype)
         times.steps[name] = _compare(dtype, tokens, groups, names, turns, say)
-        gc.collect()  # its models
+        gc.collect()  # frees the models
     return times
 
 
@@ -115,7 +115,7 @@ def bert(device: torch.device | str = "cpu") -> torch.nn.Module:
     )
     torch.manual_seed(0)
     model: Any = BertForMaskedLM(config).train().to(device)
-    model.tie_weights()  # moving them to some devices makes two parameters of a tied one
+    model.tie_weights()  # on some devices the move separates tied parameters
     return model  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Times of collectives: the job's process group, gloo, and beside an allreduce a copy of as much memory.
+"""Measure collectives on the job's process group and on gloo, and for an allreduce also a memory copy of its size.
 
 The groups are called through `torch.distributed`, as a script does. Buffers change between calls, as gradients do.
 """
@@ -41,14 +41,14 @@ _ALLREDUCE_SIZES = {
     torch.bfloat16: (1 * _KB, 64 * _KB, 1 * _MB, 4 * _MB, 25 * _MB),
 }
 _OTHER_SIZES = (1 * _MB, 16 * _MB)
-_ROTATED_BYTES = 32 * _MB  # more than a core's own caches hold
+_ROTATED_BYTES = 32 * _MB  # rotate buffers of this size, more than a core's own caches hold
 
 COPY = "memory copy"
-# Makes more candidates for an allreduce, by name, from a tensor's bytes and type, and the number of tensors to use.
+# (bytes of a tensor, number format, number of tensors) -> further candidates for an allreduce, by name
 Rivals = Callable[[int, torch.dtype, int], Mapping[str, Candidate]]
 
 _ALLREDUCE = "allreduce"
-# By name: the collective, and for each of its tensors whether it holds one rank's part of the elements.
+# name -> (collective, for each of its tensors whether it holds only one rank's part of the elements)
 _OPERATIONS: dict[str, tuple[Callable[..., object], tuple[bool, ...]]] = {
     _ALLREDUCE: (dist.all_reduce, (False,)),
     "all_gather_into_tensor": (dist.all_gather_into_tensor, (False, True)),
@@ -60,7 +60,7 @@ _OPERATIONS: dict[str, tuple[Callable[..., object], tuple[bool, ...]]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of one operation at one size: the bytes of a rank's tensor, of the larger one where it has two.
+    """Times of one operation at one size, in bytes of a rank's tensor, or of the larger one of two tensors.
 
     The first of the candidates is the job's process group.
     """
@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def ratios(self) -> dict[tuple[str, str], Timings]:
-        """The time on gloo divided by that of the job's process group, and that by the times of all others."""
+        """The ratio of gloo to the job's process group, and of the job's process group to each other candidate."""
         own, *others = self.timings
         pairs = [(GLOO, own) if name == GLOO else (own, name) for name in others]
         return {(one, other): ratio(self.timings[one], self.timings[other]) for one, other in pairs}
@@ -95,12 +95,12 @@ class CollectiveTimes:
     comparisons: tuple[Comparison, ...]
 
     def table(self) -> str:
-        """Return two blocks of lines for each operation and type: times, and their ratios with the rounds' range."""
+        """Return two tables for each operation and number format: the times, and the ratios with their range."""
         kinds = itertools.groupby(self.comparisons, lambda one: f"{one.operation}, {one.dtype}")
         return "\n\n".join(block for kind, group in kinds for block in _blocks(kind, list(group)))
 
     def panels(self) -> dict[str, dict[str, Timings]]:
-        """Return the bars beside the allreduces: the other operations, at their largest size."""
+        """Return the plot's bars for all operations but allreduce, at their largest size."""
         others = {one.operation: one for one in self.comparisons if one.operation != _ALLREDUCE}
         bars = {
             f"{one.operation} of {size_cell(one.size)}, {name}": timings
@@ -144,9 +144,9 @@ def run(
 def _call(
     name: str, count: int, ranks: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[dist.ProcessGroup], object]:
-    """Return an operation on buffers of its own, for any group, that returns when the device has finished it.
+    """Return a function that runs an operation on its own buffers in a given group, and waits for the device.
 
-    The elements stay zero, however often summed.
+    All elements are zero, so that repeated sums do not overflow.
     """
     collective, divided = _OPERATIONS[name]
     tensors = [torch.zeros(count // ranks if one else count, dtype=dtype, device=device) for one in divided]
@@ -161,7 +161,7 @@ def _call(
 
 
 def _copy(count: int, dtype: torch.dtype, buffers: int) -> Candidate:
-    """Return a candidate that copies as many elements, on every rank within its own memory."""
+    """Return a candidate that copies `count` elements within the memory of each rank."""
     pairs = [(torch.zeros(count, dtype=dtype), torch.zeros(count, dtype=dtype)) for _ in range(buffers)]
     return timed(in_turn(partial(target.copy_, source) for source, target in pairs))
 

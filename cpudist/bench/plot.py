@@ -1,4 +1,4 @@
-"""Figures of a benchmark as a PNG file, drawn by matplotlib."""
+"""Draw the results of a benchmark into a PNG file, with matplotlib."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLORS = {CCL: "tab:blue", GLOO: "tab:orange", COPY: "lightgray", ALONE: "light
 
 
 def draw(results: CollectiveTimes | HostTimes, path: Path) -> None:
-    """Draw the results of a benchmark into a PNG file: bars, and the time of an allreduce over its size."""
+    """Draw bars of the results, and curves of the allreduce's time by size, into a PNG file."""
     from matplotlib.figure import Figure  # without pyplot, which would choose a window system
 
     panels = results.panels()

@@ -18,19 +18,19 @@ from cpudist.console import number_of
 from cpudist.errors import UserError
 from cpudist.waiting import poll
 
-_SECONDS = 180.0  # for one number of ranks: the start, and the steps
+_SECONDS = 180.0  # limit for one number of ranks, with start and steps
 _END_SECONDS = 60.0
-_WORSE = 0.9  # of the best so far: more ranks are then not tried
+_WORSE = 0.9  # do not try more ranks below this share of the best speed
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What so many ranks do together.
+    """Figures of one number of ranks.
 
     Attributes:
-        threads: of each rank.
-        batches: batches a second of all ranks together.
-        memory: bytes of the largest rank.
+        threads: number of threads of each rank.
+        batches: batches per second of all ranks together.
+        memory: memory of the largest rank in bytes.
         record: the run record of rank 0.
     """
 
@@ -42,9 +42,9 @@ class Measured:
 
 
 def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
-    """Measure 1, 2, 4, … ranks, up to `most`; stop where more ranks are slower, or memory may not suffice.
+    """Measure 1, 2, 4, … ranks, up to `most`; stop if more ranks are slower, or if memory may not suffice.
 
-    `script` is the user's, with its arguments; without one the benchmarks' model is trained.
+    `script` is the user's script with its arguments; if it is empty, the ranks train the benchmarks' model.
 
     Raises:
         UserError: the steps of some ranks cannot be measured; the message has the end of their output.
@@ -60,7 +60,7 @@ def measure(most: int, script: Sequence[str]) -> Iterator[Measured]:
 
 
 def one(ranks: int, script: Sequence[str]) -> Measured:
-    """Measure so many ranks; errors are those of `measure`."""
+    """Measure one number of ranks; raise the errors of `measure`."""
     with tempfile.TemporaryDirectory(prefix="cpudist-measure-") as folder:
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         with Path(folder, "output").open("wb+") as output:
@@ -85,7 +85,7 @@ def one(ranks: int, script: Sequence[str]) -> Measured:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """End the job as Ctrl-C does: `cpudist launch` leaves no process behind."""
+    """End the job as Ctrl-C does, so that `cpudist launch` leaves no process behind."""
     job.send_signal(signal.SIGINT)
     try:
         job.wait(_END_SECONDS)

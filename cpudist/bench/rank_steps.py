@@ -1,8 +1,8 @@
-"""The program of each rank in `cpudist plan --measure`: steps of the user's script, or of the benchmarks' model.
+"""The program of each rank in `cpudist plan --measure`: run the user's script, or train the benchmarks' model.
 
     cpudist-train -m cpudist.bench.rank_steps FOLDER [{SCRIPT.py | -m MODULE} [ARGS...]]
 
-Each rank writes the figures of its steps to a file in FOLDER, once, and goes on: the command then ends the job.
+Each rank writes the figures of its steps to a file in FOLDER once, and goes on until the command ends the job.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cpudist.optimization import precision
 from cpudist.target import resolve
 
 _SHAPE = (4, 128)  # samples per rank, tokens per sample
-_WARM_UP = 3  # steps: DDP makes its buckets anew, and memory grows
-_STEPS, _SECONDS = 8, 8.0  # at least both; the run record times gradients until step 11
+_WARM_UP = 3  # steps in which DDP rebuilds its buckets and memory grows
+_STEPS, _SECONDS = 8, 8.0  # measure at least so many steps and seconds; gradients are timed until step 11
 
 
 def step_hook(file: Path) -> Callable[..., None]:
-    """Return a hook that times the steps of all optimizers, and writes the figures to `file` after enough of them."""
+    """Return a hook that times the steps of all optimizers, and after enough steps writes the figures to `file`."""
     steps, begin = -_WARM_UP, 0.0
 
     def after_step(*_: Any) -> None:
@@ -57,7 +57,7 @@ def _figures(steps: int, seconds: float) -> dict[str, Any]:
 
 
 def _train() -> None:
-    """Train the benchmarks' model as fast as this CPU can, until somebody ends the job."""
+    """Train the benchmarks' model with `cpudist.optimize`, until the job is ended."""
     world = api.init()
     model = bert()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-5)

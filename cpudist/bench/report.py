@@ -1,4 +1,4 @@
-"""Tables of times and ratios, the machine that they were measured on, and the JSON file with both."""
+"""Format tables of times and ratios, describe the machine, and write both to a JSON file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from cpudist.job import Job
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-# Variables that change the speed of ranks; recorded where they are set.
+# Prefixes of variables that change the speed of ranks. The report has those that are set.
 _RECORDED = ("CCL_", "I_MPI_", "FI_", "OMP_", "KMP_", "GLOO_", "MPICH_")
-_NOT_RECORDED = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI sets these for itself
+_NOT_RECORDED = ("I_MPI_INFO_", "I_MPI_HYDRA_")  # Intel MPI sets these itself
 
 
 def environment(job: Job) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def headline(environment: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, benchmark: str, environment: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
-    """Write the figures and where they were measured to a JSON file."""
+    """Write the figures and their environment to a JSON file."""
     content = {"benchmark": benchmark, "environment": environment, "results": results}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

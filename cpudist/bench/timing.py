@@ -1,4 +1,4 @@
-"""Candidates that take turns, and the statistics of their times."""
+"""Time candidates in turn, and compute statistics of their times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 Name = TypeVar("Name")
 
-# Makes so many calls and returns the seconds of each.
+# A function that makes the given number of calls and returns the seconds of each.
 Candidate = Callable[[int], list[float]]
 
 CCL, GLOO = "ccl", "gloo"
@@ -22,7 +22,7 @@ CCL, GLOO = "ccl", "gloo"
 
 @dataclass(frozen=True)
 class Turns:
-    """How candidates take turns. A turn begins with `warm_up` untimed calls: the caches hold another one's data."""
+    """How candidates take turns. A turn begins with `warm_up` untimed calls, because caches hold other data."""
 
     rounds: int
     calls: int
@@ -31,7 +31,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of one candidate's calls, or their ratio to another's, round by round."""
+    """Seconds of one candidate's calls by round, or their ratios to another candidate's."""
 
     rounds: tuple[tuple[float, ...], ...]
 
@@ -79,7 +79,7 @@ def take_turns(
 
 
 def in_turn(calls: Iterable[Callable[..., object]]) -> Callable[..., object]:
-    """Return a function that calls the next of `calls` each time, the first one again after the last.
+    """Return a function that calls the next of `calls` each time, in a cycle.
 
     Each of them has buffers of its own. A buffer that is used again and again stays in the caches, which favours
     candidates that copy little.
@@ -103,10 +103,10 @@ def timed(call: Callable[[], object]) -> Candidate:
 
 
 def together(candidate: Candidate, group: dist.ProcessGroup) -> Candidate:
-    """Let all ranks begin a turn at once, and return to all of them each call's mean over the ranks.
+    """Start each turn on all ranks at once, and return each call's mean time over the ranks.
 
-    One rank's own time is too short where a collective lets that rank go early (the root of a broadcast); the slowest
-    rank's time adds up the jitter of all. `group` exchanges the times, outside of the timed part.
+    One rank's time is too short if it may leave a collective early (the root of a broadcast). The slowest rank's time
+    adds up the jitter of all ranks. The times are exchanged in `group`, outside of the timed part.
     """
 
     def measure(calls: int) -> list[float]:
@@ -119,7 +119,7 @@ def together(candidate: Candidate, group: dist.ProcessGroup) -> Candidate:
 
 
 def both_groups(backend: str) -> dict[str, dist.ProcessGroup]:
-    """Return the job's own group, which is of `backend`, and a new one of the same ranks on gloo."""
+    """Return the job's own group on `backend`, and a gloo group of the same ranks."""
     own = dist.group.WORLD
     gloo = own if backend == GLOO else dist.new_group(backend=GLOO)
     assert own is not None

@@ -13,7 +13,7 @@ from cpudist.launchers import Launcher
 
 HELP = "measure communication here"
 DESCRIPTION = "Measure how fast the ranks of a job communicate; a launcher runs it on every rank."
-_TIMEOUT = 300.0  # seconds, for any one call
+_TIMEOUT = 300.0  # seconds for each collective and for the start
 _SUBJECTS = ("collectives", "hosts")
 
 EPILOG = """\
@@ -113,7 +113,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Raise a UserError before minutes of measurement where the results cannot be written."""
+    """Raise a UserError before a long measurement if its results cannot be written."""
     if options.plot and find_spec("matplotlib") is None:
         raise UserError('--plot needs matplotlib; install it with: pip install "cpudist[plot]"')
     for path in (options.json, options.plot):
@@ -121,7 +121,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def check_output(path: Path | None) -> None:
-    """Raise a UserError before minutes of measurement where a file cannot be written."""
+    """Raise a UserError before a long measurement if a file cannot be written."""
     if path is None or str(path) == "-":
         return
     try:

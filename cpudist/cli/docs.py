@@ -1,4 +1,4 @@
-"""`cpudist docs`: show and search the documentation, which the package brings along."""
+"""`cpudist docs`: show and search the documentation, which comes with the package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, _launcher: Launcher) -> None:
-    """Show a page, in a pager on a terminal; or print what a search has found, or the names of all pages."""
+    """Show a page (in a pager on a terminal), print the results of a search, or list all pages."""
     wanted = " ".join(options.words)
     if not wanted:
         for path in sorted(PAGES.glob("*.md")):
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 
 def _show(text: str) -> None:
-    # Imported here: it takes a tenth of a second.
+    # Imported here, because the import takes a tenth of a second.
     from rich.console import Console
     from rich.markdown import Markdown
 

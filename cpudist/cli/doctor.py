@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print findings, the worst last, and how many there are."""
+    """Print findings, the worst last, and a line with their number."""
     width = shutil.get_terminal_size().columns
     worst_last = sorted(findings, key=lambda finding: LEVELS.index(finding.level), reverse=True)
     for finding in worst_last:
@@ -57,7 +57,7 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def _hosts(hosts: list[Host]) -> list[Finding]:
-    """Return the findings of `cpudist launch` on hosts."""
+    """Check hosts as `cpudist launch` does, and return the findings."""
     checked = check(hosts, shared=True)
     return [finding for findings in checked.findings.values() for finding in findings] + [
         Finding("ok", f"{host.where}: {host.name}", f"torch {facts.torch}, {size(facts.memory)} of memory free")

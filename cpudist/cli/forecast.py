@@ -1,4 +1,4 @@
-"""`cpudist forecast`: how a training would do on more hosts."""
+"""`cpudist forecast`: predict the speed of a training on more hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ examples:
     cpudist forecast out out4 --network 1gbit
 """
 _BITS = {"mbit": 1e6, "gbit": 1e9}
-_USABLE = 0.9  # of a network's rate: large sums reach 0.9 to 0.95 (docs/ccl-backend.md)
+_USABLE = 0.9  # usable share of a network's rate; large sums reach 0.9 to 0.95 (docs/ccl-backend.md)
 _HEAD = ("hosts", "--compress", "step", "measured", "samples/s", "efficiency", "memory/rank")
 
 
@@ -78,7 +78,7 @@ def _row(one: forecast.Forecast) -> tuple[str, ...]:
 
 
 def network_rate(text: str) -> float:
-    """Return the bytes a second of a network of such a rate."""
+    """Return the usable bytes per second of a network with a rate such as 10gbit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(mbit|gbit)", text)
     if not found or not float(found[1]):
         raise argparse.ArgumentTypeError(f"give a rate such as 100mbit or 10gbit, not {text!r}")

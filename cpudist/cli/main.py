@@ -22,7 +22,7 @@ from cpudist.errors import USER_ERROR, UserError
 from cpudist.launchers import Launcher
 from cpudist.version import __version__
 
-# Each has HELP, DESCRIPTION, EPILOG or none, `add_options`, and `run`, for rank 0 alone unless `every_rank` is set.
+# Each module has HELP, DESCRIPTION, `add_options`, `run`, maybe EPILOG. Only rank 0 runs it without `every_rank`.
 COMMANDS = {
     "run": run,
     "launch": launch,
@@ -117,6 +117,6 @@ def _run(options: argparse.Namespace, launcher: Launcher) -> int:
 
 def _report(error: UserError, launcher: Launcher) -> int:
     if launcher.is_main_process:
-        for line in str(error).splitlines():  # one for each host that has a fault
+        for line in str(error).splitlines():  # there may be one line for each host
             say(line)
     return USER_ERROR

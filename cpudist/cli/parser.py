@@ -1,4 +1,4 @@
-"""The parser of every command: one line for a mistake, both spellings of options, and types of values."""
+"""The parser of all commands: reports a mistake in one line, accepts - and _ in options, and converts values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """Raise a `UserError` for a mistake, so that only one line is shown.
 
     Attributes:
-        unknown_option_hint: what to do about an option that this command does not have.
+        unknown_option_hint: remedy for an option that this command does not have; part of the error.
     """
 
     unknown_option_hint = ""
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UserError` with argparse's message and where help is."""
+        """Raise a `UserError` with argparse's message and a hint to --help."""
         raise UserError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -65,7 +65,7 @@ def own_values(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def count_from_zero(text: str, least: int = 0) -> int:
-    """Return a number of at least `least`, as the type of an option."""
+    """Return a whole number from `least` on; argparse calls this for the value of an option."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"give a whole number from {least} on, not {text!r}")
     return int(text)
@@ -83,7 +83,7 @@ def steps(text: str) -> tuple[int, int]:
 
 
 def endpoint(text: str) -> tuple[str, int]:
-    """Return address and port of "0.0.0.0:9400"; without an address, only this host connects."""
+    """Return address and port of "0.0.0.0:9400"; without an address, only this host may connect."""
     address, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"give a port such as 9400, or 0.0.0.0:9400 for all hosts, not {text!r}")
@@ -108,7 +108,7 @@ def shown_once(launcher: Launcher) -> contextlib.AbstractContextManager[object]:
 
 
 def with_dashes(words: Sequence[str]) -> list[str]:
-    """Return the words with options spelled `--like-this`, also where the user wrote `--like_this`.
+    """Return the words with options spelled `--like-this`, even if the user wrote `--like_this`.
 
     Words after `--` are not changed.
     """

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
         raise UserError(f"{script[0]} is for --measure; add that, or leave it out")
     if options.measure:
         _measure(script, to=sys.stderr if options.json else sys.stdout)
-    # The variables of this shell are for this machine; for another one no variable is set.
+    # This shell's variables apply to this machine only.
     env = {} if options.topology else dict(os.environ)
     machine = machine_from(options.topology) if options.topology else this_machine(env)
     threads, variable = threads_set(env) or (None, THREADS)
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
     if options.json:
         ranks = [{**asdict(rank), "communication_cpus": []} for rank in plan.ranks]
         fields = {"ranks": ranks, "idle_cpus": list(plan.idle_cpus), "pinned": plan.pinned}
-        environment = {THREADS: str(min(rank.omp_threads for rank in plan.ranks))}  # one for all ranks of a node
+        environment = {THREADS: str(min(rank.omp_threads for rank in plan.ranks))}  # the same for all ranks of a node
         print(json.dumps({**fields, "environment": environment, "warnings": plan.warnings}, indent=2))
         return
     print(draw(machine, plan, shutil.get_terminal_size().columns))

@@ -25,9 +25,9 @@ ranks are not disturbed.
 A rank also writes its stacks to its own standard error on signal {int(SIGNAL)}: kill -{int(SIGNAL)} PROCESS
 """
 
-Jobs = dict[tuple[str, int], dict[int, RankStacks]]  # by the job's name and user, then by rank
+Jobs = dict[tuple[str, int], dict[int, RankStacks]]  # (job's name, user's id) -> rank -> its stacks
 
-_SECONDS = 60.0  # for a host to answer: starting Python takes long on a busy host with a slow disk
+_SECONDS = 60.0  # a host may answer this late, since Python starts slowly on a busy host with a slow disk
 
 
 def add_options(parser: Parser) -> None:
@@ -51,16 +51,16 @@ def run(options: argparse.Namespace, _launcher: Launcher) -> None:
 
 
 def ask(hosts: Sequence[Host] | None, task: str) -> tuple[Jobs, list[str]]:
-    """Return the jobs on hosts, or on this one (None), and a line for each host that does not answer; see `ask_all`."""
+    """Return the jobs on `hosts` (None: this host), and a line for each silent host; `task` is as in `ask_all`."""
     found, missing = _ask(hosts, task) if hosts else (ask_ranks(), [])
     jobs: Jobs = defaultdict(dict)
     for one in sorted(found):
-        jobs[one.address.job, one.user][one.address.rank] = one  # a machine may have two names
+        jobs[one.address.job, one.user][one.address.rank] = one  # one entry, even if a host has two names
     return jobs, missing
 
 
 def _ask(hosts: Sequence[Host], task: str) -> tuple[list[RankStacks], list[str]]:
-    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
+    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set on this host only
     words = python_main("cpudist.observability.rank_answers", path=path)
 
     async def ask_host(host: Host) -> list[RankStacks] | Finding:

@@ -1,4 +1,4 @@
-"""`cpudist summary`: one run in a table, or several side by side."""
+"""`cpudist summary`: show one run in a table, or several runs side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cpudist test`: is this cluster all right."""
+"""`cpudist test`: check the hosts and the network of a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ examples:
     mpirun -f hosts -n 4 -ppn 1 cpudist test --json cluster.json
     srun --ntasks-per-node=1 cpudist test
 """
-_TIMEOUT = 120.0  # seconds, for the start and for any one call
+_TIMEOUT = 120.0  # seconds for the start and for each collective
 
 
 def add_options(parser: Parser) -> None:
@@ -44,7 +44,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace, launcher: Launcher) -> None:
-    """Measure, and print what was found; exit with status 1 if something is out of line."""
+    """Measure, and print the figures and findings; exit with status 1 if there is a finding."""
     if options.hostfile is not None and launcher.name == "single":
         check_output(options.json)
         figures = _on_hosts(options.hostfile, options.interface)
@@ -73,7 +73,7 @@ def _as_rank(launcher: Launcher, interface: str | None, file: Path | None) -> Cl
 
 
 def _on_hosts(hostfile: Path, interface: str | None) -> ClusterFigures:
-    """Have `cpudist launch` start the ranks, the first of which writes the figures to its output."""
+    """Start the ranks with `cpudist launch`, and return the figures that rank 0 prints."""
     from cpudist.cluster.cluster_figures import ClusterFigures
 
     words = ["launch", "--hostfile", str(hostfile), "--ppn", "1", *(["--interface", interface] if interface else [])]

@@ -1,4 +1,4 @@
-"""`cpudist top`: the ranks of running jobs, live."""
+"""`cpudist top`: show the ranks of running jobs, live."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ examples:
     cpudist top --once --json
 """
 
-_SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # between two looks: over ssh each look starts a Python on every host
+_SECONDS, _SECONDS_BY_SSH = 2.0, 5.0  # sampling intervals; over ssh each sample starts a Python on every host
 _CLEAR = "\033[H\033[J"
 
 
@@ -83,14 +83,14 @@ def _look(hosts: Sequence[Host] | None, task: str = "") -> Jobs:
 
 
 def _typed(seconds: float, live: bool) -> str:
-    """Wait, and return the line that the user has typed meanwhile; empty where there is none."""
+    """Wait for a line from the user and return it; empty after so many seconds without one."""
     sources = [sys.stdin] if live and sys.stdin.isatty() else []
     ready, _, _ = select.select(sources, [], [], seconds)
     return sys.stdin.readline().strip() if ready else ""
 
 
 def _show(look: Jobs, jobs: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], live: bool) -> None:
-    """Print a table for each job; live on a cleared terminal, which it does not fill."""
+    """Print a table for each job. If `live`, clear the terminal first, and print no more lines than fit."""
     columns, lines = shutil.get_terminal_size()
     room = max((lines - 1) // max(len(jobs), 1) - 4, 1) if live else sys.maxsize
     texts = [_text(name[0], look[name], rows, room) for name, rows in jobs.items()]

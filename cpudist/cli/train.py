@@ -1,7 +1,7 @@
 """The command `cpudist-train`, which every rank of a job runs, under any launcher or alone.
 
-It finds TARGET, starts the job, runs TARGET and shuts the job down: after success with the run record, after a failure
-on all ranks at once.
+It finds TARGET, starts the job, runs TARGET and shuts the job down. After success it writes the run record; after a
+failure it ends all ranks at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cpudist.launchers import Launcher
 from cpudist.pinning import Pinning, pin, preload_allocator
 from cpudist.target import Target, missing_packages, resolve
 
-_OF_BACKEND = "backend option "  # prefix of backends' options, whose names may be the same as ours
+_OF_BACKEND = "backend option "  # prefix of a backend's options, because their names may equal ours
 
 _EPILOG = """\
 examples:
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         long_arguments.restore()
     words = sys.argv[1:] if argv is None else list(argv)
-    # The process starts once more, so this comes before the command line is read, which takes 0.06 s (mostly for the
-    # entry points of all packages). A --no-pin may be the script's own; if it is, `pin` starts the process again.
+    # Preloading executes the process once more, so it precedes the parsing of the command line, which takes 0.06 s
+    # (mostly for entry points of packages). If --no-pin is an option of the script, `pin` preloads later.
     if argv is None and words and not {"--no-pin", "--help", "-h"} & {*words}:
         preload_allocator()
     launcher = launchers.detect()
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if launcher.is_main_process:
             say(str(error), program="cpudist-train")
         return USER_ERROR
-    # Another program that calls this owns its process: it is not pinned.
+    # If another program has called `main`, its process is not pinned.
     pinning = pin(launcher, words) if argv is None and not options.no_pin else None
     return _run(options, job_options, target, launcher, pinning)
 
@@ -84,7 +84,7 @@ def script_in(words: Sequence[str]) -> str:
 
 
 def _arrange_output(launcher: Launcher) -> None:
-    """Show lines at once. By CPUDIST_OUTPUT of `cpudist launch`, show rank 0's lines alone, or whole lines of all
+    """Print lines at once. CPUDIST_OUTPUT, set by `cpudist launch`, selects rank 0's lines, or complete lines of all
     ranks.
     """
     show_lines_at_once()
@@ -92,7 +92,7 @@ def _arrange_output(launcher: Launcher) -> None:
     if wanted == "rank0" and launcher.rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif wanted == "all" and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(write_through=False)  # as PYTHONUNBUFFERED has it, parts of lines are written
+        sys.stdout.reconfigure(write_through=False)  # PYTHONUNBUFFERED would write parts of lines
 
 
 def _parser() -> Parser:
@@ -213,8 +213,8 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
 def _run(
     options: argparse.Namespace, job_options: JobOptions, target: Target, launcher: Launcher, pinning: Pinning | None
 ) -> int:
-    # Imported here: torch takes seconds, and wrong options and --help are answered without it. Garbage collection would
-    # scan torch's objects several times, and frozen objects are not scanned at the end: 0.3 s of CPU time in all.
+    # Imported here, because torch takes seconds, and --help and errors in options do not need it. Garbage collection is
+    # off and torch's objects are frozen: scanning them during the import and at the exit takes 0.3 s of CPU time.
     gc.disable()
     from cpudist import api, job
     from cpudist.training.output_log import log_output
@@ -234,7 +234,7 @@ def _run(
 
 
 def _check_packages(script: str) -> None:
-    """Raise a `UserError` for packages that a script lacks, before the start compiles the backend, for a minute."""
+    """Raise a `UserError` if a script lacks packages and the start would first compile the backend for a minute."""
     if missing := missing_packages(script):
         from cpudist.backends.ccl.compilation import find_built
 

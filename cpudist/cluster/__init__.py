@@ -1,10 +1,10 @@
-"""`cpudist test`: measure the hosts of a job and the links between them, and say what is out of line.
+"""`cpudist test`: measure a job's hosts and their links, and report the slow or faulty ones.
 
-- `cluster_figures.py`: what was measured; the bandwidth is kept.
-- `host_speed.py`: computing and memory of one host; `links.py`: messages between two hosts.
-- `on_ranks.py`: the measurement, on every rank of a job.
-- `judgement.py`: sentences about hosts and links that differ from the others.
-- `tables.py`: the figures for a terminal.
+- `cluster_figures.py`: the figures; stores the network's bandwidth for `cpudist forecast`.
+- `host_speed.py`: measures computing and memory of one host; `links.py`: measures messages between two hosts.
+- `on_ranks.py`: runs all measurements, on every rank of a job.
+- `judgement.py`: finds hosts and links that are slower than the others.
+- `tables.py`: prints the figures in a terminal.
 
 It must not import launchers, Trainer's patches, programs or command lines.
 """

@@ -15,15 +15,15 @@ class HostFigures:
     """Figures of one host.
 
     Attributes:
-        versions: of Python, torch and cpudist.
-        cores: on which the rank computes.
-        flops: floating-point operations a second in a product of matrices, by type.
-        copied: bytes a second that a copy reads and writes.
-        load: processes that ran or waited on each CPU, over a minute before.
-        clock: in Hz; None where the kernel does not say.
+        versions: versions of Python, torch and cpudist.
+        cores: number of cores on which the rank computes.
+        flops: floating-point operations per second in a matrix product, by number format.
+        copied: bytes per second that a memory copy reads and writes.
+        load: load average of the last minute, per CPU.
+        clock: clock of a CPU in Hz; None where the kernel does not report it.
         memory: free bytes.
         shared_memory: free bytes of /dev/shm.
-        shares_folder: whether it has rank 0's working folder.
+        shares_folder: whether it shares rank 0's working folder.
     """
 
     name: str
@@ -38,7 +38,7 @@ class HostFigures:
     shares_folder: bool
 
     def best(self, again: HostFigures) -> HostFigures:
-        """Return the best speeds of two measurements: other programs disturb each figure at another time."""
+        """Return the best speeds of two measurements, because other programs may disturb either of them."""
         flops = {dtype: max(flops, again.flops[dtype]) for dtype, flops in self.flops.items()}
         return replace(again, flops=flops, copied=max(self.copied, again.copied))
 
@@ -66,9 +66,9 @@ class ClusterFigures:
     Attributes:
         hosts: in the order of their first ranks.
         links: between all pairs of hosts, in both directions.
-        allreduces: seconds of an allreduce over all ranks, by bytes.
-        loss: of a small training on all ranks, and of the same in one process.
-        backend: such as "ccl over mpi".
+        allreduces: seconds of an allreduce over all ranks, by its size in bytes.
+        loss: last loss of a small training on all ranks, and of the same training in one process.
+        backend: backend and transport, such as "ccl over mpi".
     """
 
     hosts: list[HostFigures]
@@ -79,23 +79,23 @@ class ClusterFigures:
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes a second at which large sums crossed the network; None on one host, or where noise hides it."""
+        """Network bandwidth of large allreduces, in bytes per second; None on one host, or where noise hides it."""
         hosts = len(self.hosts)
         (less, early), (more, late) = sorted(self.allreduces.items())[-2:]
         return 2 * (hosts - 1) / hosts * (more - less) / (late - early) if hosts > 1 and late > early else None
 
 
 def last_bandwidth() -> float | None:
-    """Return the bandwidth that `keep` has left, if any."""
+    """Return the bandwidth that `keep` has stored; None if there is none."""
     found = user_cache.read(_FILE).get("bandwidth")
     return found if isinstance(found, float) else None
 
 
 def keep(now: ClusterFigures) -> None:
-    """Keep the bandwidth of a network for `cpudist forecast`.
+    """Store the bandwidth of the network for `cpudist forecast`.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     if now.bandwidth is not None:
         user_cache.write(_FILE, {"bandwidth": now.bandwidth})

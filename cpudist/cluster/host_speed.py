@@ -1,4 +1,4 @@
-"""How fast this host computes and copies for a second, with the threads of one rank. The fastest call hides a quota."""
+"""Measure how fast one rank's threads compute and copy on this host. Times are means: minima hide a CPU quota."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECONDS = 1.0
 
 
 def measure_host(name: str, probe: str) -> HostFigures:
-    """Measure this host. `probe` is a file in rank 0's working folder, and empty where none can be written."""
+    """Measure this host. `probe` is a file in rank 0's working folder; empty if it cannot be written."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1)  # before this process adds to it
     flops = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -44,7 +44,7 @@ def measure_host(name: str, probe: str) -> HostFigures:
 
 
 def _rate(call: Callable[[], object]) -> float:
-    """Return the calls a second."""
+    """Return the number of calls per second."""
     call()
     calls, begin = 0, time.perf_counter()
     while (seconds := time.perf_counter() - begin) < _SECONDS:

@@ -1,4 +1,4 @@
-"""Sentences about hosts and links that are out of line with the others."""
+"""Find hosts and links that are slower than the others, and hosts with another configuration."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from cpudist.cluster.cluster_figures import ClusterFigures, HostFigures, LinkFig
 from cpudist.console import number_of, size
 from cpudist.errors import Finding
 
-_LATE_LINK = 5.0  # times the usual latency
+_LATE_LINK = 5.0  # a link above this multiple of the usual latency is late
 _SLOW_CLOCK = 0.9
-_LATENCY = 1e-3  # seconds: below this a late link costs a training nothing
-_SHARED_MEMORY = 64 << 20  # bytes; data loaders of several processes need more
-_LOSS = 1e-3  # relative: ranks add up in another order than one process
+_LATENCY = 1e-3  # seconds; a lower latency costs a training nothing
+_SHARED_MEMORY = 64 << 20  # bytes; data workers need more
+_LOSS = 1e-3  # relative tolerance, because ranks add in another order than one process
 
 
 def judge(now: ClusterFigures) -> list[Finding]:
-    """Return what is out of line, the worst first."""
+    """Return all findings, the worst first."""
     return [*_versions(now.hosts), *_loss(now), *slow_hosts(now.hosts), *_hosts(now.hosts), *_links(now)]
 
 
 def least_share(hosts: Sequence[HostFigures], quiet: float = 0.5, busy: float = 0.33) -> float:
-    """Return the share of a usual figure below which another one is slow: lower where most hosts are busy."""
+    """Return the share of the usual speed below which a host or link is slow. `busy` applies if most hosts are busy."""
     return quiet if statistics.median_low(host.load for host in hosts) <= 1 else busy
 
 
@@ -85,18 +85,18 @@ def _cause(host: HostFigures, hosts: Sequence[HostFigures]) -> str:
 def slow_and_late(
     links: Sequence[LinkFigures], least: float
 ) -> tuple[list[LinkFigures], list[LinkFigures], LinkFigures]:
-    """Return the links below this share of a usual bandwidth, those of a higher latency, and a usual link."""
-    # By the best link of each host: a host that is slow to all others leaves each of them a good one.
+    """Return the links below `least` of the usual bandwidth, the late links, and a link with the usual figures."""
+    # Take the median over each host's best link, because one host with slow links slows a link of every host.
     by_host = [[one for one in links if number in (one.source, one.target)] for number in {one.source for one in links}]
     bandwidth = statistics.median(max(link.bandwidth for link in own) for own in by_host)
     latency = statistics.median(min(link.latency for link in own) for own in by_host)
     slow = [link for link in links if link.bandwidth < least * bandwidth]
-    late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # in both directions
+    late = [link for link in links if link.latency > max(_LATE_LINK * latency, _LATENCY)]  # lists both directions
     return slow, [link for link in late if link.source < link.target], LinkFigures(0, 0, latency, bandwidth)
 
 
 def _links(now: ClusterFigures) -> Iterator[Finding]:
-    if len(now.hosts) < 3:  # the two directions of one link: there are no others to compare with
+    if len(now.hosts) < 3:  # there is no other link to compare with
         return
     slow, late, usual = slow_and_late(now.links, least_share(now.hosts))
     yield from _named(now, slow, f"others have {bits(usual.bandwidth)}: look at its cable and switch port")
@@ -107,7 +107,7 @@ def _links(now: ClusterFigures) -> Iterator[Finding]:
 
 
 def _named(now: ClusterFigures, slow: Sequence[LinkFigures], others: str) -> Iterator[Finding]:
-    """Name slow links; a host all of whose links are slow in one direction, once."""
+    """Yield a finding for each slow link, or one for a host if all its links are slow in one direction."""
     left = list(slow)
     ends = [
         (max(link.bandwidth for link in own), host.name, way, own)

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of the links between hosts, measured pair by pair in rounds."""
+"""Measure latency and bandwidth of the links between hosts, pair by pair in rounds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cpudist.cluster.cluster_figures import LinkFigures
 
 _SMALL_BYTES, _ROUND_TRIPS = 8, 20
 _FIRST_BYTES, _MOST_BYTES = 1 << 18, 1 << 26
-_SECONDS = 0.15  # of one large message, about
+_SECONDS = 0.15  # approximate duration of one large message
 _LARGE_MESSAGES = 3
 _TO, _FROM = 0, 1  # the direction of a large message, seen from the rank that takes the time
 
 
 def pairs_in_rounds(hosts: int) -> list[tuple[int, int]]:
-    """Return all pairs of hosts, in rounds in which each host is in one pair at most (the circle method)."""
+    """Return all pairs of hosts in rounds. A round has each host in at most one pair (the circle method)."""
     circle: list[int | None] = [*range(hosts), *([None] if hosts % 2 else [])]
     found = []
     for _ in range(len(circle) - 1):
@@ -33,9 +33,9 @@ def measure_links(own: int, ranks: Sequence[int], pairs: Sequence[tuple[int, int
     """Measure links of this host; call it on one rank of each host.
 
     Args:
-        own: the number of this host.
-        ranks: for each host, the rank that calls it.
-        pairs: of hosts, in the order of their rounds.
+        own: number of this host.
+        ranks: the calling rank of each host.
+        pairs: pairs of hosts, in the order of their rounds.
 
     Returns:
         Both directions of the links to hosts of higher numbers.
@@ -58,14 +58,14 @@ def _ask(own: int, other: int, rank: int) -> list[LinkFigures]:
         while min(_timed(size, rank, way) for _ in range(2)) < _SECONDS / 4 and size < _MOST_BYTES:
             size *= 4
         best = min(_timed(size, rank, way) for _ in range(1 + _LARGE_MESSAGES))
-        # At most half of the time is subtracted: a busy host answers small messages late.
+        # Subtract at most half of the time, because a busy host answers small messages late.
         links.append(LinkFigures(*ends, latency, size / max(best - 2 * latency, best / 2)))
     dist.send(torch.tensor([0, _TO]), rank)
     return links
 
 
 def _timed(size: int, rank: int, way: int) -> float:
-    """Return the seconds of a message of so many bytes, and a small one in the other direction."""
+    """Return the seconds of a message of `size` bytes and of a small one in the other direction."""
     message, small = torch.zeros(size, dtype=torch.uint8), torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
     begin = time.perf_counter()
     dist.send(torch.tensor([size, way]), rank)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from cpudist.job import Job
 
 _ALLREDUCED = (1 << 10, 1 << 20, 25 << 20)  # bytes
-_CALLS, _SECONDS = 10, 2.0  # at most; a slow network takes long
-_AGAIN = 4  # times, what is out of line: noise of other programs passes
+_CALLS, _SECONDS = 10, 2.0  # limits of one measurement, because a slow network takes long
+_AGAIN = 4  # measure slow hosts and links this often again, because other programs' noise passes
 _STEPS, _SAMPLES = 5, 24
 
 
 def measure(job: Job) -> ClusterFigures:
-    """Measure all hosts and links, and return the same figures on every rank; rank 0 says what is going on."""
+    """Measure all hosts and links, and return the same figures on every rank; rank 0 reports progress."""
     world = job.world
 
     def tell(line: str) -> None:
@@ -76,7 +76,7 @@ def _measure_host(job: Job) -> HostFigures | None:
         names: list[Any] = [probe]
         dist.broadcast_object_list(names, 0)
         found = measure_host(world.hosts[world.node_rank], names[0]) if world.local_rank == 0 else None
-        dist.barrier()  # the file stays until all have looked
+        dist.barrier()  # the file stays until all hosts have looked for it
     return found
 
 
@@ -88,7 +88,7 @@ def _from_each_host(job: Job, value: Any) -> list[Any]:
 
 
 def _allreduce(size: int) -> float:
-    """Return the median seconds of an allreduce of so many bytes, until the last rank has it."""
+    """Return the median over calls of the slowest rank's seconds in an allreduce of `size` bytes."""
     tensor, seconds = torch.zeros(size // 4), list[float]()
     while len(seconds) < _CALLS and sum(seconds) < _SECONDS:
         dist.barrier()
@@ -101,7 +101,7 @@ def _allreduce(size: int) -> float:
 
 
 def _train(rank: int, size: int) -> float:
-    """Train a small model on this rank's part of the samples, and return the last loss over all samples."""
+    """Train a small model on this rank's part of the samples; return the final loss over all samples."""
     generator = torch.Generator().manual_seed(0)
     samples, targets = (torch.randn(_SAMPLES * 4, 8, generator=generator) for _ in range(2))
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from cpudist.cluster.judgement import bits, least_share, slow_and_late
 from cpudist.console import aligned, colored, size
 
 _WIDTH = 80
-_GOOD = 0.75  # of a usual link
+_GOOD = 0.75  # links below this share of the usual bandwidth are yellow
 
 
 def tables(figures: ClusterFigures) -> str:
@@ -26,7 +26,7 @@ def tables(figures: ClusterFigures) -> str:
 
 
 def _matrix(figures: ClusterFigures) -> Iterator[str]:
-    """Yield the bandwidths of all links, red where `judge` names the link, unless they are too many for a terminal."""
+    """Yield a matrix of the links' bandwidths, with slow links in red. It is left out if it is too wide."""
     least = least_share(figures.hosts)
     usual = slow_and_late(figures.links, least)[2].bandwidth
     cells = {(link.source, link.target): _cell(link.bandwidth / usual, least) for link in figures.links}

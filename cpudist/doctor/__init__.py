@@ -1,4 +1,4 @@
-"""Checks of the installed packages, the choices for a job, and its obstacles; each finding has its remedy.
+"""Check the installed packages, the choices for a job, and obstacles to it; each finding has its remedy.
 
 One file for each group of checks. A check changes nothing. It must not import jobs, transformers or command lines.
 """
@@ -13,7 +13,7 @@ from cpudist.topology.kernel_files import Files
 
 __all__ = ["Finding", "examine"]
 
-# The most important ones first, within one level.
+# Findings of one level are shown in this order.
 _GROUPS = (versions, usable_backends, memory, processor, libraries)
 
 

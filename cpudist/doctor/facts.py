@@ -1,4 +1,4 @@
-"""Facts about this host that must agree between the hosts of a job; `cpudist.hosts.check` runs it on each of them."""
+"""Print facts about this host; `cpudist.hosts.check` runs this on each host of a job and compares the facts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def facts(
     """Return the fields of `cpudist.hosts.check.Facts`.
 
     Args:
-        port: at which the host that starts the job connects back.
-        folder: the folder in which the job is to run.
+        port: port of the starting host to which this host connects.
+        folder: the working folder of the job.
         script: the script's path, which may be relative to the folder; empty where the job has none.
-        probe: a file in the folder, as that host sees it; empty: do not look.
-        interface: the network interface from which to connect to it; empty: any.
-        starter: its name or addresses; none: do not connect.
+        probe: a file in the starting host's working folder; empty: do not look for it.
+        interface: network interface for the connection; empty: any.
+        starter: name or addresses of the starting host; none: do not connect.
     """
     return {
         "identity": node_identity(),
@@ -63,13 +63,13 @@ def facts(
 
 
 def _connect(starter: Sequence[str], port: int, interface: str) -> dict[str, Any]:
-    """Connect to the host that starts the job, and let it connect to a port here; return what has failed."""
+    """Connect to the host that starts the job, and let it connect to a port here; return the result as fields."""
     failures = []
     for name in starter:
         try:
             source = (addresses(interface)[0], 0) if interface else None
             with listen([], 0)[0] as own, socket.create_connection((name, port), _CONNECT_SECONDS, source) as other:
-                other.settimeout(6 * _CONNECT_SECONDS)  # it may be busy
+                other.settimeout(6 * _CONNECT_SECONDS)  # the starting host may be busy
                 other.sendall(b"%d\n" % own.getsockname()[1])
                 return {"lets_in": bool(other.recv(1))}
         except (OSError, UserError) as error:
@@ -86,7 +86,7 @@ def _checksum(path: str) -> str | None:
 
 
 def _ranks() -> dict[str, int]:
-    """Return the number of ranks with one for each socket, NUMA node and L3 cache, and the default."""
+    """Return the number of ranks for each --ppn ("socket", "numa", "l3"), and the default."""
     machine = this_machine()
     ranks = {part: len(make_plan(machine, PlanOptions(part)).ranks) for part in get_args(Part)}
     return {**ranks, "default": measured_ranks.load() or ranks["numa"]}

@@ -1,4 +1,4 @@
-"""Libraries that a process with torch loads: torch itself, OpenMP runtimes, the allocator and the ccl backend."""
+"""Check the libraries that a process with torch loads: torch, OpenMP runtimes, the allocator and the ccl backend."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def _openmp(runtimes: list[Path], preloaded: str) -> Iterator[Finding]:
     if first is not None and not first.name.startswith(_GNU):
         yield Finding("ok", "OpenMP", f"{_vendor(first)} serves all libraries, because LD_PRELOAD names it: {first}")
     elif len({_vendor(path) for path in runtimes}) > 1:
-        # Intel's and LLVM's have the functions of GNU's as well; the reverse is not true.
+        # Intel's and LLVM's runtimes also have the functions of GNU's; the reverse is not true.
         other = next(path for path in runtimes if not path.name.startswith(_GNU))
         preload = ":".join(str(path) for path in (wanted_allocator({}), other) if path)
         message = f"{len(runtimes)} OpenMP runtimes in one process, each with threads on the same cores: {listed}"
         remedy = f"export LD_PRELOAD={preload}, and {_vendor(other)} serves all libraries"
         yield Finding("warning", "OpenMP", message, remedy)
-    elif len(runtimes) > 1:  # another package that brings GNU's, such as scikit-learn
+    elif len(runtimes) > 1:  # packages such as scikit-learn have their own copy of GNU's runtime
         yield Finding("ok", "OpenMP", f"{listed}: copies of one runtime, whose threads sleep while the other computes")
     elif runtimes:
         yield Finding("ok", "OpenMP", f"one runtime, {_vendor(runtimes[0])}: {runtimes[0]}")

@@ -1,4 +1,4 @@
-"""Shared memory, locked memory and the memory policy."""
+"""Check shared memory, locked memory and the memory policy."""
 
 from __future__ import annotations
 

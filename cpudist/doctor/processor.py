@@ -1,4 +1,4 @@
-"""CPUs and memory left to this process, and its CPU quota; the CPU's number formats."""
+"""Check the CPUs, memory limit and CPU quota of this process, and the number formats of the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpudist.topology.kernel_files import Files
 from cpudist.topology.limits import Throttling, read_limits
 from cpudist.topology.machine import BFLOAT16, FLOAT16, features, units
 
-_RARELY = 0.01  # of all periods of a CPU quota
+_RARELY = 0.01  # throttling in a smaller share of periods is no warning
 
 
 def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The backend, transport and mpirun that a job would use, and why; whether they find this host's address."""
+"""Check the backends and the mpirun that a job would use, and whether this host's name resolves."""
 
 from __future__ import annotations
 

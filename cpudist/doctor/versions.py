@@ -1,4 +1,4 @@
-"""Whether the versions of the installed packages fit together."""
+"""Check whether the versions of the installed packages fit together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(files: Files, env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def companions_that_fit() -> list[str]:
-    """Return the packages besides torch that a job imports and that must match the installed torch."""
+    """Return the extensions of torch that a job imports, if they match the installed torch's release."""
     torch = _release(installed("torch"))
     return [name for name in (_IPEX,) if _release(installed(name)) == torch]
 

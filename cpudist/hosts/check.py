@@ -31,7 +31,7 @@ _BETWEEN_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _PROGRAM = "cpudist.doctor.facts"
 _PARTS = {*get_args(Part), "default"}
-_RANK_BYTES = 400 << 20  # a rank after it has imported torch and made its process group
+_RANK_BYTES = 400 << 20  # a rank uses this much after it has imported torch and created its process group
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Facts:
         identity: the same text for all names of one machine.
         python, cpudist, torch: versions; torch is None where it is not installed.
         ccl: why the ccl backend cannot be used, and the remedy; empty where it can be.
-        skew: seconds by which its clock is ahead of ours, beyond the time of the answer itself.
+        skew: offset of its clock from ours in seconds; 0 if the delay of the answer can explain it.
         memory: free memory in bytes.
         folder: whether our working folder exists there.
-        ranks: the number of ranks with one for each "socket", "numa" node or "l3" cache, and by "default".
-        script: a checksum of the job's script; None where it has none, or there is none on the host.
-        shared: whether our working folder is the same there, as far as that was asked for.
+        ranks: the number of ranks for each --ppn ("socket", "numa", "l3"), and the "default" without --ppn.
+        script: a checksum of the job's script; None if the job has no script, or the host cannot read it.
+        shared: whether the host shares our working folder; True if this was not checked.
         unreachable: why it cannot connect to us; empty if it can.
         lets_in: whether we can connect to it.
     """
@@ -69,7 +69,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check: facts of the hosts that answered, and for each host all that is wrong with it."""
+    """The result of a check: the facts of the hosts that answered, and the findings for every host."""
 
     facts: dict[Host, Facts]
     findings: dict[Host, list[Finding]]
@@ -82,13 +82,13 @@ class Checked:
 def check(
     hosts: Sequence[Host], script: str = "", by_name: bool = True, shared: bool = False, interface: str | None = None
 ) -> Checked:
-    """Check hosts at the same time, for a minute at most.
+    """Check hosts in parallel; each host has a minute to answer.
 
     Args:
-        hosts: the hosts; `slots`, where known, is the number of ranks on one.
+        hosts: the hosts to check. Each must have memory for `slots` ranks, or for one rank if `slots` is None.
         script: the job's script; empty where it has none.
-        by_name: whether they connect to this host by its name, as with `MpiLauncher.by_name`, or by its addresses.
-        shared: also check that they share this process's working folder.
+        by_name: whether the hosts connect to this host by its name (`MpiLauncher.by_name`); otherwise by an address.
+        shared: whether to check that the hosts share this process's working folder.
         interface: the network interface for all traffic; None: any.
 
     Raises:
@@ -115,10 +115,10 @@ def check(
 
 
 def wait_for(hosts: Sequence[Host], seconds: float) -> None:
-    """Wait until hosts that are still starting, such as pods, let us in and can resolve this host's name.
+    """Wait until hosts that are still starting, such as pods, accept ssh and can resolve this host's name.
 
     Raises:
-        UserError: some are not up after so many seconds; a line for each.
+        UserError: some hosts are not up after `seconds`; the message has a line for each.
     """
     deadline = time.monotonic() + seconds
     missing, said = list(hosts), False
@@ -136,7 +136,7 @@ def wait_for(hosts: Sequence[Host], seconds: float) -> None:
 
 
 async def _why_not_up(host: Host) -> str:
-    """Return why a host is not up; empty if it is. Hydra's proxy there connects back to this host by its name."""
+    """Return why a host is not up; empty if it is. It must resolve this host's name, which Hydra's proxies use."""
     if await asyncio.to_thread(is_here, host.name):
         return ""
     own = socket.gethostname()
@@ -150,7 +150,7 @@ async def _why_not_up(host: Host) -> str:
 
 
 async def _ask(host: Host, *asked: str) -> Facts | Finding:
-    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set here alone
+    path = [entry for entry in sys.path if entry]  # PYTHONPATH may be set on this host only
     async with await asyncio.start_server(_connect_back, sock=listen([], 0)[0]) as server:
         port = str(server.sockets[0].getsockname()[1])
         before = time.time()
@@ -160,7 +160,7 @@ async def _ask(host: Host, *asked: str) -> Facts | Finding:
 
 
 async def _connect_back(asking: asyncio.StreamReader, answering: asyncio.StreamWriter) -> None:
-    """Connect to the port that a host has sent; answer if that works."""
+    """Connect to the port that a host has sent, and send it a byte if this works."""
     address, _ = socket.getnameinfo(answering.get_extra_info("peername"), socket.NI_NUMERICHOST)
     with suppress(OSError, ValueError):
         there = asyncio.open_connection(address, int(await asking.readline()))
@@ -171,10 +171,10 @@ async def _connect_back(asking: asyncio.StreamReader, answering: asyncio.StreamW
 
 
 def _facts(fields: Any, before: float, after: float) -> Facts:
-    """Return the facts that a host has written between two moments of our clock.
+    """Return a host's facts; `before` and `after` are our clock's times around its answer.
 
     Raises:
-        ValueError: they are none of this version.
+        ValueError: `fields` are not the facts of this version.
     """
     theirs, others = answers.taken(fields, "seconds", float)
     facts = answers.read(Facts, {**others, "skew": min(theirs - before, 0.0) or max(theirs - after, 0.0)})

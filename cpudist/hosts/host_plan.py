@@ -1,4 +1,4 @@
-"""Decide how many ranks each host gets: at the start, and after failures on the hosts that can be used then."""
+"""Decide how many ranks each host gets, at the start and again after each failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpudist.launchers.mpi_launcher import Host, MpiLauncher
 
 
 class HostPlan:
-    """The hosts of one job, and its ranks on them. Its steps, in order: `start`; after a failure `usable`, `restart`.
+    """The hosts of one job and their ranks. Call `start` first; after a failure call `usable`, then `restart`.
 
     Attributes:
         hosts: all hosts that the user has named.
@@ -27,12 +27,12 @@ class HostPlan:
         self._by_name = mpi.by_name and options.interface is None
         self._has_file = options.hosts is not None
         self._checked = Checked({}, {})  # the newest check
-        # The hostfile, or a number for all hosts, says how many ranks a host takes; otherwise its own plan does.
+        # Hosts are asked for the ranks of their own plans if --ppn is a part (socket, numa, l3) or slots are missing.
         known = isinstance(options.per_host, int)
         self._asks_hosts = not known and (options.per_host is not None or not all(host.slots for host in self.hosts))
 
     def spread(self) -> list[Host]:
-        """Return the hosts that get ranks, with their numbers as slots; the hosts are asked only for these.
+        """Return the hosts that get ranks, each with its number as `slots`. Hosts are asked only if needed.
 
         Raises:
             UserError: the ranks do not fit, or hosts that must be asked cannot be used.
@@ -42,7 +42,7 @@ class HostPlan:
         return self._spread(self.hosts, self._options.ranks)
 
     def start(self) -> list[Host]:
-        """Return the hosts that get ranks, as `spread` does, once they have been checked.
+        """Wait for hosts that are still starting, check them, and return the hosts with their ranks as `spread` does.
 
         Raises:
             UserError: the ranks do not fit, or hosts cannot be used; one line for each.
@@ -55,7 +55,7 @@ class HostPlan:
         return placed
 
     def usable(self, left_out: Sequence[Host]) -> list[Host]:
-        """Check all hosts but those `left_out` again; return those that can be used."""
+        """Check all hosts except `left_out` again; return the usable ones."""
         kept = [host for host in self.hosts if host not in left_out]
         self._checked = self._check(kept)
         errors = {host for host, found in self._checked.findings.items() if any(one.level == "error" for one in found)}
@@ -64,7 +64,7 @@ class HostPlan:
         return [host for host in kept if host not in errors]
 
     def restart(self, usable: Sequence[Host]) -> list[Host]:
-        """Return `usable` hosts with all ranks, or with as many as they take."""
+        """Spread the ranks over `usable` hosts; start fewer ranks if they do not all fit."""
         ranks = self._options.ranks
         if self._has_file:
             room = number_of_ranks(self._spread(usable, None))
@@ -87,7 +87,7 @@ class HostPlan:
         return spread(list(map(self._with_slots, hosts)) if self._asks_hosts else hosts, ranks)
 
     def _with_slots(self, host: Host) -> Host:
-        """Return a host with as many slots as its own plan has ranks; the hostfile may not say fewer."""
+        """Return a host with the ranks of its own plan as slots. A hostfile that allows fewer is an error."""
         part = self._options.per_host
         if part is None and host.slots is not None:
             return host

@@ -6,7 +6,7 @@ A line names a host or its address, with or without its number of ranks; ``#`` s
     node1:4                # Intel MPI's and MPICH's form
     node2 slots=4          # Open MPI's
     10.0.0.4:4
-    fd00::5 slots=4        # after a bare IPv6 address ":4" would be a part of it
+    fd00::5 slots=4        # ":4" after a bare IPv6 address would belong to the address
     [fd00::6]:4
 
 The MPIs do not report mistakes: Intel MPI ignores a line that it does not understand, MPICH starts all ranks on this
@@ -58,7 +58,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
         if not content:
             continue
         host = _parse_line(content, f"{source}, line {number}")
-        first = hosts.setdefault(_address(host.name) or host.name.lower(), host)  # addresses have several forms
+        first = hosts.setdefault(_address(host.name) or host.name.lower(), host)  # an address has several spellings
         if first is not host:
             raise UserError(
                 f"{host.where}: {host.name} is already in {first.where.rpartition(', ')[2]}; "
@@ -73,7 +73,7 @@ def spread(hosts: Sequence[Host], ranks: int | None = None, per_host: int | None
     """Return the hosts that a job needs, each with its number of ranks as `slots`. Hosts are filled in order.
 
     Args:
-        ranks: the number of all ranks, at least 1; None: as many as the hosts take.
+        ranks: total number of ranks, at least 1; None: as many as the hosts take.
         per_host: the number of ranks on each host; None: its slots.
 
     Raises:
@@ -101,7 +101,7 @@ def write(hosts: Sequence[Host], mpi: type[MpiLauncher]) -> str:
     """Return the text of a hostfile with these hosts and slots for an MPI.
 
     Raises:
-        UserError: this MPI takes no address of that kind.
+        UserError: this MPI takes no IPv6 addresses.
     """
     for host in hosts:
         if ":" in host.name and not mpi.takes_ipv6:
@@ -128,7 +128,7 @@ def _parse_line(content: str, where: str) -> Host:
 
 
 def _split_word(word: str, where: str) -> tuple[str, str | None]:
-    """Return the host and the text of its slots, if any, of ``node0:4`` or ``[fd00::6]:4``."""
+    """Split ``node0:4`` or ``[fd00::6]:4`` into the host and its slots as text; None without slots."""
     if match := re.fullmatch(r"\[(.*)\](?::(.*))?", word):
         if ":" not in match[1]:
             raise UserError(f"{where}: brackets are for IPv6 addresses; {_FORMS}")
@@ -149,7 +149,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether this is a host's name. The resolver reads a name that ends in a number as an address."""
+    """Return whether this is a host name. Its last part must not be a number: the resolver would see an address."""
     return bool(_NAME.fullmatch(text)) and ".." not in text and not text.rpartition(".")[2].isdigit()
 
 

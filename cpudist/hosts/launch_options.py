@@ -15,13 +15,13 @@ class LaunchOptions:
 
     Attributes:
         hosts: the hosts of the hostfile; None: this host.
-        script: the script among them, which all hosts must have; empty where the target is no script.
-        ranks: the number of all ranks; None: as many as the hosts take.
-        per_host: ranks on each host, or one for each part of it; None: as the hostfile says, otherwise the fastest
-            number that `cpudist plan --measure` has found there, otherwise one for each NUMA node.
+        script: the script in `arguments`, which all hosts must have; empty if there is none.
+        ranks: total number of ranks; None: as many as the hosts take.
+        per_host: ranks on each host, or the part of a host that gets one rank each. None: the hostfile's number, or
+            else the number of `cpudist plan --measure` on that host, or else one rank per NUMA node.
         interface: the network interface for all traffic; None: each library chooses.
-        max_restarts: how many failures within a day are followed by a restart.
-        min_nodes: restart with no fewer hosts; None: with no fewer than at first.
+        max_restarts: largest number of restarts within a day.
+        min_nodes: smallest number of hosts for a restart; None: as many as at the first start.
         wait: seconds to wait for hosts that are still starting.
         grace: seconds that ranks get to save a checkpoint after a signal.
     """

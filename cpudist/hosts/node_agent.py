@@ -5,12 +5,12 @@
 JOB is the value of CPUDIST_JOB_ID in the environment of the job's processes, by which the agent finds them. `cpudist
 launch` starts an agent on every host before the job, and keeps sending it lines on standard input: `signal N` sends a
 signal to the ranks, `end` reports the end of the job, and any other line is a keepalive. An agent that gets no line for
-a while has lost `cpudist launch`, and kills the job's processes too. An agent whose input has ended does so too, after
-GRACE seconds in which `cpudist launch` may connect again and start another agent of this job.
+a while has lost `cpudist launch` and kills the job's processes. An agent whose input has ended waits GRACE seconds for
+`cpudist launch` to start another agent of this job; if none starts, it kills them too.
 
-It writes a line for each event, and at least one per second: `ranks N`, the number of ranks on this host; `gone RANK`,
-a rank has ended; `went RANK`, a rank has ended together with others; `blamed RANK`, the failure came from that rank, as
-a rank of this host has written down; `left N`, the last line: the number of processes that could not be killed.
+It writes a line for each event, and at least one per second. `ranks N` is the number of ranks on this host. `gone RANK`
+reports that a rank has ended, `went RANK` that it has ended together with others. `blamed RANK` names the rank that a
+rank of this host blames for the failure. `left N` comes last and is the number of processes that could not be killed.
 
 It imports only the standard library and two small modules, so it starts at once, in Python's isolated mode.
 """
@@ -35,9 +35,9 @@ _KILL_SECONDS = 5.0
 
 
 def main() -> None:
-    """Watch the job's processes until `cpudist launch` says that the job is over, or is lost; then kill them.
+    """Watch the job's processes until `cpudist launch` ends the job or is lost; then kill them.
 
-    The arguments are explained at the top of this file. Only ranks have RANK_VARIABLE, no other process of the job has.
+    The module's docstring explains the arguments. The launcher sets RANK_VARIABLE for ranks only.
     """
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)  # `cpudist launch` handles the terminal's signals and sends us a line
@@ -73,14 +73,14 @@ def main() -> None:
 class _Agent:
     """The job's processes on this host, and for each rank a file descriptor that becomes readable when it ends.
 
-    Pythons without `os.pidfd_open` have no such descriptor (None); they look often instead.
+    In a Python without `os.pidfd_open` the descriptor is None, and the agent polls.
     """
 
     def __init__(self, job: str, rank_variable: str) -> None:
         self._job = job
         self._rank_variable = rank_variable
-        self._words = [job, rank_variable]  # of any agent of this job
-        self._ranks: dict[Process, tuple[str, int | None]] = {}  # -> rank, descriptor
+        self._words = [job, rank_variable]  # every agent of this job has these arguments
+        self._ranks: dict[Process, tuple[str, int | None]] = {}  # process -> (rank, descriptor)
         self._known: dict[int, Process] = {}
         own = processes.read(os.getpid())
         assert own is not None
@@ -124,7 +124,7 @@ class _Agent:
             _signal(process, number)
 
     def is_replaced_within(self, seconds: float) -> bool:
-        """Wait for a younger agent of this job, while processes of the job are left; return whether there is one."""
+        """Return whether a newer agent of this job starts in time; wait only while processes of the job are left."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._find():
             for process in processes.read_all().values():
@@ -138,7 +138,7 @@ class _Agent:
     def end_connections(self) -> None:
         """Kill the job's sshd processes: after a lost link they would wait for their clients for hours.
 
-        Leave those that have other sessions too: by the user's ssh_config MPI's launcher may share a connection.
+        Keep an sshd that has other sessions too: the user's ssh_config may let MPI's launcher share a connection.
         """
         self._find()
         parents = {os.getppid(), *(process.parent for process in self._known.values())} - self._known.keys()
@@ -159,10 +159,10 @@ class _Agent:
         return len(self._find())
 
     def _find(self) -> dict[int, str | None]:
-        """Return the job's living processes: process id -> its rank, None where it is no rank or the child of one.
+        """Return the job's living processes by id, each with its rank; None for a process that is not a rank.
 
-        They have or had the mark in their environment, or descend from a process that had it: a process may overwrite
-        its environment, and start others without any.
+        A process belongs to the job if it or an ancestor has had CPUDIST_JOB_ID in its environment. The present
+        environment is not enough: a process may overwrite it, and start others with an empty one.
         """
         marked, living = processes.with_variable(JOB_ID, self._job), processes.read_all()
         self._known = {
@@ -186,9 +186,9 @@ class _Agent:
         }
 
     def _is_helper(self, parent: Process | None) -> bool:
-        """Return whether the parent of a marked process is the launcher's helper, which sshd starts without the mark.
+        """Return whether the parent of a marked process is the launcher's helper; sshd starts it without a mark.
 
-        Helpers are younger than this agent. Older parents are the system's first process, which inherits orphans, and
+        Helpers start after this agent. A parent that started earlier is the init process, which adopts orphans, or
         `cpudist launch` on its own host.
         """
         return parent is not None and parent.start > self._own.start
@@ -204,6 +204,6 @@ def _signal(process: Process, number: int) -> None:
 
 
 def report(line: str) -> None:
-    """Write a line to `cpudist launch`, if it still reads."""
+    """Write a line to `cpudist launch`; ignore a closed pipe."""
     with suppress(OSError):
         os.write(1, line.encode(errors="replace") + b"\n")

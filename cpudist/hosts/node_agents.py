@@ -20,11 +20,11 @@ from cpudist.waiting import poll
 
 _KEEPALIVE_SECONDS = 2.0
 _START_SECONDS = CONNECT_SECONDS + 10.0
-_FILES_OF_AGENT = 2  # its standard input and output
+_FILES_OF_AGENT = 2  # the pipes to its standard input and output
 _OTHER_FILES = 200
-_RECONNECT_SECONDS = 8.0  # as long as an agent waits after it has lost its connection
-_STEADY_SECONDS = 60.0  # a new connection that lasted less is the last one
-_END_SECONDS = 8.0  # an agent takes up to five to kill the job's processes
+_RECONNECT_SECONDS = 8.0  # the GRACE of an agent on another host
+_STEADY_SECONDS = 60.0  # a renewed connection that breaks earlier is not renewed again
+_END_SECONDS = 8.0  # an agent may take 5 s to kill the job's processes
 
 
 class NodeAgents:
@@ -32,13 +32,13 @@ class NodeAgents:
 
     Args:
         hosts: the hosts of the job. This host has an agent in any case, since the launcher runs here.
-        rank_variable: a variable that ranks have in their environment, and no other process of the job.
+        rank_variable: an environment variable that the launcher sets for ranks only.
 
     Attributes:
         first_ended: for each host the rank that ended first; None where several ended together.
 
     Raises:
-        UserError: the agent of a host does not start, or this process may not open enough files for so many.
+        UserError: an agent does not start, or the limit on open files is too low for so many hosts.
     """
 
     def __init__(self, hosts: Sequence[Host], job: str, rank_variable: str) -> None:
@@ -76,22 +76,22 @@ class NodeAgents:
 
     @property
     def ranks_ended(self) -> bool:
-        """Whether ranks have run, and none runs on any host that answers."""
+        """Whether ranks have run, and have all ended on the hosts that answer."""
         answering = [agent for agent in self._agents if not agent.silent_for(2 * _KEEPALIVE_SECONDS)]
         return any(agent.had_ranks for agent in answering) and not any(agent.ranks for agent in answering)
 
     @property
     def lost(self) -> list[Host]:
-        """Hosts that do not answer any more, or have no agent any more."""
+        """Hosts whose agent has ended or has stopped answering."""
         return [agent.host for agent in self._agents if agent.is_lost]
 
     @property
     def blamed(self) -> list[int]:
-        """The failing ranks, as named by the rank that reported the failure; set by `end`."""
+        """The ranks that a failure report blames; set by `end`."""
         return next((agent.blamed for agent in self._agents if agent.blamed), [])
 
     def tick(self) -> None:
-        """Read the agents' reports, send keepalives, connect again; call it several times per second."""
+        """Read the agents' reports, send keepalives and renew lost connections; call it several times per second."""
         self._receive()
         for place, agent in enumerate(self._agents):
             agent.keep_alive()
@@ -128,7 +128,7 @@ class NodeAgents:
 
 
 def _allow_files(count: int) -> None:
-    """Let this process open so many files, or raise `UserError`."""
+    """Raise the soft limit on open files to `count`; `UserError` if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
         raise UserError(f"so many hosts need {count} open files, and this session may have {hard}; raise ulimit -Hn")
@@ -151,14 +151,14 @@ class _Agent:
         self.left: int | None = None
         words = [*python_main("cpudist.hosts.node_agent", "-I", "-S"), job, rank_variable]
         self.is_here = is_here(host.name)
-        # The input of an agent on this host ends only with this process.
+        # An agent on this host gets no grace, because its input ends only if this process ends.
         command = command_on(host, [*words, "0" if self.is_here else str(_RECONNECT_SECONDS)])
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # keeps the terminal's Ctrl-C from ssh
+            start_new_session=True,  # the terminal's Ctrl-C must not reach ssh
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -170,19 +170,19 @@ class _Agent:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the agent has ended, or does not answer any more."""
+        """Whether the agent has ended or has stopped answering."""
         if self._again and not self.answered:
             return self.ended or self.silent_for(_RECONNECT_SECONDS)
         return self.ended or self.silent_for(node_agent.KEEPALIVE_TIMEOUT)
 
     @property
     def may_connect_again(self) -> bool:
-        """Whether a connection that is still needed was lost, and was the first one or had lasted for a while."""
+        """Whether to renew a lost connection that is still needed: the first one, or one that has lasted a minute."""
         steady = not self._again or time.monotonic() - self._started > _STEADY_SECONDS
         return self.ended and self.answered and self.left is None and not self.is_here and steady
 
     def connected_again(self) -> _Agent:
-        """Return a new agent on the same host, which replaces this one."""
+        """Close the connection, and return a new agent on the same host."""
         say(f"warning: the ssh connection to {self.host.name} was lost; connecting again")
         self.close()
         agent = _Agent(*self._of)
@@ -205,7 +205,7 @@ class _Agent:
         for line in lines:
             word, _, number = line.decode(errors="replace").partition(" ")
             if word not in ("ranks", "gone", "went", "blamed", "left") or not number.isdecimal():
-                continue  # a login shell's greeting
+                continue  # the line is a login shell's greeting
             self.answered = True
             if word == "ranks":
                 self.ranks = int(number)
@@ -231,7 +231,7 @@ class _Agent:
         self._sent = time.monotonic()
 
     def close(self) -> None:
-        """End the local side. An agent whose link is lost ends by its own timeout."""
+        """Kill the local process. An agent on a host that cannot be reached ends by its own timeout."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

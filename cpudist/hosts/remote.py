@@ -20,7 +20,7 @@ from cpudist.topology.identity import addresses, resolved
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-AT_ONCE = 64  # connections that are being made: sshd and login nodes refuse more
+AT_ONCE = 64  # limit on connections that open at the same time; sshd and login nodes refuse more
 
 # Overrides the user's ssh_config: a shared connection would end with the user's sessions, and a job's hosts need no
 # forwarded agent or port.
@@ -63,7 +63,7 @@ def is_here(name: str) -> bool:
 
 
 def names(hosts: Iterable[Host]) -> str:
-    """Return the names of hosts in a sentence."""
+    """Return the names of hosts, joined for a sentence."""
     return names_of(host.name for host in hosts)
 
 
@@ -73,9 +73,9 @@ def command_on(host: Host, words: Sequence[str]) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """Return a word without line breaks as any login shell reads it.
+    """Quote a word without line breaks for any login shell.
 
-    Not by `shlex.quote`: within single quotes fish reads backslashes and csh exclamation marks.
+    `shlex.quote` is not enough: within single quotes fish interprets backslashes, and csh exclamation marks.
     """
     return "'" + re.sub(r"(['\\!])", r"'\\\1'", word) + "'"
 
@@ -83,7 +83,7 @@ def quoted(word: str) -> str:
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]], task: str = "") -> list[T]:
     """Await `ask` for every host, up to 64 at the same time, and return the results in order. Ctrl-C cancels all.
 
-    With the words of a `task`, a line names after two seconds the hosts that it still waits for.
+    If a `task` is given, a line after two seconds names the hosts that have not answered yet.
     """
     missing = [*hosts]
 
@@ -112,7 +112,7 @@ def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Coroutine[Any, Any, T]]
 
 async def run_on(host: Host, words: Sequence[str], timeout: float) -> Answer:
     """Run a program on a host, without input, for `timeout` seconds at most."""
-    command = await asyncio.to_thread(command_on, host, words)  # it resolves the name
+    command = await asyncio.to_thread(command_on, host, words)  # in a thread, because resolving the name blocks
     try:
         process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
     except OSError as error:
@@ -131,10 +131,10 @@ async def run_on(host: Host, words: Sequence[str], timeout: float) -> Answer:
 
 
 def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Finding:
-    """Return what `read` makes of the JSON in the last line of an answer, which a login shell's greeting may precede.
+    """Parse the JSON in the last line of an answer with `read`. A login shell's greeting may come before it.
 
     Returns:
-        An error where there is no answer, or `read` raises ValueError.
+        The value from `read`; an error as a Finding if there is no answer or `read` raises ValueError.
     """
     if answer.failure:
         return Finding("error", place(host), answer.failure, answer.remedy)
@@ -147,7 +147,7 @@ def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Find
 
 
 def place(host: Host) -> str:
-    """Return the name of a host, after the line that names it."""
+    """Return a host's name after its file and line number, for messages."""
     return f"{host.where}: {host.name}"
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from cpudist.console import say
 from cpudist.launchers.mpi_launcher import Host
 
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # before the second restart in a row, and later ones
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 300.0  # the pause doubles between these bounds
 _LONG_ATTEMPT_SECONDS = 120.0
-_WINDOW_SECONDS = 86_400.0  # older failures are forgotten
+_WINDOW_SECONDS = 86_400.0  # older failures are ignored
 
 
 class Restarts:
@@ -37,11 +37,10 @@ class Restarts:
         self._began = time.monotonic()
 
     def after_failure(self) -> bool:
-        """Wait before the next attempt: not before the first restart, then longer each time, until an attempt has run
-        for long.
+        """Pause before the next attempt: 0 s, 5 s, 10 s, … 300 s, and 0 s again after an attempt of two minutes.
 
         Returns:
-            Whether there is a next one.
+            Whether another attempt is allowed.
         """
         now = time.monotonic()
         self._failures = [*(moment for moment in self._failures if now - moment < _WINDOW_SECONDS), now]
@@ -64,12 +63,12 @@ class Restarts:
         return f"{len(self._failures)} of {self._most}"
 
     def leave_out(self, suspect: Host | None, hosts: Sequence[Host], least: int) -> None:
-        """Leave out a host from which two failures in a row may have come.
+        """Stop using a host that may have caused two failures in a row.
 
         Args:
-            suspect: the host that this failure may come from, if one is known.
+            suspect: the host that may have caused this failure; None if unknown.
             hosts: the hosts of the job.
-            least: how many must stay.
+            least: the number of hosts that must remain.
         """
         twice = suspect is not None and self._suspect is not None and suspect.name == self._suspect.name
         self._suspect = suspect

@@ -24,7 +24,7 @@ from cpudist.launchers.mpi_launcher import Host, Mpirun, MpirunOptions
 from cpudist.lost_ranks import JOB_ID
 
 RESTART_COUNT, OUTPUT = "CPUDIST_RESTART_COUNT", "CPUDIST_OUTPUT"
-RUN_ID = "CPUDIST_RUN_ID"  # the same for all attempts; the user, or a pod, may have set it
+RUN_ID = "CPUDIST_RUN_ID"  # all attempts share it; the user or a pod may set it
 
 _CHECKPOINT = "--checkpoint-on-signal"
 
@@ -33,7 +33,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
     """Run the job to its end, with restarts; return the exit status of the command.
 
     Raises:
-        UserError: the hosts are not usable; raised before any rank starts.
+        UserError: hosts cannot be used; raised before any rank starts.
     """
     plan, restarts = HostPlan(options, mpirun.mpi), Restarts(options.max_restarts)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
@@ -59,7 +59,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
         if job.status == 0 or job.stopped or by_user or not restarts.after_failure():
             return job.status or FAILED * output_lost
         restarts.leave_out(job.suspect, plan.hosts, least)
-        # Hosts that are away may come back, as after a power cut.
+        # Unreachable hosts may come back, for example after a power cut.
         while len(usable := plan.usable(restarts.left_out)) < least:
             say(f"{len(usable)} of {len(plan.hosts)} hosts can be used, fewer than {least} (--min-nodes)")
             if not restarts.after_failure():
@@ -70,7 +70,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
 
 
 def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
-    """Return what `run` would do, as lines for a shell. The hosts are asked only where `--ppn` is a part of a host.
+    """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it.
 
     Raises:
         UserError: the ranks do not fit on the hosts.

@@ -26,16 +26,16 @@ from cpudist.lost_ranks import JOB_ID, LostRank, first_killed, killed_by
 from cpudist.relay import Relay
 
 _LOOK_SECONDS = 0.1
-_SILENT_SECONDS = 2.0  # a start may show nothing for so long
-_START_SECONDS = 300.0  # until the first rank has started; the default of cpudist-train's --timeout
-_ALONE_SECONDS = 5.0  # a launcher's time to end after all reachable ranks have ended
-_STOP_SECONDS = 3.5  # the ranks' time to end after the user's signal
+_SILENT_SECONDS = 2.0  # after this long without output, a line reports the start's progress
+_START_SECONDS = 300.0  # limit until the first rank starts; the default of cpudist-train's --timeout
+_ALONE_SECONDS = 5.0  # the launcher may take this long to end after all reachable ranks have ended
+_STOP_SECONDS = 3.5  # the ranks may take this long to end after the user's signal
 _TAIL_BYTES = 1 << 16
 _BANNERS_BEGIN = re.compile(rb"={20,}(?:\n=.*)*\n?\Z")
-_REST_SECONDS = 2.0  # for the rest of the output, once the launcher has ended
+_REST_SECONDS = 2.0  # the rest of the output may take this long after the launcher has ended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm's signal before the time limit, as --signal=B:USR1@60 asks for it
+_CHECKPOINT_SIGNAL = signal.SIGUSR1  # Slurm sends it before the time limit with --signal=B:USR1@60
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class JobExit:
         stopped: whether a signal to this process has ended it.
         reason: why it failed or was stopped; empty where the ranks have reported it themselves.
         output_lost: whether some of its output could not be written.
-        suspect: the host that the failure may come from: it was lost, or had the rank that was killed or stuck.
+        suspect: the host that may have caused the failure: it was lost, or its rank was killed or stuck.
     """
 
     status: int
@@ -67,9 +67,9 @@ def supervise(
     """Run a launcher to its end. Afterwards no process of the job is left on any host that answers.
 
     Args:
-        variables: its environment; its CPUDIST_JOB_ID marks the processes of this job.
-        grace: the time in seconds that ranks get to save a checkpoint after a signal, which may be SIGUSR1, too; a
-            second signal ends it. None: they save none.
+        variables: the launcher's environment; CPUDIST_JOB_ID in it marks the processes of this job.
+        grace: seconds that ranks get to save a checkpoint after a signal, SIGUSR1 included; a second signal ends the
+            grace. None: ranks do not save on signals.
 
     Raises:
         UserError: a host's node agent does not start.
@@ -123,7 +123,7 @@ def supervise(
 
 
 def _suspect(killed: LostRank | None, blamed: Sequence[int], hosts: Sequence[Host]) -> Host | None:
-    """Return the host of the lost or stuck ranks; None where it is unknown, or there are several.
+    """Return the host of the lost or stuck ranks; None if it is unknown or there are several.
 
     Args:
         hosts: the hosts with their slots, which each MPI fills in order.
@@ -159,7 +159,7 @@ def _wait(
             # Forward SIGHUP as SIGTERM: ranks handle SIGTERM, and SIGHUP would kill them.
             number = signal.SIGTERM if stop[passed_on] == signal.SIGHUP else stop[passed_on]
             passed_on += 1
-            # Not through the launcher: Open MPI's would send SIGTERM instead, and SIGKILL a second later.
+            # Bypass the launcher: Open MPI's would send SIGTERM instead, and SIGKILL a second later.
             if not agents.signal_ranks(number):
                 _signal_group(process, number)
             deadline = now + stop_seconds if deadline is None else now  # a second signal ends the grace
@@ -183,7 +183,7 @@ def _wait(
 
 
 class _StartLine:
-    """Says in one line how far the start has come, where a job has shown nothing for two seconds."""
+    """Reports the progress of the start in one line if the job has printed nothing for two seconds."""
 
     def __init__(self, hosts: Sequence[Host], agents: NodeAgents, outputs: Sequence[_Output]) -> None:
         self._hosts, self._agents, self._outputs = hosts, agents, outputs
@@ -204,7 +204,7 @@ class _StartLine:
 
 
 class _Output:
-    """One of our streams. Keeps the end of its text.
+    """Writes to standard output or standard error, and keeps the end of the text.
 
     Args:
         name: its name, for messages.
@@ -216,15 +216,15 @@ class _Output:
         self._name = name
         self._banner = banner
         self._begun = b""  # the beginning of a possible banner
-        self._to = None if stream is None else stream.fileno()  # not the stream: its lock would block our exit
+        self._to = None if stream is None else stream.fileno()  # avoids the stream's lock, which would block our exit
         self._kept = b""
         self._failed = False
 
     def write(self, piece: bytes) -> None:
-        """Write bytes, all of them, also where the file is non-blocking. The first error is reported.
+        """Write all bytes, even to a non-blocking file, and report the first error.
 
         Raises:
-            OSError: they could not be written; the job goes on, since its work is worth more than its output.
+            OSError: the bytes could not be written; the job continues without its output.
         """
         self._kept = (self._kept + piece)[-_TAIL_BYTES:]
         piece = self._without_banner(piece)
@@ -281,7 +281,7 @@ def _signals(numbers: Sequence[signal.Signals]) -> Iterator[list[int]]:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a child has ended. It is not reaped, so its id stays its own."""
+    """Return whether a child has ended. It is not reaped, so its id cannot be reused."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # the parent process ignores SIGCHLD, so the kernel reaps

@@ -1,6 +1,6 @@
 """The launchers that start ranks, one file each, and `detect`, which finds this process's launcher.
 
-A file has everything that is particular to its launcher: the variables of its ranks and, for an MPI, how `cpudist
+A file has everything specific to its launcher: the variables of its ranks and, for an MPI, how `cpudist
 launch` starts a job with it, its hostfile, its messages, its processes and its pinning options. `mpis.py` lists the
 MPIs and finds their mpirun. It must not import torch, MPI or jobs.
 """
@@ -31,9 +31,9 @@ __all__ = [
     "detect",
 ]
 
-# Launchers run inside each other and variables are inherited, so the innermost one is asked first:
-# - torchrun runs inside all others: mpirun or srun may start one torchrun per node, a pod may run it.
-# - A pod of a PyTorchJob may run mpirun, which then numbers the ranks of that pod only; PyTorchJobPod combines both.
+# Launchers can be nested and variables are inherited, so the innermost launcher comes first:
+# - torchrun runs inside all others: mpirun, srun or a pod may start one torchrun per node.
+# - A pod of a PyTorchJob may run mpirun, which numbers the ranks of that pod only; PyTorchJobPod makes this an error.
 # - mpirun inside a Slurm allocation starts its helpers with srun: the ranks inherit the variables of that step.
 # - A notebook's ranks have no variables of other launchers. A process that has both was started by one of the ranks.
 # - RANK and WORLD_SIZE from a script under mpirun or srun add nothing to the launcher's own variables.

@@ -1,4 +1,4 @@
-"""Intel MPI 2021: a Hydra of its own behind a shell script."""
+"""Intel MPI 2021, whose mpirun is a shell script that runs Intel's own Hydra."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class IntelMpi(Mpich):
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
-        # Not I_MPI_ROOT, which setvars.sh leaves in every shell, and not I_MPI_MPIRUN, which Intel's script sets also
-        # where it runs MPICH's mpiexec.hydra.
+        # setvars.sh sets I_MPI_ROOT in every shell, and Intel's script sets I_MPI_MPIRUN even if it runs MPICH's
+        # mpiexec.hydra. Only Intel's Hydra sets I_MPI_HYDRA_UUID.
         return "I_MPI_HYDRA_UUID" in variables and super().detect(variables)
 
     @classmethod
@@ -36,13 +36,13 @@ class IntelMpi(Mpich):
 
     @classmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        # Not through the script: it runs the first mpiexec.hydra on PATH, which may be MPICH's.
+        # Bypass Intel's script: it runs the first mpiexec.hydra on PATH, which may be MPICH's.
         behind = program.with_name("mpiexec.hydra")
         return super().command(behind if behind.exists() else program, version, options)
 
     @classmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
-        # A line for each rank: it has no notation for an IPv6 address with a number.
+        # Write a line for each rank: the format cannot give an IPv6 address a number of ranks.
         return [host.name] * (host.slots or 0)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The interface of a launcher to its ranks: their places among each other, and how they find each other."""
+"""The interface of a launcher to its ranks: their placement and their rendezvous."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cpudist.errors import UserError
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of this process among the ranks, those of its node, and the nodes, as its launcher gives it.
+    """The numbers of this process's rank, local rank and node, and their totals, as its launcher gives them.
 
-    None: the launcher does not say.
+    A number is None if the launcher does not give it.
 
     Raises:
         UserError: the numbers contradict each other.
@@ -32,7 +32,7 @@ class Placement:
         _check_pair("local rank", self.local_rank, "local size", self.local_size)
         _check_pair("node rank", self.node_rank, "node count", self.node_count)
         if self.local_size is not None:
-            # This node's ranks, and at least one on every other node.
+            # The job has this node's ranks and at least one rank on every other node.
             least = self.local_size + (self.node_count or 1) - 1
             if least > self.size or (self.node_count == 1 and self.local_size != self.size):
                 nodes = "" if self.node_count is None else f" on {self.node_count} node(s)"
@@ -57,7 +57,7 @@ class AtAddress:
     """The ranks find each other in a store at a TCP address.
 
     Attributes:
-        served: whether torchrun's agent, or another process that is no rank, serves the store; otherwise rank 0 does.
+        served: whether torchrun's agent or another process outside the job serves the store; otherwise rank 0 does.
         token: the secret that clients must have (CPUDIST_TOKEN); empty where the user has set none.
     """
 
@@ -91,16 +91,16 @@ RendezvousMethod = OverMpi | AtAddress | InStore | Alone
 
 
 class Launcher(ABC):
-    """A launcher as one of its ranks sees it: through the environment variables that it has set.
+    """A launcher, known to its ranks by the environment variables that it has set.
 
     Args:
         variables: the environment variables of the process; they are copied.
 
     Attributes:
         name: its name in the record and in messages.
-        placement_variables: for fields of `Placement` the variables that hold them; rank and size must be set.
-        rank_variable: a variable that each rank has, with a value of its own on its node, and no other process of the
-            launcher; None: there is none.
+        placement_variables: the environment variable of each field of `Placement`; rank and size must be set.
+        rank_variable: a variable that the launcher sets for ranks only, with a different value for each rank of a node;
+            None if there is none.
     """
 
     name: ClassVar[str]
@@ -135,9 +135,7 @@ class Launcher(ABC):
 
     @property
     def waiting_agent(self) -> int | None:
-        """The launcher's process, a parent of this rank, that would wait for ever after the loss of rank 0's host, if
-        any.
-        """
+        """Id of the launcher's process that would wait for ever if rank 0's host is lost; None if there is none."""
         return None
 
     @property
@@ -147,10 +145,10 @@ class Launcher(ABC):
 
     @property
     def run_ids(self) -> dict[str, bool]:
-        """The names of this run, which its restarts keep; no other run has them.
+        """Unique names of this run; its restarts keep them.
 
         Returns:
-            Each name, with whether an earlier attempt at this run may have had it. CPUDIST_RUN_ID is made for one run.
+            Each name, and whether an earlier attempt of this run may have had it. CPUDIST_RUN_ID is made for one run.
         """
         named = self._variables.get("CPUDIST_RUN_ID")
         return {named: True} if named else {}
@@ -162,7 +160,7 @@ class Launcher(ABC):
 
     @property
     def warning(self) -> str:
-        """A likely mistake in the start of this process, as a sentence; empty if there is none."""
+        """A sentence about a likely mistake in the start of this process; empty if there is none."""
         return ""
 
     @property
@@ -188,7 +186,7 @@ class Launcher(ABC):
         """The port in MASTER_PORT; None where it is not set, or empty.
 
         Raises:
-            UserError: it is no port.
+            UserError: the value is not a port number.
         """
         text = self._variables.get("MASTER_PORT") or None
         if text is not None and not (text.isdecimal() and 0 < int(text) < 1 << 16):
@@ -213,7 +211,7 @@ class Launcher(ABC):
         """Return the number in a variable; None where it is not set.
 
         Raises:
-            UserError: it is not a whole number.
+            UserError: the value is not a whole number.
         """
         text = self._variables.get(name)
         if text is None:
@@ -230,7 +228,7 @@ def token_in(variables: Mapping[str, str]) -> str:
     """Return the secret in CPUDIST_TOKEN; empty where it is not set.
 
     Raises:
-        UserError: it is set to nothing, so that everybody could join.
+        UserError: the variable is set but empty, so everybody could join.
     """
     token = variables.get("CPUDIST_TOKEN")
     if token is not None and not token.strip():

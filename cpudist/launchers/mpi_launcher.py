@@ -1,4 +1,4 @@
-"""The common part of the launchers of MPI libraries; `cpudist launch` can start jobs with them."""
+"""The base class of the launchers of MPI libraries, with which `cpudist launch` can start jobs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Host:
 
 @dataclass(frozen=True)
 class MpirunOptions:
-    """The options of a start by mpirun.
+    """The options with which mpirun starts a job.
 
     Attributes:
         hostfile: a file in the MPI's own form; None: all ranks run on this host.
-        variables: the names of the environment variables that are set.
+        variables: names of the job's environment variables.
         interface: the network interface to use; None: the launcher chooses.
         all_output: whether each line of output is marked with its rank.
     """
@@ -58,11 +58,11 @@ class MpiLauncher(Launcher):
         programs: the names under which its mpirun is installed, the usual one first.
         hostfile_option: the option of mpirun that names a hostfile.
         takes_ipv6: whether its hostfile may name IPv6 addresses.
-        by_name: whether its daemons connect to mpirun's host by its name, unless they are given an interface.
+        by_name: whether its daemons connect to mpirun's host by host name, unless an interface is given.
         daemons: its programs between mpirun and the ranks.
-        killed: finds the "signal", "host" and "rank" of a rank that was killed in its output; some name no rank.
-        banner: finds what it says on standard output of every rank that ended badly, also of those that it has killed
-            itself; `cpudist launch` reports the first one and does not show the banner.
+        killed: pattern for a killed rank in its output, with the groups "signal", "host" and, except in MPICH, "rank".
+        banner: pattern for its message about each failed rank on standard output, including ranks that it has killed
+            itself; `cpudist launch` hides the messages and reports the first failed rank.
     """
 
     rank_variable: ClassVar[str]
@@ -87,15 +87,15 @@ class MpiLauncher(Launcher):
     @classmethod
     @abstractmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        """Return the command line that starts the ranks by mpirun, `program`, which answers `--version` with this text.
+        """Return the command line of mpirun, `program`; `version` is its answer to `--version`.
 
-        It has the names of variables, never their values.
+        It contains the names of variables, never their values.
         """
 
     @classmethod
     @abstractmethod
     def hostfile_lines(cls, host: Host) -> list[str]:
-        """Return the lines for a host with slots in the hostfile of this MPI."""
+        """Return the lines of a host and its slots in this MPI's hostfile."""
 
     @classmethod
     def killed_ranks(cls, output: str) -> list[LostRank]:

@@ -38,7 +38,7 @@ class Mpich(MpiLauncher):
     daemons = ("hydra_bstrap_proxy", "hydra_pmi_proxy", "pmi_proxy")
     hostfile_option = "-f"
     by_name = True
-    # Hydra reports only the first killed rank, by its host: the pattern takes the rest of the output, too.
+    # Hydra reports only the first killed rank, with its host. `.*` takes the rest of the output, for one match at most.
     killed: ClassVar = re.compile(
         r"= +PID \d+ RUNNING AT (?P<host>\S+)\s.*?EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\).*", re.DOTALL
     )
@@ -55,9 +55,7 @@ class Mpich(MpiLauncher):
 
     @property
     def requested_nodes(self) -> int | None:
-        """The number on mpiexec's command line. Only ranks on mpiexec's host can read it; Hydra has no variable for
-        it.
-        """
+        """The number of nodes on mpiexec's command line, which only ranks on mpiexec's host can read."""
         for process in processes.ancestors():
             if process.name in self.programs:
                 with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -70,7 +68,7 @@ class Mpich(MpiLauncher):
 
     @classmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        # Inside an allocation of Slurm, Hydra would start its proxies with srun, on the allocation's hosts.
+        # By default Hydra starts its proxies with srun inside a Slurm allocation, on the allocation's hosts.
         words = [str(program), "-launcher", "ssh" if options.hostfile else "fork", *cls._pinning_off(options)]
         if options.hostfile:
             words += [cls.hostfile_option, options.hostfile]
@@ -91,7 +89,7 @@ class Mpich(MpiLauncher):
         return words if options.hostfile else [*words, "-ppn", str(options.count)]
 
     def _check_launcher(self) -> None:
-        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. With MPICH's, MPI_Init aborts.
+        # Intel's mpirun is a script that runs the first mpiexec.hydra on PATH. If it is MPICH's, MPI_Init aborts.
         if "I_MPI_MPIRUN" in self._variables:
             raise UserError(
                 "Intel MPI's mpirun has started MPICH's mpiexec.hydra, which comes first on PATH; "
@@ -100,11 +98,10 @@ class Mpich(MpiLauncher):
 
 
 def requested_nodes(words: Sequence[str]) -> int | None:
-    """Return the number of nodes that a command line like `mpirun -n 4 -ppn 2 …` asks for: ranks divided by ranks per
-    node.
+    """Return the number of nodes in a command line such as `mpirun -n 4 -ppn 2 …`: ranks ÷ ranks per node.
 
-    None: it does not give both numbers. Without a message, Hydra puts the ranks on fewer nodes where its hostfile names
-    too few hosts or has a line that it does not understand.
+    Return None if one of the numbers is missing. Hydra silently uses fewer nodes if its hostfile names too few hosts or
+    has a line that it does not understand.
     """
     given: dict[str, int] = {}
     for option, value in itertools.pairwise(words):

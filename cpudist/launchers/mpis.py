@@ -1,4 +1,4 @@
-"""The MPI libraries that cpudist supports, and the search for an mpirun of theirs."""
+"""The MPI libraries that cpudist supports, and a search for their mpirun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpudist.launchers.mpi_launcher import MpiLauncher, Mpirun
 from cpudist.launchers.mpich import Mpich
 from cpudist.launchers.openmpi import OpenMpi
 
-# Intel MPI first: its Hydra sets what MPICH's sets, and more.
+# Intel MPI comes first, because its ranks have all of MPICH's variables and more.
 MPIS: tuple[type[MpiLauncher], ...] = (IntelMpi, Mpich, OpenMpi)
 MPI_BY_OPTION = {mpi.option: mpi for mpi in MPIS}
 
@@ -30,7 +30,7 @@ def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpiru
         variables: the environment variables, for PATH.
 
     Raises:
-        UserError: there is none.
+        UserError: no such mpirun is found.
     """
     seen = []
     for program in _candidates(variables):
@@ -47,7 +47,7 @@ def find_mpirun(option: str, variables: Mapping[str, str] = os.environ) -> Mpiru
 
 def identify(program: Path) -> Mpirun | None:
     """Return the MPI that a program belongs to, from its answer to `--version`; None: unknown."""
-    # Intel MPI's mpirun is a script that runs the first mpiexec.hydra on PATH, which must be its own.
+    # Intel MPI's mpirun is a script that runs the first mpiexec.hydra on PATH, so its folder comes first.
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     try:
         asked = subprocess.run(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cpudist.launchers.launcher import InStore, Launcher, Placement
 from cpudist.launchers.torchrun import Torchrun
 
-JOB = "CPUDIST_NOTEBOOK"  # the attempt that this rank belongs to
+JOB = "CPUDIST_NOTEBOOK"  # names the job and the attempt of this rank
 
 # Variables that other launchers may have set for the notebook's process. The ranks must not inherit them; otherwise
 # they would be taken for ranks of other launchers: Hydra, PMIx, Open MPI, torchrun, Kubeflow, a Slurm step.
@@ -31,12 +31,12 @@ class Notebook(Launcher):
 
 
 def rank_variables(placement: Placement, store: InStore) -> dict[str, str]:
-    """Return the variables of a rank: those of `Notebook`, and torchrun's, which other libraries read."""
+    """Return a rank's environment variables: `Notebook`'s own, and torchrun's for other libraries."""
     numbers = {name: str(getattr(placement, field)) for field, name in Notebook.placement_variables.items()}
     where = {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port), JOB: store.job}
     return {**numbers, **where, **({"CPUDIST_TOKEN": store.token} if store.token else {})}
 
 
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process without those by which another launcher numbers its ranks."""
+    """Return `variables` without the ones that another launcher sets for its ranks."""
     return {name: value for name, value in variables.items() if not name.startswith(_OTHERS) and name not in _STEP}

@@ -12,7 +12,7 @@ from cpudist import processes
 from cpudist.launchers.launcher import OverMpi
 from cpudist.launchers.mpi_launcher import Host, MpiLauncher, MpirunOptions
 
-# Open MPI's MPI library under the name that no MPICH uses; the same from 2.x to 5.x.
+# File name of Open MPI's library from 2.x to 5.x; no MPICH has a library of this name.
 _LIBRARY = "libmpi.so.40"
 
 # Variables that ranks on other hosts need. Open MPI passes on only the variables in its command line.
@@ -27,7 +27,7 @@ _SSH = Path(__file__).with_name("openmpi_ssh.sh")
 
 
 class OpenMpi(MpiLauncher):
-    """Open MPI, whose ranks only its own MPI library can join."""
+    """Open MPI, whose jobs only its own MPI library can join."""
 
     name = "open-mpi"
     # OMPI_COMM_WORLD_NODE_RANK is not the number of a node: it numbers the processes of all jobs on this node.
@@ -51,7 +51,7 @@ class OpenMpi(MpiLauncher):
         return "OMPI_COMM_WORLD_RANK" in variables
 
     def rendezvous(self) -> OverMpi:
-        # mpi4py by itself loads the environment's libmpi.so. With Intel's, every rank would be a job of its own.
+        # By default mpi4py loads the environment's libmpi.so. With Intel MPI's, each rank would be a job of one rank.
         return OverMpi(self._library(), mpich_abi=False)
 
     @classmethod
@@ -65,7 +65,7 @@ class OpenMpi(MpiLauncher):
         words = [str(program), "--bind-to", "none"]
         if os.geteuid() == 0:
             words += ["--allow-run-as-root"]
-        # Without a file it refuses more ranks than this host has cores.
+        # Without a hostfile, Open MPI refuses more ranks than this host has cores.
         local = ["--host", f"localhost:{options.count}"]
         words += [cls.hostfile_option, options.hostfile] if options.hostfile else local
         if options.hostfile and not is_prrte:
@@ -85,7 +85,7 @@ class OpenMpi(MpiLauncher):
         return [f"{host.name} slots={host.slots}"]
 
     def _library(self) -> str:
-        """Return the library beside the launcher that runs this rank; otherwise its bare name, for the loader."""
+        """Return the library of the Open MPI that runs this rank; if it is not found, the bare name for the loader."""
         beside = (folder / _LIBRARY for folder in self._library_folders())
         return next((str(path) for path in beside if path.exists()), _LIBRARY)
 
@@ -100,8 +100,8 @@ class OpenMpi(MpiLauncher):
 
 
 def _ssh_arguments(options: MpirunOptions) -> list[str]:
-    """Return what starts the daemons through any login shell; nothing where the user has chosen another way."""
-    # The script takes no options of ssh, which mpi-operator sets in plm_rsh_args. Open MPI splits the agent's command
+    """Return options that start the daemons through any login shell; none if the user has set an ssh command."""
+    # mpi-operator sets ssh options in plm_rsh_args, which the script does not take. Open MPI splits the ssh command
     # at spaces, so the script's path must have none.
     own = any(name in options.variables for name in ("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_rsh_args"))
     if own or " " in str(_SSH):

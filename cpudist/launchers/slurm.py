@@ -10,7 +10,7 @@ from cpudist.errors import UserError
 from cpudist.launchers.launcher import AtAddress, Launcher, OverMpi, Placement
 from cpudist.private import secret
 
-# Step ids from here on belong to no step that srun started: the batch script, an interactive shell, and so on.
+# Step ids from here on are special (the batch script, an interactive shell), not steps of srun.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 # Slurm's compressed notations: host lists (`n[01-03,7],gpu-a`) and counts per node (`2(x3),1`).
@@ -22,8 +22,8 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 class Slurm(Launcher):
     """A rank is one task of a job step.
 
-    The batch script and a shell of salloc have SLURM_PROCID and SLURM_NTASKS as well, but no step has started them:
-    only the variables of a step say how many tasks there are.
+    The batch script and a shell of salloc have SLURM_PROCID and SLURM_NTASKS too, but they are not tasks of a step.
+    Only the variables of a step give the number of tasks.
     """
 
     name = "slurm"
@@ -42,7 +42,7 @@ class Slurm(Launcher):
                 f"SLURM_NODEID={node_rank} is not one of the {len(tasks)} nodes of"
                 f" SLURM_STEP_TASKS_PER_NODE={self._variables['SLURM_STEP_TASKS_PER_NODE']!r}: start them with srun"
             )
-        # SLURM_NTASKS is the job's number; --preserve-env and nested steps do not change it.
+        # Prefer the step's variable: in nested steps and with --preserve-env, SLURM_NTASKS is the job's number.
         size = self.optional_integer("SLURM_STEP_NUM_TASKS")
         return Placement(
             rank=self.integer("SLURM_PROCID"),
@@ -54,13 +54,13 @@ class Slurm(Launcher):
         )
 
     def rendezvous(self) -> OverMpi | AtAddress:
-        # srun --mpi=pmi2 makes an MPI world and sets this variable. PyPI's MPICH cannot join that of pmix.
+        # srun --mpi=pmi2 makes an MPI world and sets this variable. PyPI's MPICH cannot join a world of --mpi=pmix.
         if "PMI_RANK" in self._variables:
             return OverMpi()
         job, step = self.integer("SLURM_JOB_ID"), self.integer("SLURM_STEP_ID")
         # Steps that share a node need different ports, below those that the system assigns (32768 and up).
         port = self.master_port or 15000 + (job * 31 + step) % 15000
-        # The number of a step is public; the user's secret is not.
+        # The step's id is public, so the token is derived from the user's secret as well.
         token = self.token or hmac.digest(secret().encode(), f"{job}.{step}".encode(), "sha256").hex()
         return AtAddress(self._variables.get("MASTER_ADDR") or self._first_host(), port, token=token)
 
@@ -74,14 +74,14 @@ class Slurm(Launcher):
 
     def _first_host(self) -> str:
         if len(self._tasks_per_node()) == 1:
-            return "127.0.0.1"  # also where this node's Slurm name cannot be resolved
+            return "127.0.0.1"  # this works even if this node's Slurm name cannot be resolved
         arbitrary = self._variables.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
-        if arbitrary or "SLURM_HOSTFILE" in self._variables:  # Slurm's lists keep the allocation's order
+        if arbitrary or "SLURM_HOSTFILE" in self._variables:  # node lists have the allocation's order
             raise UserError("srun -m arbitrary does not tell the ranks where rank 0 is: set MASTER_ADDR to its node")
         return _first_of(self._variables.get("SLURM_STEP_NODELIST") or self._variables.get("SLURM_JOB_NODELIST", ""))
 
     def _tasks_per_node(self) -> list[int]:
-        # Not SLURM_NTASKS_PER_NODE, which is set only where the user has given that option.
+        # SLURM_NTASKS_PER_NODE cannot be used: it is set only if the user has given that option.
         text = self._variables.get("SLURM_STEP_TASKS_PER_NODE")
         if text is None:
             raise UserError("slurm started this process, but SLURM_STEP_TASKS_PER_NODE is not set: start it with srun")
@@ -89,16 +89,16 @@ class Slurm(Launcher):
 
 
 def tasks_without_step(variables: Mapping[str, str]) -> int:
-    """Return how many tasks a batch script, or a shell of salloc, has asked for; 0 elsewhere, or if it has not said."""
+    """Return the number of tasks that a batch script or a shell of salloc has requested; 0 elsewhere or if unknown."""
     tasks = variables.get("SLURM_NTASKS", "")
     return int(tasks) if "SLURM_JOB_ID" in variables and tasks.isdigit() and not Slurm.detect(variables) else 0
 
 
 def step_id(variables: Mapping[str, str]) -> dict[str, bool]:
-    """Return the name of the run that a job step is, as `Launcher.run_ids` does; empty outside of steps.
+    """Return this job step's name as a run, in the form of `Launcher.run_ids`; empty outside of steps.
 
-    A job that is queued again keeps its number and those of its steps. An interactive shell is a step too, which all
-    that it starts have in common, but it is never queued again.
+    A requeued job keeps its job id and its step ids. An interactive shell is a step too. All programs that it starts
+    share its name, but it is never requeued.
     """
     job, step = variables.get("SLURM_JOB_ID", ""), variables.get("SLURM_STEP_ID", "")
     if not (job and step.isdigit() and int(step) < _FIRST_SPECIAL_STEP):

@@ -24,7 +24,7 @@ class Torchrun(Env):
         "node_count": "GROUP_WORLD_SIZE",
     }
     rank_variable = "LOCAL_RANK"
-    placement = Launcher.placement  # torchrun has set all variables, so a missing one is not the user's omission
+    placement = Launcher.placement  # torchrun sets all variables, so `Env`'s advice to set them does not apply
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> bool:
@@ -37,7 +37,7 @@ class Torchrun(Env):
 
     @property
     def waiting_agent(self) -> int | None:
-        # The agent's keep-alive calls compare_set, which has no timeout (torch 2.13), and the agent waits for that.
+        # The agent waits for its keep-alive, and compare_set in it has no timeout (torch 2.13).
         endpoint = self._variables.get("PET_RDZV_ENDPOINT") or self._variables.get("PET_MASTER_ADDR", "")
         shared = resolved(endpoint.partition(":")[0]) & resolved(self._variables.get("MASTER_ADDR", ""))
         return os.getppid() if shared else None
@@ -51,8 +51,8 @@ class Torchrun(Env):
         return super().run_ids | step_id(self._variables) | self._agent_id()
 
     def _agent_id(self) -> dict[str, bool]:
-        # Users repeat an --rdzv-id, whose default is "none". The agent's log folder has a name of its own. Where a node
-        # joins, torchrun starts ranks again and does not raise their restart number.
+        # Users reuse an --rdzv-id (default "none"), but the name of the agent's log folder is unique. When a node
+        # joins, torchrun starts the ranks again without raising their restart number.
         folder = self._variables.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
         if folder:
             return {f"torchrun-{PurePath(folder).name}": True}

@@ -1,11 +1,11 @@
 """Train from a notebook, or from plain Python: start a job, show its output, and return its result or its error.
 
 - `entry.py`: `notebook_launcher`, with restarts; `settings.py`: its arguments, checked.
-- `carry.py`: pickles functions and classes of the notebook, and what they use, for other processes; tells whether the
-  cells of several nodes make the same call.
-- `ranks.py`: this node's ranks, from their start until none is left, and what they print.
-- `nodes.py`: the store in which the ranks find each other and the nodes' notebooks report failures.
-- `worker.py`: what each rank runs; `result.py`: what it returns; `figures.py`: what it draws.
+- `carry.py`: pickles the notebook's functions and classes, with all that they use, for other processes; compares the
+  calls in the cells of several nodes.
+- `ranks.py`: starts this node's ranks, shows their output and waits until all have ended.
+- `nodes.py`: the store for the rendezvous of the ranks and the failure reports of the nodes' notebooks.
+- `worker.py`: the program of a rank; `result.py`: its result or failure; `figures.py`: its matplotlib figures.
 - `live_view.py`: the table of the ranks and the loss in the cell while they run.
 
 It must not import MPI, transformers, Trainer's patches or command lines.

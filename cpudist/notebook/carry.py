@@ -1,11 +1,11 @@
 """Pickle a notebook's function, its arguments and everything it uses for other processes, and compare the nodes' calls.
 
 A notebook's definitions are in no file, so cloudpickle pickles them by value. An object that cannot be pickled, or
-would silently be a different thing in another process, is an error that names the object as the notebook does.
+would have another meaning in another process, raises an error with the object's name in the notebook.
 
-Each notebook pickles the same cell to other bytes. So a digest is made of the code of the notebook's functions and
-classes, of plain values, and of the types and shapes of tensors. Of other objects only the type is compared: each node
-may have another one (a folder, a model whose weights DDP takes from rank 0).
+Two notebooks pickle the same cell to different bytes. So a digest covers the code of the notebook's functions and
+classes, plain values, and the types and shapes of tensors. Of other objects it covers only the type, because they may
+differ between nodes (a folder, a model whose weights DDP takes from rank 0).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from cpudist.errors import UserError
 
 MAIN = "__main__"
 _DEPTH = 8  # levels to search for the object that cannot be pickled
-_MOST = 1000  # entries of a container that are searched
+_MOST = 1000  # search at most this many entries of a container
 
-# Objects that belong to one process: start of the module's name, classes, and why.
+# Objects that belong to one process: (prefix of the module, classes, reason for the error).
 _OF_THIS_PROCESS = (
     ("accelerate.", ("Accelerator", "PartialState", "AcceleratorState", "GradientState"), "it belongs to this process"),
     ("cpudist.", ("World",), "it describes this process"),
@@ -43,8 +43,8 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     """Records the notebook's definitions that it pickles.
 
     Attributes:
-        definitions: functions and classes of `__main__`, by their names there.
-        files: the files in which its functions were defined; those of cells do not exist.
+        definitions: functions and classes of `__main__` by name.
+        files: file names in the pickled code; a cell's file does not exist.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -72,16 +72,16 @@ def _code_of_file(file: str, make: Callable[..., types.CodeType], parts: tuple[A
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> None:
-    """Write a call to a file, for `unpack`.
+    """Write a call to a file; `unpack` reads it.
 
     Raises:
-        UserError: an object that the function uses cannot be carried over; the message names it.
+        UserError: an object that the function uses cannot be serialised; the message names it.
     """
     pickler = _Pickler(file)
     try:
         pickler.dump((function, tuple(args)))
         pickler.dump(pickler.definitions)
-        # The source of cells is in no file; tracebacks show it.
+        # Tracebacks show the source of cells, which is in no file.
         sources = {name: linecache.getlines(name) for name in pickler.files if not os.path.exists(name)}
         pickler.dump(sources)
     except Exception as error:  # noqa: BLE001 - objects raise what they like
@@ -91,8 +91,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any], file: BinaryIO) -> N
 def unpack(file: BinaryIO) -> Callable[[], Any]:
     """Read a call that `pack` has written; return it as a function without arguments.
 
-    This process gets the definitions of the notebook's `__main__` that the call uses. So objects that are pickled by
-    reference in the notebook (a model saved whole, an object sent to another rank) can be pickled here too.
+    The notebook's definitions become the `__main__` of this process. So it can pickle instances of the notebook's
+    classes by reference, as the notebook does (to save a whole model, or to send an object to another rank).
     """
     unpickler = pickle.Unpickler(file)
     function, args = unpickler.load()
@@ -105,12 +105,12 @@ def unpack(file: BinaryIO) -> Callable[[], Any]:
 
 
 def digest(value: Any) -> str:
-    """Return the digest of a function or an argument; the cells of several nodes compare it."""
+    """Return the digest of a function or an argument; nodes compare their digests."""
     return hashlib.sha256(repr(_meaning(value, set())).encode()).hexdigest()
 
 
 def _explain(function: Callable[..., Any], args: Sequence[Any], error: BaseException) -> str:
-    """Return the error's line, which names the object as the notebook does."""
+    """Return the error message, with the object's name in the notebook."""
     name, value, user = getattr(function, "__name__", "the function"), function, ""
     for index, argument in enumerate(args):
         if _refusal(argument) is not None:
@@ -158,7 +158,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a function's closure, the global ones that its code names, and its default values."""
+    """Yield a function's closure variables, the global variables in its code, and its default values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -178,7 +178,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _meaning(value: Any, seen: set[int]) -> Any:
-    """Return plain values that describe `value`; `seen` has the ids of the objects that are described already."""
+    """Return plain values that describe `value`; `seen` has the ids of objects already described."""
     kind = type(value).__qualname__
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return value

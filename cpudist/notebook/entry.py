@@ -57,34 +57,34 @@ def notebook_launcher(
     With several nodes, one notebook on each node makes the same call, except for `node_rank`, in any order.
 
     Args:
-        function: what every rank runs.
+        function: the function that every rank runs.
         args: its arguments.
         num_processes: ranks on each node.
-        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``: what accelerate and Trainer compute in.
-        use_port: a free port of node 0; by default 29500 with several nodes, and any for one.
+        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``, the number format of accelerate and Trainer.
+        use_port: a free port of node 0; the default is 29500 with several nodes, and any free port with one.
         master_addr: name or address of node 0, as the other nodes reach it; needed with several nodes.
         node_rank: number of this node, from 0 on.
         num_nodes: number of nodes.
-        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: accelerate's, for torchelastic; leave them out.
-        rdzv_id: the job's name; notebooks with another one do not join.
+        rdzv_backend, rdzv_endpoint, rdzv_conf, monitor_interval: only for accelerate's torchelastic; leave them out.
+        rdzv_id: the job's name; notebooks with another name do not join.
         max_restarts: how often to start all ranks again after a failure. CPUDIST_RESTART_COUNT has the number so far.
-        log_line_prefix_template: shows all ranks' output, with this at the start of each line, as torchelastic does:
+        log_line_prefix_template: shows all ranks' output, each line with this prefix, as torchelastic does:
             ``"[${role_name}${rank}]: "``, or with ``${local_rank}``.
         backend: as for `cpudist.init`.
         timeout: bound on the start and on every collective, in seconds.
         master_port: another name of `use_port`.
         interface, compress, resume, async_checkpoint, stall: as for `cpudist.init`.
         record: the file of the run record, which rank 0 writes.
-        data_workers: processes that load data for each rank, to be given cores of their own.
-        options: the backend's own, as for `cpudist.init`.
+        data_workers: number of data-loading processes per rank, which get cores of their own.
+        options: the backend's own options, as for `cpudist.init`.
 
     Returns:
-        What `function` returned on rank 0, on node 0; None on the others.
+        The value that `function` returned on rank 0; None on all nodes but node 0.
 
     Raises:
-        UserError: an argument is wrong, or an object that `function` uses cannot be carried over; no rank was started.
-        RankFailed: a rank was killed, or failed on another node. An exception of a rank of this node is raised itself,
-            with a `RankFailed` that has the rank's traceback as its cause.
+        UserError: an argument is wrong, or an object that `function` uses cannot be serialised; no rank was started.
+        RankFailed: a rank was killed, or failed on another node. An exception of a rank on this node is raised itself;
+            its cause is a `RankFailed` with the rank's traceback.
         StartupTimeout: node 0's cell cannot be reached in time.
 
     Examples:
@@ -114,7 +114,7 @@ def notebook_launcher(
 
 
 def _run(settings: Settings, payload: int) -> Result | Failure:
-    """Make attempts until one succeeds or no restart is left; return how the last one ended."""
+    """Make attempts until one succeeds or no restart is left; return the outcome of the last one."""
     restarts, run_id, failed = 0, uuid.uuid4().hex, False
     with closing(Nodes(settings)) as nodes:
         try:

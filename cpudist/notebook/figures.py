@@ -1,4 +1,4 @@
-"""matplotlib's backend in a notebook's ranks: rank 0's figures appear in the cell, as the notebook's own do."""
+"""The matplotlib backend of a notebook's ranks, which shows rank 0's figures in the cell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FigureManager(FigureManagerBase):
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
-        """Leave all figures in the rank's mailbox, and close them."""
+        """Publish all figures to the notebook, and close them."""
         for manager in Gcf.get_all_fig_managers():
             picture = io.BytesIO()
             manager.canvas.figure.savefig(picture, format="png", bbox_inches="tight")

@@ -1,4 +1,4 @@
-"""The ranks of this node and their loss, live in the notebook's cell."""
+"""Show the ranks of this node and their loss live in the notebook's cell."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import Any
 from cpudist.observability.rank_answers import RankStacks, ask_ranks
 from cpudist.observability.rank_table import SAMPLES, loss_lines, losses_of, rows_of, table
 
-_SECONDS = 2.0  # between two looks
+_SECONDS = 2.0  # sampling interval
 _COLUMNS = ("rank", "host", "steps", "steps_per_second", "waits", "delays", "memory", "doing")
-_ROOM = 16  # ranks
+_ROOM = 16  # most ranks in the table
 _START = "the ranks start"
-_WIDTH, _HEIGHT = 560, 110  # of the curve, in pixels
+_WIDTH, _HEIGHT = 560, 110  # size of the loss curve in pixels
 
 
 class LiveView:
-    """Shows the ranks of a job in one place of the cell, which is empty again after `close`.
+    """Shows the ranks of a job in an output area of the cell; `close` empties it.
 
-    Without IPython's `shell`, or in a terminal's, nothing is shown.
+    Nothing is shown in plain Python (no `shell`), or in IPython in a terminal.
     """
 
     def __init__(self, shell: Any) -> None:
         self._display = shell.display_pub if hasattr(shell, "kernel") else None
         self._name = {"display_id": uuid.uuid4().hex}
         self._looks = deque[dict[int, RankStacks]](maxlen=SAMPLES)
-        self._pool = ThreadPoolExecutor(1)  # a busy rank answers late, and the caller watches the ranks meanwhile
+        self._pool = ThreadPoolExecutor(1)  # in a thread, because a busy rank may answer late
         self._answers: Future[list[RankStacks]] | None = None
         self._asked = time.monotonic()
         self._show(_START, _as_html([_START], []), again=False)
 
     def tick(self, processes: Sequence[int]) -> None:
-        """Show the ranks, by their processes, every two seconds; does not wait for their answers."""
+        """Show the ranks with these process ids every two seconds, without waiting for their answers."""
         if self._answers is not None and self._answers.done():
             if not self._answers.exception():
                 self._add({one.address.rank: one for one in self._answers.result()})
@@ -47,13 +47,13 @@ class LiveView:
             self._answers = self._pool.submit(ask_ranks, processes)
 
     def close(self) -> None:
-        """Empty the place."""
+        """Empty the output area."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._show("", "")
 
     def _add(self, answers: dict[int, RankStacks]) -> None:
         if answers:
-            ranks = {**(self._looks[-1] if self._looks else {}), **answers}  # one that has not answered stays as it was
+            ranks = {**(self._looks[-1] if self._looks else {}), **answers}  # keeps the last answer of a silent rank
             self._looks.append(ranks)
             losses = losses_of(ranks)
             lines = table(rows_of(ranks, self._looks[0]), _ROOM, _COLUMNS)

@@ -1,8 +1,8 @@
-"""The store of a job: its ranks find each other in it, and its nodes' notebooks report failures.
+"""The store of a job, for the rendezvous of its ranks and the failure reports of its nodes' notebooks.
 
-Node 0's notebook serves it from before the first rank starts until the last attempt has ended. Through it the notebooks
-also compare their arguments. So one cell shows the exception of another node's rank, and a node ends its
-ranks where they cannot notice the failure themselves.
+Node 0's notebook serves it from before the first rank starts until the last attempt has ended. The notebooks also
+compare their arguments in it. With the failure reports, a cell can show the exception of another node's rank, and a
+node can end ranks that do not notice the failure.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from cpudist.store.process import StoreProcess
 from cpudist.waiting import poll
 
 _LOOPBACK = "127.0.0.1"
-_SETTINGS = "settings"  # key of the arguments in node 0's cell
+_SETTINGS = "settings"  # the store's key for the arguments in node 0's cell
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 0.2
-_READ_SECONDS = 5.0  # for the other nodes to read why the job has failed
+_READ_SECONDS = 5.0  # the other nodes may take this long to read the failure
 
 
 class Nodes:
@@ -51,7 +51,7 @@ class Nodes:
             self._closing.callback(server.close)
             port = server.port
         self._port = port
-        # A key namespace of its own; the ranks' namespaces are the numbers of attempts.
+        # The notebooks have their own key namespace; the ranks' namespaces end in the number of the attempt.
         address = Address((settings.master_addr,), port, self._token.encode(), quiet, f"{settings.job}/nodes")
         try:
             self._join(address)
@@ -64,11 +64,11 @@ class Nodes:
             raise
 
     def rendezvous(self, attempt: int) -> InStore:
-        """Return how the ranks of an attempt find each other."""
+        """Return the store and its key namespace for the ranks of an attempt."""
         return InStore(self._settings.master_addr, self._port, f"{self._settings.job}/{attempt}", self._token)
 
     def report(self, attempt: int, failure: Failure) -> Failure:
-        """Report to the other nodes how an attempt has failed; return the first failure that any node reported."""
+        """Report a failure of an attempt to the other nodes; return the first failure that any node has reported."""
         if not self.several:
             return failure
         try:
@@ -78,7 +78,7 @@ class Nodes:
         return failure if first == failure.to_json() else Failure.from_json(first)
 
     def failure(self, attempt: int) -> Failure | None:
-        """Return how an attempt has failed on another node, if it has. Asks the store twice a second at most."""
+        """Return an attempt's failure on another node, or None. Ask the store at most twice a second."""
         now = time.monotonic()
         if not self.several or now - self._polled < _POLL_SECONDS:
             return None
@@ -92,7 +92,7 @@ class Nodes:
         return Failure.from_json(found[0].decode()) if found else None
 
     def leave(self, failed: bool) -> None:
-        """Leave the job; after a failure node 0 waits a bounded time until the other nodes have read of it."""
+        """Leave the job; after a failure node 0 waits a few seconds for the other nodes to read it."""
         others = range(1, self._settings.num_nodes)
         with suppress(StoreLost):
             self._store.set({_left(self._settings.node_rank): b"1"})
@@ -106,7 +106,7 @@ class Nodes:
     def _join(self, address: Address) -> None:
         """Connect to the store, and check that no other cell has this node's number.
 
-        A cell with this number that has left the job was this notebook's last launch; then wait for node 0's next
+        If a cell with this number has left the job, it was this notebook's last launch; then wait for node 0's next
         launch.
         """
         timeout, node = self._settings.options.timeout, self._settings.node_rank
@@ -114,7 +114,7 @@ class Nodes:
 
         def first_here() -> bool:
             self._store = store = Connection(address, deadline - time.monotonic())
-            with suppress(StoreLost):  # the store of the last launch is just closing
+            with suppress(StoreLost):  # the store of the last launch may be closing
                 if store.add(f"arrived/{node}", 1) == 1:
                     return True
                 if not store.check([_left(node)]):

@@ -28,11 +28,11 @@ from cpudist.processes import python_main
 from cpudist.relay import Relay
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
-_LOOK_SECONDS = 0.1  # between two looks at the ranks
-_OTHERS_SECONDS = 10.0  # for the other ranks to end by themselves when one has failed
-_STOP_SECONDS = 2.0  # for ranks to clean up after an interrupt
-_REST_SECONDS = 1.0  # for the rest of their output
-_CAUSE_SECONDS = 5.0  # for another node to report the cause when ranks have ended here without an exception
+_LOOK_SECONDS = 0.1  # polling interval
+_OTHERS_SECONDS = 10.0  # after a failure the other ranks may take this long to end by themselves
+_STOP_SECONDS = 2.0  # after an interrupt ranks may take this long to clean up
+_REST_SECONDS = 1.0  # the rest of the output may take this long after a rank has ended
+_CAUSE_SECONDS = 5.0  # another node may take this long to report why ranks have ended here without an exception
 
 
 class Output:
@@ -40,8 +40,8 @@ class Output:
 
     Args:
         name: "stdout" or "stderr".
-        prefix: the beginning of each line; None for none.
-        whole: whether to wait for the end of a line, so that lines of several ranks do not mix.
+        prefix: prefix of each line; None for no prefix.
+        whole: whether to write complete lines only, so that lines of several ranks do not mix.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"], prefix: str | None, whole: bool) -> None:
@@ -52,10 +52,10 @@ class Output:
         self._rest = ""
 
     def write(self, piece: bytes) -> None:
-        """Write UTF-8 text in pieces of any size, the last of which is empty."""
+        """Write a piece of UTF-8 text of any size; an empty piece ends the text."""
         text = self._rest + self._decoder.decode(piece, final=not piece)
         if self._whole:
-            # A progress bar's line ends with the carriage return that begins the next one.
+            # A progress bar ends its lines with carriage returns.
             lines = _LINE.findall(text)
             self._rest = text[sum(map(len, lines)) :]
             if not piece and self._rest:
@@ -68,7 +68,7 @@ class Output:
 
 
 class _Rank:
-    """One rank's process, its output and its mailbox."""
+    """One rank's process, its output and its result channel."""
 
     def __init__(self, settings: Settings, local_rank: int, payload: int, variables: Mapping[str, str]) -> None:
         self.number = settings.placement(local_rank).rank
@@ -108,7 +108,7 @@ class _Rank:
         return status is not None
 
     def close(self) -> None:
-        """Kill the process if it still runs, and close pipes and mailbox."""
+        """Kill the process if it still runs, and close its pipes and result channel."""
         self.process.kill()
         self.process.wait()
         for relay in self.relays:
@@ -119,7 +119,7 @@ class _Rank:
 class LocalRanks:
     """The ranks of this node in one attempt. `run` waits for their end, and `close` kills their remaining processes.
 
-    `payload` is a descriptor of the file for `worker.py`; all attempts of a launch have one `run_id`.
+    `payload` is a descriptor of the file for `worker.py`; all attempts of a launch have the same `run_id`.
     """
 
     def __init__(self, settings: Settings, nodes: Nodes, payload: int, attempt: int, run_id: str) -> None:
@@ -128,7 +128,7 @@ class LocalRanks:
         self._ranks: list[_Rank] = []
         mark = uuid.uuid4().hex
         variables = _variables(settings, mark, run_id, attempt)
-        # Kills every marked process, also the children of ranks, and also when this process is killed.
+        # The agent kills every marked process, children of ranks included, even if this process is killed.
         self._agents = NodeAgents([Host("localhost")], mark, "RANK")
         self._view = LiveView(_shell())
         try:
@@ -140,7 +140,7 @@ class LocalRanks:
             raise
 
     def run(self) -> Result | Failure:
-        """Wait for all ranks and pass their output on; return rank 0's result, or how the attempt has failed.
+        """Wait for all ranks and pass their output on; return rank 0's result, or the attempt's failure.
 
         Raises:
             KeyboardInterrupt: the cell was interrupted; the ranks have been interrupted too.
@@ -184,7 +184,7 @@ class LocalRanks:
         return elsewhere or first
 
     def _all_have_ended(self) -> bool:
-        ended = [rank.has_ended() for rank in self._ranks]  # of all ranks: each sets its failure
+        ended = [rank.has_ended() for rank in self._ranks]  # no short circuit: each call sets its rank's failure
         return all(ended)
 
     def _first_failure(self) -> Failure | None:
@@ -192,7 +192,7 @@ class LocalRanks:
         return min(failures, key=lambda failure: failure.order, default=None)
 
     def _stop(self) -> None:
-        """Interrupt the ranks, which get a moment to clean up."""
+        """Interrupt the ranks, and give them time to clean up."""
         stopped = Failure("the job", "was interrupted in another node's cell", time.monotonic(), stopped=True)
         self._nodes.report(self._attempt, stopped)
         for rank in self._ranks:
@@ -211,7 +211,7 @@ class LocalRanks:
 def _variables(settings: Settings, job_id: str, run_id: str, attempt: int) -> dict[str, str]:
     """Return the variables that all ranks share."""
     variables = without_launcher(os.environ)
-    if variables.get("MPLBACKEND", "").startswith("module:"):  # draws into the notebook's cells, or an editor's window
+    if variables.get("MPLBACKEND", "").startswith("module:"):  # it draws into cells or an editor's window
         variables["MPLBACKEND"] = "agg" if _shell() is None else "module://cpudist.notebook.figures"
     return {
         **variables,

@@ -18,8 +18,8 @@ from cpudist.console import one_line
 from cpudist.errors import UserError
 from cpudist.lost_ranks import killed_by
 
-_LENGTH = 8  # bytes of the length in front of each content of a mailbox
-_HEAD_START = 1.0  # seconds by which failures of other ranks may come before the notice of a killed rank
+_LENGTH = 8  # bytes of the length that precedes each message
+_HEAD_START = 1.0  # other ranks may fail up to this long before a killed rank is noticed
 
 
 class RankFailed(RuntimeError):
@@ -38,14 +38,14 @@ class Failure:
     """How a rank, or a whole node, has failed.
 
     Attributes:
-        who: such as "rank 1 on node0".
+        who: the rank or node that failed, such as "rank 1 on node0".
         said: the rest of a sentence that begins with `who`, and the traceback, if there is one.
         at: time of this machine's monotonic clock, in seconds.
         how: whether it "raised" an exception, was "killed" by a signal, or "ended" with neither, as a rank does after
             the failure of another one.
         error: the exception, pickled; None where there was none or it cannot be pickled.
         mistake: whether it was a `UserError`, after which a restart is useless.
-        stopped: whether a user has stopped it.
+        stopped: whether a user has interrupted the job.
     """
 
     who: str
@@ -63,7 +63,7 @@ class Failure:
         if isinstance(error, Exception):  # SystemExit and the like would end the notebook
             try:
                 pickled = cloudpickle.dumps(error.with_traceback(None))
-                pickle.loads(pickled)  # many exceptions can be pickled and not unpickled
+                pickle.loads(pickled)  # many exceptions can be pickled but not unpickled
             except Exception:  # noqa: BLE001 - the traceback has it too
                 pickled = None
         stopped = isinstance(error, KeyboardInterrupt)
@@ -72,7 +72,7 @@ class Failure:
 
     @classmethod
     def of_status(cls, rank: int, status: int) -> Failure:
-        """Return the failure of a rank that ended with a `status` of `subprocess` and left no `Failure`."""
+        """Return the failure of a rank that ended with `status`, as `subprocess` has it, and published no `Failure`."""
         now = time.monotonic()
         if status >= 0:
             return cls(_rank_here(rank), f"ended with exit status {status} and without an exception", now, "ended")
@@ -84,12 +84,12 @@ class Failure:
         return self.how == "ended", self.at - _HEAD_START * (self.how == "killed")
 
     def to_json(self) -> str:
-        """Return it as text, without the exception: unpickling data from the network could run any code."""
+        """Return the failure as text, without the exception: unpickling network data could run any code."""
         return json.dumps({name: value for name, value in vars(self).items() if name not in ("at", "error")})
 
     @classmethod
     def from_json(cls, text: str) -> Failure:
-        """Return the failure of another node's rank, at this machine's time."""
+        """Return the failure of another node's rank, with the present time of this machine's clock."""
         now = time.monotonic()
         try:
             return answers.read(cls, {**answers.last_line(text), "at": now})
@@ -101,7 +101,7 @@ class Failure:
 
         Raises:
             RankFailed: the rank raised no exception, or one that cannot be unpickled here. Otherwise its own exception
-                is raised, with a `RankFailed` that has the traceback as its cause.
+                is raised; the cause is a `RankFailed` with the traceback.
         """
         failed = RankFailed(f"{self.who} {self.said}")
         if self.error is None:
@@ -116,13 +116,13 @@ class Failure:
 
 
 class Mailbox:
-    """A memory file between a rank and its notebook: the rank leaves figures, as PNG, and one result in it.
+    """Result channel from a rank to its notebook: a memory file with figures (PNG) and one result or failure.
 
     Attributes:
-        of_rank_0: in rank 0's process, its own.
+        of_rank_0: rank 0's channel in rank 0's process; None in other processes.
 
     Args:
-        descriptor: of an existing one, in the rank's process; None makes a new one.
+        descriptor: descriptor of the notebook's memory file, given to the rank; None: make a new file.
     """
 
     of_rank_0: ClassVar[Mailbox | None] = None
@@ -135,7 +135,7 @@ class Mailbox:
         """Write a figure, a result or a failure.
 
         Raises:
-            UserError: it cannot be carried to another process.
+            UserError: the result cannot be pickled.
         """
         try:
             data = cloudpickle.dumps(content)
@@ -149,7 +149,7 @@ class Mailbox:
             file.write(len(data).to_bytes(_LENGTH, "little") + data)
 
     def arrived(self) -> Iterator[Any]:
-        """Yield the complete contents since the last call; a later call yields the unfinished one."""
+        """Yield the messages that have been completed since the last call."""
         with open(f"/proc/self/fd/{self.descriptor}", "rb") as file:
             while True:
                 file.seek(self._read)

@@ -1,4 +1,4 @@
-"""Arguments of `notebook_launcher`, checked before anything starts."""
+"""Check the arguments of `notebook_launcher` before anything starts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cpudist.launchers import Placement
 from cpudist.launchers.launcher import token_in
 from cpudist.notebook.carry import digest
 
-PORT = 29500  # torch's default; the cells of several nodes must have the same one
-# Accelerate's parameters that have no effect here, and their defaults.
+PORT = 29500  # torch's default; the cells of several nodes must use the same port
+# Accelerate's parameters that must keep their defaults here.
 _UNUSED = {"rdzv_backend": "static", "rdzv_endpoint": "", "rdzv_conf": None, "monitor_interval": 0.1}
 _COMPARED = ("num_nodes", "num_processes", "mixed_precision", "max_restarts", "backend", "compress", "resume")
-_ROLE = "default"  # torchelastic's name for the role of ranks without one
+_ROLE = "default"  # torchelastic's default name of a role
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Settings:
     """One launch on this node. Fields that are not explained here are arguments of `notebook_launcher`.
 
     Attributes:
-        compared: what all nodes must have in common, by name: as an error shows it, and its digest. Empty on one node.
-        num_processes: on each node.
+        compared: values that must be the same on all nodes: name -> (text for errors, digest). Empty on one node.
+        num_processes: number of ranks on each node.
         master_port: 0 for any free port.
-        options: of the job that the ranks make.
-        template: prefix of each line of all ranks' output; None shows rank 0's output without one.
+        options: options of the ranks' job.
+        template: prefix of each line of all ranks' output; None: show only rank 0's output, without a prefix.
         job: name of the job, which all nodes' cells share (`rdzv_id`).
         token: secret that clients of the store must have; empty where the user has set none.
     """
@@ -53,7 +53,7 @@ class Settings:
     data_workers: int
 
     def placement(self, local_rank: int) -> Placement:
-        """Return the numbers of a rank of this node, and of its job."""
+        """Return the placement of a local rank in the job."""
         return Placement(
             rank=self.node_rank * self.num_processes + local_rank,
             size=self.num_nodes * self.num_processes,
@@ -118,8 +118,8 @@ def check(function: Callable[..., Any], args: Any, given: Mapping[str, Any]) -> 
 
 
 def _check_here() -> None:
-    """Raise a UserError where this process runs in a job already."""
-    job = sys.modules.get("cpudist.job")  # not imported here: it takes seconds, and without it there is no job
+    """Raise a UserError if this process already runs in a job."""
+    job = sys.modules.get("cpudist.job")  # an import takes seconds; if nobody has imported it, there is no job
     if job is not None and job.current() is not None:
         raise UserError(
             "a job runs in this process already, whose settings the ranks would take over; call cpudist.shutdown()"
@@ -195,6 +195,6 @@ def _template(text: Any) -> string.Template | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for the line of an error."""
+    """Return a value as short text for an error message."""
     text = repr(value)
     return text if len(text) < 40 and "\n" not in text else f"a {type(value).__name__}"

@@ -17,11 +17,11 @@ from cpudist.pinning import pin
 
 
 def _call(payload: BinaryIO, mailbox: Mailbox, rank: int) -> None:
-    """Call the notebook's function, and leave its result."""
-    call = unpack(payload)  # not earlier: it may import libraries that the job patches
+    """Call the notebook's function, and publish its result."""
+    call = unpack(payload)  # only now, because it may import libraries that the job patches
     result = call()
     if "matplotlib.pyplot" in sys.modules:
-        sys.modules["matplotlib.pyplot"].show()  # as at the end of a cell
+        sys.modules["matplotlib.pyplot"].show()  # Jupyter does this at the end of a cell
     mailbox.leave(Result(result if rank == 0 else None))
 
 

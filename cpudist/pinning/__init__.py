@@ -1,9 +1,9 @@
-"""Binds this rank to its part of the node's plan, before torch starts threads or later.
+"""Bind this rank to its part of the node's plan, before or after torch starts threads.
 
-- `rank_cpus.py`: the part of the node that belongs to this rank: the launcher's pinning, or its part of the plan.
-- `preload.py`: a faster allocator, for which the process starts once more.
-- this file: reads the user's settings of threads and data loading, decides, and changes this process.
-- `threads.py`: the masks of its threads, and where its pages are placed.
+- `rank_cpus.py`: find this rank's CPUs, from the launcher's pinning or from the node's plan.
+- `preload.py`: re-execute the process with a faster allocator.
+- this file: read the user's settings of threads and data loading, decide on a pinning, and apply it.
+- `threads.py`: set the CPU masks of this process's threads, and the NUMA node of its pages.
 
 It must not import torch, MPI or jobs.
 """
@@ -32,7 +32,7 @@ from cpudist.topology.pinning_plan import THREADS, PlanOptions, RankPlan, thread
 __all__ = ["Pinning", "data_cores", "decide", "pin", "preload_allocator"]
 
 _OWN_OPTION, _TRAINERS = "data_workers", "dataloader_num_workers"
-# In JSON, or at the top of YAML. No parser of YAML comes with cpudist.
+# Matches the entry in JSON, or at the top level of YAML; cpudist has no YAML parser among its dependencies.
 _IN_A_FILE = re.compile(rf'(?:^|[{{,]\s*)"?{_TRAINERS}"?\s*:\s*(\d+)\b', re.MULTILINE)
 
 
@@ -42,14 +42,14 @@ class Pinning:
 
     Attributes:
         plan: its cores and threads.
-        bound: whether its mask is to be the plan's, and after `bind` whether it is.
+        bound: whether to set this process's mask to the plan's; in the result of `bind`, whether it was set.
     """
 
     plan: RankPlan
     bound: bool
 
     def bind(self, changes: Changes) -> Pinning:
-        """Move the process to its cores, if it is to be bound, until `changes` are undone; return the new state."""
+        """Set this process's mask if `bound`; return the new state. Undoing `changes` restores the mask."""
         changes.attribute(threads.kept, "data_cores", len(self.plan.data_cpus))
         if self.bound:
             try:
@@ -61,20 +61,20 @@ class Pinning:
         return self
 
     def settle(self, changes: Changes) -> None:
-        """Leave the cores for loading data, before other threads compute."""
+        """Move this thread off the data workers' cores, before it starts threads that compute."""
         if self.bound:
             threads.settle(self.plan, changes)
 
 
 def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
-    """Pin this process, which has not imported torch or used MPI yet. The process may start once more.
+    """Pin this process, before it imports torch or uses MPI. The process may be executed once more.
 
     Args:
         launcher: the launcher of this process.
         arguments: the words of the command line, which may set the number of data workers.
 
     Returns:
-        Its assignment; None if it was not pinned, because its launcher does not give the number of ranks on the node.
+        Its CPUs and threads; None without pinning, if the launcher does not give the number of ranks on the node.
     """
     preload_allocator()
     pinning = decide(launcher, arguments)
@@ -87,10 +87,10 @@ def pin(launcher: Launcher, arguments: Sequence[str]) -> Pinning | None:
 def decide(
     launcher: Launcher, arguments: Sequence[str], chosen_threads: tuple[int, str] | None = None
 ) -> Pinning | None:
-    """Return what `pin` would assign to this rank. Nothing is changed.
+    """Return the CPUs and threads that `pin` would assign to this rank; change nothing.
 
     Args:
-        chosen_threads: torch's number of threads, and its origin; None where it is decided here.
+        chosen_threads: torch's number of threads, and its origin; None: read it from the environment.
     """
     try:
         placement = launcher.placement()
@@ -120,7 +120,7 @@ def decide(
 def threads_of_user(launcher: Launcher, variables: Mapping[str, str], starter: Starter) -> tuple[int, str] | None:
     """Return the number of threads that the user has set, and its variable; None if the user has set none.
 
-    torchrun sets OMP_NUM_THREADS to 1 on any machine, unless it is set. That number is not the user's.
+    If OMP_NUM_THREADS is not set, torchrun sets it to 1 on any machine. This 1 is ignored.
     """
     found = threads_set(variables)
     by_torchrun = launcher.name == "torchrun" and THREADS not in (starter.variables or {})
@@ -135,7 +135,7 @@ def data_workers(arguments: Sequence[str]) -> int:
     for name in (_OWN_OPTION, _TRAINERS):
         if (value := _option(arguments, name)).isdecimal():
             return int(value)
-    # TRL's parser reads the file of --config, HfArgumentParser one that is the script's only argument.
+    # TRL's parser reads the file of --config; HfArgumentParser reads a file that is the only argument.
     alone = arguments[-1] if len(arguments) > 1 and not arguments[-2].startswith("-") else ""
     return _from_file(Path(_option(arguments, "config") or alone))
 

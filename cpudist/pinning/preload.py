@@ -1,6 +1,6 @@
-"""Start this process once more with a faster allocator, tcmalloc, which has to be there when a process starts.
+"""Execute this process once more with tcmalloc, a faster allocator; a process can load it only at its start.
 
-glibc gives large tensors back to the kernel. Each step asks for them again, and the kernel clears every page. With
+glibc returns the memory of large tensors to the kernel. Each step requests it again, and the kernel clears it. With
 tcmalloc a training step takes a fifth to a quarter less time (figures: docs/placement.md). The process keeps its id,
 arguments, files and standard input.
 """
@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import NoReturn
 
 _TCMALLOC = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
-# Holds the process id, which stays the same: child processes inherit the variable and ignore it.
+# Its value is the process id, which execve keeps. Child processes have other ids, so they ignore it.
 _DONE = "CPUDIST_PRELOADED"
-# A user who sets one of these has decided about the allocator.
+# If the user has set one of these, the allocator is left alone.
 _DECIDED = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF")
 _DECIDED_PREFIX = "MALLOC_"
 
 
 def preload_allocator() -> None:
-    """Start this process once more with an allocator, unless it has one or the user has decided about it.
+    """Execute this process once more with tcmalloc, unless it was done or the user has chosen an allocator.
 
-    Nothing may have been read from standard input yet.
+    Call it before anything is read from standard input.
     """
     if os.environ.get(_DONE) != str(os.getpid()) and (library := wanted_allocator(os.environ)):
         _start_again(library)
 
 
 def wanted_allocator(variables: Mapping[str, str]) -> Path | None:
-    """Return the allocator to preload; None if the user has decided about it, or tcmalloc is not installed."""
+    """Return the allocator to preload; None if the user has chosen one, or tcmalloc is not installed."""
     if allocator_decided(variables):
         return None
     folders = [Path(sys.prefix) / "lib", Path("/usr/lib64"), Path("/usr/lib")]
@@ -42,7 +42,7 @@ def wanted_allocator(variables: Mapping[str, str]) -> Path | None:
 
 
 def allocator_decided(variables: Mapping[str, str]) -> str | None:
-    """Return the name of the variable by which the user has decided about the allocator; None if there is none."""
+    """Return the environment variable with which the user has chosen an allocator; None if there is none."""
     return next((name for name in variables if name in _DECIDED or name.startswith(_DECIDED_PREFIX)), None)
 
 

@@ -1,4 +1,4 @@
-"""The part of the node that belongs to this rank: its launcher's pinning, or its part of the node's plan."""
+"""Find the CPUs of this rank, from its launcher's pinning or from the node's plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Starter:
     """The process that started this node's ranks: torchrun's agent, Hydra's proxy, slurmstepd.
 
     Attributes:
-        cpus: its affinity mask. A rank with a smaller mask has been pinned; with the same mask, all ranks share it.
-        variables: its environment as it was started; None if it may not be read, as that of another user's process.
+        cpus: its affinity mask. A rank with a smaller mask was pinned by its launcher; other ranks share this mask.
+        variables: its initial environment; None if it cannot be read, for example in another user's process.
     """
 
     cpus: frozenset[int]
@@ -28,8 +28,7 @@ class Starter:
 def starter_of(rank_variable: str | None) -> Starter:
     """Return the nearest ancestor that does not have this rank's `rank_variable`, such as PMI_RANK.
 
-    The parent alone is not enough, since there may be shells and wrappers of the rank in between. Without
-    `rank_variable` the parent is returned.
+    The parent may be a shell or a wrapper that has the variable too. Without `rank_variable`, return the parent.
     """
     own = os.environ.get(rank_variable) if rank_variable else None
     pid, variables = os.getppid(), None
@@ -82,8 +81,7 @@ def _over_subscribed(plan: Plan) -> str:
 def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, options: PlanOptions) -> Share:
     """Plan inside the mask that the launcher has set for this rank."""
     own = len(machine.usable.cores)
-    # Masks that are too large to be disjoint are shared. Their number can be seen, but not the ranks that share one
-    # mask.
+    # If the masks of all ranks exceed the node's cores in sum, ranks share masks. It is unknown which ranks share one.
     sharers = ranks * own // node_cores
     plan = make_plan(Machine(machine.topology, _part_of(machine.limits, ranks)), replace(options, ranks=1))
     share = replace(plan.ranks[0], rank=rank)
@@ -102,7 +100,7 @@ def _inside_own_mask(machine: Machine, node_cores: int, rank: int, ranks: int, o
 
 
 def _part_of(limits: Limits, ranks: int) -> Limits:
-    """Return the limits of one rank. A quota, and Slurm's number of CPUs, are for the whole node."""
+    """Return the limits of one rank. A quota and Slurm's number of CPUs apply to the whole node."""
     quota = None if limits.quota is None else limits.quota / ranks
     counted = None if limits.counted is None else limits.counted // ranks
     return replace(limits, quota=quota, counted=counted)

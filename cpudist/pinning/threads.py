@@ -1,4 +1,4 @@
-"""The CPUs on which this process's present and future threads may run, and the place of their pages.
+"""Set the CPUs of this process's present and future threads, and the NUMA node of their pages.
 
 Containers often refuse set_mempolicy(2), which places pages (Docker's seccomp profile without CAP_SYS_NICE).
 """
@@ -18,19 +18,19 @@ from typing import NamedTuple
 from cpudist.changes import Changes
 from cpudist.topology.pinning_plan import RankPlan
 
-# Numbers of set_mempolicy and get_mempolicy: x86-64 has its own, all newer architectures share one table.
+# System call numbers of set_mempolicy and get_mempolicy; the newer architectures share one table.
 _NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "riscv64": (237, 236)}
 _NAMES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
 _DEFAULT, _LOCAL = _NAMES.index("default"), _NAMES.index("local")
-_MODE_FLAGS = 0xE000  # what set_mempolicy takes in the mode's upper bits
+_MODE_FLAGS = 0xE000  # set_mempolicy's flags in the upper bits of the mode
 
 
 @dataclass
 class _Kept:
-    """What this process keeps for its children; `Changes` restores it."""
+    """State that this process keeps for its children; `Changes` restores it."""
 
     data_cores: int = 0
-    mask: tuple[int, ...] = ()  # of processes that load data; empty: they inherit the mask of their parent
+    mask: tuple[int, ...] = ()  # the mask of data workers; empty: they inherit their parent's mask
 
 
 kept = _Kept()
@@ -61,9 +61,9 @@ def data_cores() -> int:
 def bind(plan: RankPlan, changes: Changes) -> None:
     """Narrow this process's masks to the plan, and place its memory on the plan's NUMA node.
 
-    Existing threads, such as OpenMP's, move to the computing cores. The calling thread may use all of the plan's CPUs
-    until `settle`, like the job's own threads, which it starts before. A thread whose mask differs from the calling
-    thread's was pinned by other code, and is not moved.
+    Existing threads, such as OpenMP's, move to the computing cores. Until `settle`, the calling thread and the job's
+    own threads may use all of the plan's CPUs. A thread whose mask differs from the calling thread's was pinned by
+    other code, and is not moved.
 
     Raises:
         OSError: the kernel refuses the plan's CPUs.
@@ -71,17 +71,17 @@ def bind(plan: RankPlan, changes: Changes) -> None:
     before, own = frozenset(os.sched_getaffinity(0)), threading.get_native_id()
     changes.then(lambda: _release(plan, before))
     os.sched_setaffinity(0, plan.mask)
-    for _ in range(2):  # a thread inherits the mask of the thread that has started it meanwhile
+    for _ in range(2):  # an unmoved thread may start another one during the first pass
         for thread in threads():
             if thread.number != own and thread.mask == before:
                 _move(thread.number, plan.cpus)
-    # Many containers refuse this; the kernel's default places memory near as well.
+    # Many containers refuse this call; the kernel's default policy places memory on the local node too.
     if len(plan.numa_nodes) == 1 and allocate_locally():
         changes.then(forget_policy)
 
 
 def memory_policy() -> str | None:
-    """Return the policy of this thread, which its threads and processes inherit; None if the kernel refuses.
+    """Return this thread's memory policy, which new threads and processes inherit; None if the kernel refuses.
 
     "default" places pages on the local node, as "local" does.
     """
@@ -119,7 +119,7 @@ def _call(which: int, *arguments: object) -> int:
 
 
 def settle(plan: RankPlan, changes: Changes) -> None:
-    """Move the calling thread off the cores for loading data, once the job's own threads run."""
+    """Move the calling thread off the data workers' cores; call it once the job's own threads run."""
     if plan.data_cpus:
         os.sched_setaffinity(0, plan.cpus)  # OpenMP's threads inherit it
         changes.attribute(kept, "mask", plan.mask)

@@ -2,9 +2,9 @@
 
 - `identity.py`: which machine this is, and at which addresses others reach it.
 - this file: sockets, NUMA nodes, L3 groups and cores, by the operating system's numbers. `sysfs.py`, `lscpu.py` and
-  `hwloc.py` read them; `kernel_files.py` opens them or a copy, `cpulist.py` parses lists and masks.
+  `hwloc.py` read them; `kernel_files.py` reads /sys and /proc, or a copy; `cpulist.py` parses lists and masks.
 - `limits.py`: the part of the machine that this process may use. `machine.py`: the topology and the limits together.
-- `pinning_plan.py`: a `Plan` from a machine and options. It reads no file: any machine can plan for any other.
+- `pinning_plan.py`: a `Plan` from a machine and options. It reads no file, so it can also plan for another machine.
 - `picture.py`: the plan as text.
 
 Nothing is changed here. It must not import torch, MPI or launchers.
@@ -22,8 +22,8 @@ class Core:
 
     Attributes:
         cpus: its hardware threads, ascending; more than one with SMT.
-        l3: the number of the group of cores that share its last-level cache, from 0 on over the machine. A group lies
-            in one NUMA node, even if the cache spans several.
+        l3: number of its L3 group, counted from 0 over the machine. The cores of a group share the last-level cache and
+            the NUMA node; a cache that spans several nodes is several groups.
     """
 
     cpus: tuple[int, ...]
@@ -58,7 +58,7 @@ class Topology:
         return max((len(core.cpus) for core in self.cores), default=1)
 
     def restricted_to(self, cpus: Collection[int]) -> Topology:
-        """Return the same machine with only these CPUs, and without cores that keep none."""
+        """Return the same machine with only these CPUs. Cores without any of them are dropped."""
         kept = (replace(core, cpus=tuple(cpu for cpu in core.cpus if cpu in cpus)) for core in self.cores)
         return replace(self, cores=tuple(core for core in kept if core.cpus))
 
@@ -67,8 +67,8 @@ class Topology:
 class Cpu:
     """One hardware thread as a source describes it.
 
-    `core` and `l3` are keys: equal for CPUs that share a core or an L3 cache. Without an L3 cache (None) all CPUs of a
-    NUMA node are one group.
+    CPUs of one core have the same `core`, and CPUs of one L3 cache the same `l3`. If `l3` is None, all CPUs of a NUMA
+    node form one group.
     """
 
     number: int

@@ -25,7 +25,7 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def parse_mask(text: str) -> frozenset[int]:
-    """Read a mask: words of 32 bits in hexadecimal, the highest first, an empty word for zero, with or without 0x.
+    """Read a mask of hexadecimal 32-bit words, the highest first, with or without 0x. An empty word is zero.
 
     Raises:
         ValueError: the text is not such a mask, or is one that hwloc calls infinite (``0xf...f``).
@@ -37,7 +37,7 @@ def parse_mask(text: str) -> frozenset[int]:
 
 
 def format_list(cpus: Iterable[int]) -> str:
-    """Write CPUs as a list, ranges joined: ``0-3,8``."""
+    """Return CPUs as a list of numbers and ranges, such as ``0-3,8``."""
     ranges: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if ranges and ranges[-1][1] == cpu - 1:

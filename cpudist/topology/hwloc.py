@@ -1,7 +1,7 @@
-"""The topology from hwloc's XML (``lstopo --of xml``), of its versions 2 and 3.
+"""Read the topology from hwloc's XML (``lstopo --of xml``), versions 2 and 3.
 
-Each object names its CPUs and its memory nodes by bit masks. Only these are used, not the tree that the objects form,
-because the tree differs between the versions.
+Each object names its CPUs and its memory nodes by bit masks. Only the masks are used, because the tree of objects
+differs between the versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parse_machine(text: str) -> tuple[Topology, frozenset[int]]:
     """Read hwloc's XML.
 
     Returns:
-        The machine, and the CPUs that the writer of the file was allowed to use.
+        The machine, and the CPUs that lstopo was allowed to use.
 
     Raises:
         UserError: the text is not hwloc's XML, or has no CPU.
@@ -71,7 +71,7 @@ def _owners(objects: Iterable[_Element], kind: str) -> dict[int, _Element]:
 
 
 def _node_of(unit: _Element, nodes: Iterable[_Element]) -> int:
-    """Return the NUMA node of a CPU; of several the first, since the others are memory only (HBM, CXL)."""
+    """Return the NUMA node of a CPU. If it has several, return the first: the others are memory only (HBM, CXL)."""
     near = _mask(unit.get("complete_nodeset")) or _mask(unit.get("nodeset"))
     if near:
         return min(near)

@@ -8,21 +8,21 @@ import socket
 
 from cpudist.errors import UserError
 
-# By these, libraries choose a network interface when they open their first connection.
+# Libraries read the network interface from these variables when they open their first connection.
 INTERFACE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",  # gloo
-    # libfabric, below Intel MPI, MPICH and oneCCL, has one for each provider that takes an interface's name.
+    # libfabric, which Intel MPI, MPICH and oneCCL use, has one variable for each provider.
     *("FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_UDP_IFACE", "FI_VERBS_IFACE"),
     "OMPI_MCA_btl_tcp_if_include",  # Open MPI
-    "UCX_NET_DEVICES",  # UCX, which carries Debian's MPICH and Open MPI
+    "UCX_NET_DEVICES",  # UCX, the transport of Debian's MPICH and Open MPI
 )
 
 
 def node_identity() -> str:
     """Return a text that is the same in two processes exactly if they can share memory.
 
-    The host name does not suffice: two machines may have the same, and containers on one machine cannot share memory.
-    So the text also names the running kernel, the IPC namespace and the device of /dev/shm.
+    The host name is not unique, and containers on one machine may be unable to share memory. So the text also names the
+    running kernel, the IPC namespace and the device of /dev/shm.
     """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -31,9 +31,9 @@ def node_identity() -> str:
 
 
 def addresses(interface: str | None = None) -> list[str]:
-    """Return the addresses at which others may reach this machine, by one `interface` or all of them, IPv4 first.
+    """Return the addresses at which others may reach this machine, IPv4 first; with `interface`, only its own.
 
-    Without any it is 127.0.0.1.
+    If there is none, return 127.0.0.1.
 
     Raises:
         UserError: the interface is missing or down, or has no address.

@@ -1,4 +1,4 @@
-"""The kernel's files (/sys, /proc) of this machine, or of another one from a copy."""
+"""Read the kernel's files (/sys, /proc) of this machine, or a copy of another machine's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Files:
     """Text files by their path from the root, such as ``sys/devices/system/cpu/online``."""
 
     def __init__(self, root: Path = Path("/"), only_sys: bool = False) -> None:
-        """Describe this machine, or a copy in the folder `root`: of /, or with `only_sys` of /sys alone."""
+        """Read from `root`, which is / or a copy of it; with `only_sys` it is a copy of /sys alone."""
         self._root, self._before = root, "sys/" if only_sys else ""
 
     def read(self, path: str) -> str | None:

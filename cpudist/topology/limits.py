@@ -5,8 +5,8 @@ by cgroup quotas (`docker run --cpus`, a pod's `limits.cpu`), memory by cgroups.
 the limit; its variables have the number.
 
 Control groups of version 1, version 2 or both at once are read (docs.kernel.org/admin-guide). A limit holds for a group
-and all groups below it, so the smallest one on the way up to the root applies. In a container the way ends at the
-container's own root. Limits above it cannot be seen, except for cpusets, which the kernel applies to the affinity mask.
+and all groups below it, so the smallest limit of the group and its parents applies. A container shows no groups above
+its own root. Limits there cannot be seen, except for cpusets, which the kernel applies to the affinity mask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_LIMIT = 1 << 60  # version 1 writes a number close to 2**63 for "no limit"
 
 @dataclass(frozen=True)
 class Throttling:
-    """CPU quota periods of a control group so far, and how many of them throttled it (nr_periods, nr_throttled)."""
+    """A control group's number of CPU quota periods, and of throttled periods (nr_periods, nr_throttled)."""
 
     periods: int
     throttled: int
@@ -36,14 +36,14 @@ class Throttling:
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources that a process may use; None is no limit.
+    """The resources that a process may use; None if there is no limit.
 
     Attributes:
         cpus: the CPUs on which it may run.
-        quota: CPU time, in seconds per second: 1.5 is one and a half CPUs' worth, on whichever CPUs.
-        counted: the number of CPUs that Slurm has given to this job step on this node: hardware threads, or cores with
-            `--hint=nomultithread`.
-        memory: in bytes, for all ranks of the node together.
+        quota: CPU time in seconds per second, summed over all CPUs; 1.5 is the time of one and a half CPUs.
+        counted: number of CPUs that Slurm has given to this job step on this node. They are cores with
+            `--hint=nomultithread`, otherwise hardware threads.
+        memory: bytes for all ranks of the node together.
         throttling: how often the CPU quota has throttled the group; None without a quota.
     """
 
@@ -55,14 +55,14 @@ class Limits:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """The limit on the number of computing threads, in words, such as "a CPU quota of 1.5"."""
+        """The limits on the number of computing threads as text, such as "a CPU quota of 1.5"."""
         quota = () if self.quota is None else (f"a CPU quota of {self.quota:g}",)
         counted = () if self.counted is None else (f"Slurm's count of {number_of(self.counted, 'CPU')}",)
         return quota + counted
 
 
 def read_limits(files: Files, affinity: frozenset[int] | None, env: Mapping[str, str]) -> Limits:
-    """Read the limits of the process that `files` describes. Missing control groups are no limit.
+    """Read the limits of the process that `files` describes. A missing control group sets no limit.
 
     Args:
         affinity: the process's mask; None reads it from `files`, if it is there.
@@ -85,7 +85,7 @@ def _slurm_cpus(env: Mapping[str, str]) -> int | None:
 
 
 def _slurm_cores(env: Mapping[str, str]) -> int | None:
-    """Return how many cores the tasks of this step have on a node, where they use one hardware thread of each.
+    """Return the cores of this step's tasks on a node if each core runs one hardware thread; otherwise None.
 
     With --hint=nomultithread, SLURM_CPUS_ON_NODE is a number of hardware threads and SLURM_CPUS_PER_TASK a number of
     cores (Slurm 22.05).
@@ -98,13 +98,13 @@ def _slurm_cores(env: Mapping[str, str]) -> int | None:
 
 
 def _groups(files: Files, controller: str) -> Iterator[str]:
-    """Yield the folders of the groups in which this controller has the process, from its own group upwards."""
+    """Yield the folders of this process's control groups for a controller, from its own group up to the root."""
     paths = _paths(files)
     for mount, controllers, root in _mounts(files):
         path = paths.get(controller if controllers is not None else "")
         if path is None or (controllers is not None and controller not in controllers):
             continue
-        # Where only a part of the hierarchy is mounted (a container without a namespace), paths are relative to it.
+        # If only a subtree is mounted (a container without a cgroup namespace), the path is made relative to it.
         inner = path.removeprefix(root) if root != "/" and path.startswith(root) else path
         parts = [part for part in inner.split("/") if part]
         if ".." in parts or not files.names("/".join([mount, *parts])):
@@ -114,9 +114,9 @@ def _groups(files: Files, controller: str) -> Iterator[str]:
 
 
 def _mounts(files: Files) -> Iterator[tuple[str, set[str] | None, str]]:
-    """Yield each mounted hierarchy: its folder, its controllers (None for version 2), and the part that is mounted."""
+    """Yield each mounted hierarchy: its folder, its controllers (None for version 2), and the mount's root."""
     text = files.read("proc/self/mountinfo")
-    if text is None:  # copies have the older file
+    if text is None:  # copies of a machine have only the older proc/mounts
         for line in (files.read("proc/mounts") or "").splitlines():
             fields = line.split()
             if len(fields) > 3 and fields[2] in _KINDS:
@@ -135,14 +135,14 @@ def _controllers(kind: str, options: str) -> set[str] | None:
 
 
 def _paths(files: Files) -> dict[str, str]:
-    """Return the process's group for each controller of version 1, and under "" that of version 2."""
+    """Return the process's version 1 group for each controller, and its version 2 group under the key ""."""
     paths = {}
     for line in (files.read("proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         for controller in controllers.split(","):
             paths[controller] = path
-    # A copy may have only the path of the cpuset, which schedulers make the same in all hierarchies.
+    # A copy may have only the cpuset's path. Schedulers use the same path in all hierarchies.
     if not paths and (path := files.read("proc/self/cpuset") or ""):
         paths = dict.fromkeys(("", "cpuset", "cpu", "memory"), path)
     return paths
@@ -156,7 +156,7 @@ def _affinity(files: Files) -> frozenset[int] | None:
 
 
 def _cpuset(files: Files) -> frozenset[int] | None:
-    for group in _groups(files, "cpuset"):  # the group's own file has the effective set
+    for group in _groups(files, "cpuset"):  # the file of the process's own group has the effective set
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             if text := files.read(f"{group}/{name}"):
                 return parse_list(text)

@@ -1,4 +1,4 @@
-"""The topology as ``lscpu -p`` prints it (util-linux): a line for each CPU, under a line that names the columns."""
+"""Read the topology from ``lscpu -p`` (util-linux), which prints a header of column names and a line for each CPU."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from cpudist.errors import UserError
 from cpudist.topology import Cpu, Topology, assemble
 
-# The default columns of `lscpu -p`, for output without its head.
+# The default columns of `lscpu -p`, used if the output has no header.
 _COLUMNS = ["cpu", "core", "socket", "node", "", "l1d", "l1i", "l2", "l3"]
 
 
 def parse_topology(text: str) -> Topology:
     """Read the output of ``lscpu -p`` or ``lscpu -p=…`` with the columns CPU and CORE at least.
 
-    Memory stays unknown. Without a column for it, or with an empty one, there is one socket, one NUMA node, and one L3
-    cache for each node. Offline CPUs, which ``-a`` and ``-c`` add, are left out.
+    The size of the memory stays unknown. If a column is missing or empty, one socket, one NUMA node, or one L3 cache
+    per node is assumed. Offline CPUs, which ``-a`` and ``-c`` add, are skipped.
 
     Raises:
         UserError: the text is not such output.

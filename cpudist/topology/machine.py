@@ -17,7 +17,7 @@ from cpudist.topology.cpulist import LAST_CPU
 from cpudist.topology.kernel_files import Files, open_copy
 from cpudist.topology.limits import Limits, read_limits
 
-# Number formats that a processor has arithmetic for, by the kernel's names of its features: x86's, and Arm's.
+# CPU features with arithmetic in bfloat16 and in float16: the kernel's name (x86, Arm) -> the name in messages.
 BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "Arm's BF16", "svebf16": "SVE BF16"}
 FLOAT16 = {"amx_fp16": "AMX", "avx512_fp16": "AVX512_FP16", "fphp": "Arm's FP16"}
 
@@ -27,7 +27,7 @@ _LARGEST = 64 << 20  # bytes; real descriptions have some kilobytes
 
 @dataclass(frozen=True)
 class Machine:
-    """All CPUs that are online, and the limits of a process on them."""
+    """A machine's online CPUs, and the limits of a process on it."""
 
     topology: Topology
     limits: Limits
@@ -66,7 +66,7 @@ def cpu_model() -> str:
 
 
 def clock_of(cpu: int) -> float | None:
-    """Return the clock of a CPU in Hz; None where the kernel does not say, as in most virtual machines."""
+    """Return the clock of a CPU in Hz; None where the kernel does not report it, as in most virtual machines."""
     kilohertz = _ROOT.read(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
     return None if kilohertz is None or not kilohertz.strip().isdecimal() else 1000.0 * int(kilohertz)
 
@@ -78,12 +78,12 @@ def features(files: Files) -> frozenset[str] | None:
 
 
 def units(features: frozenset[str], number_format: dict[str, str]) -> list[str]:
-    """Return the names of the units among `features` that compute in a format: `BFLOAT16` or `FLOAT16`."""
+    """Return the names of the CPU features that compute in `number_format`, which is `BFLOAT16` or `FLOAT16`."""
     return [name for feature, name in number_format.items() if feature in features]
 
 
 def cpu_quota() -> float | None:
-    """Return how many CPUs' worth of time the processes of this container may use together; None without a limit."""
+    """Return the CPU quota of this container, in CPUs; None without a limit."""
     return read_limits(_ROOT, None, {}).quota
 
 
@@ -96,9 +96,9 @@ def cores_to_spare(
 
     Args:
         own: the CPUs that this process may use.
-        everyone: those of every process of the job on this machine, this one included.
+        everyone: the same for every process of the job on this machine, this process included.
         threads: the number of computing threads of this process.
-        quota: how many CPUs' worth of time all of them may use together.
+        quota: the CPU quota that all these processes share, in CPUs; None without a limit.
     """
     users = Counter(cpu for cpus in everyone for cpu in cpus)
     share = sum(1 / users[cpu] for cpu in own)

@@ -1,6 +1,6 @@
 """The number of ranks that was fastest on machines like this one, as `cpudist plan --measure` has found it.
 
-It is kept in the user's cache folder, by the machine's description. So nodes of one kind that share a home folder share
+It is stored in the user's cache folder under a description of the machine. Equal nodes with a shared home folder share
 the number.
 """
 
@@ -30,7 +30,7 @@ def save(ranks: int) -> Path:
 
 
 def _description() -> str:
-    """Describe what this process may use of the machine: half of it needs another number of ranks."""
+    """Describe the usable part of this machine; half of a machine needs another number of ranks."""
     usable = this_machine().usable
     nodes = len({core.numa_node for core in usable.cores})
     return f"{cpu_model()}, {len(usable.cores)} cores, {nodes} NUMA nodes"

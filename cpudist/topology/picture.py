@@ -1,4 +1,4 @@
-"""A plan as a picture in plain text: every core of the machine, and its tasks."""
+"""Draw a plan in plain text: every core of the machine with its tasks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _limit_lines(machine: Machine) -> Iterator[str]:
     for origin in limits.origins:
         yield f"this process is limited by {origin}"
     memory = _memory(machine.topology)
-    # A group may be allowed more than there is, also where a virtual machine gets memory only when it needs it.
+    # A cgroup's limit may exceed the machine's memory, for example in a VM that gets its memory on demand.
     if limits.memory is not None and not 0 < memory <= limits.memory:
         yield f"this process may use only {size(limits.memory)} of memory"
 
@@ -77,7 +77,7 @@ def _cores(topology: Topology, cells: Mapping[Core, str], width: int) -> Iterato
 
 
 def _row(head: str, row: str, wide: int, width: int) -> Iterator[str]:
-    """Yield the cells behind the head, in as many lines as needed."""
+    """Yield `head` and the cells of `row`, wrapped to lines of `width` characters."""
     if len(head) + wide > width or len(head) > 24:
         yield from textwrap.wrap(head.strip(), width, initial_indent="    ", subsequent_indent="      ")
         head = " " * min(6, max(width - wide, 0))

@@ -1,14 +1,14 @@
 """Make a plan from a machine and options: the cores on which each rank computes. Nothing is read or changed.
 
-The rules, in the order in which they win:
+The rules, the strongest one first:
 
-1. Ranks use nothing outside what may be used: affinity, cpusets, quotas.
-2. A core belongs to one rank. Ranks share cores only if there are more ranks than cores, and the plan says so.
-3. A rank stays inside one NUMA node. It spans several only if fewer ranks than nodes, or one rank for each socket, were
-   asked for.
-4. All cores are used. The numbers of cores of the ranks of a node differ by one at most.
-5. OpenMP's threads wait for the slowest one. So second hardware threads do not compute. All cores count as equally
-   fast, also those of hybrid processors, as in PyTorch.
+1. Ranks stay within the limits of the process: affinity, cpusets, quotas.
+2. A core belongs to one rank. Ranks share cores only if there are more ranks than cores; the plan then has a warning.
+3. A rank stays inside one NUMA node. It spans several only if the user wants fewer ranks than nodes, or one rank per
+   socket.
+4. All cores are used. The ranks of a node differ by at most one core.
+5. OpenMP's threads wait for the slowest one, so second hardware threads do not compute. The plan treats all cores as
+   equally fast, also those of hybrid processors, as PyTorch does.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Part = Literal["socket", "numa", "l3"]
 THREADS = "OMP_NUM_THREADS"
 # A torch that is built with MKL takes the number of threads from MKL, and MKL reads its own variable first.
 _THREADS = ("MKL_NUM_THREADS", THREADS)
-# Each of these decides on which CPU each thread runs.
+# Variables that bind threads to CPUs.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-# Of so many cores of a rank one may load data; with fewer that costs more than it gains (docs/placement.md).
+# A rank keeps at most one core in eight for data loading; more cost more than they gain (docs/placement.md).
 _CORES_FOR_A_DATA_CORE = 8
 
 
@@ -41,10 +41,10 @@ class PlanOptions:
     """The user's options for a plan.
 
     Attributes:
-        ranks: how many ranks, or one for each part of the machine.
+        ranks: number of ranks, or the part of the machine that gets one rank each.
         data_workers: processes that load data for each rank (Trainer's dataloader_num_workers).
-        omp_threads: the number of threads that the user has set, which is kept.
-        threads_variable: the variable that sets it.
+        omp_threads: number of threads that the user has set for each rank; the plan keeps it.
+        threads_variable: environment variable that sets `omp_threads`.
     """
 
     ranks: int | Part = "numa"
@@ -59,8 +59,8 @@ class RankPlan:
 
     Attributes:
         rank: its number on this node.
-        cpus: where it computes: one CPU for each OpenMP thread, unless the user has set another number of threads.
-        data_cpus: for the processes that load data; empty if none can be spared.
+        cpus: CPUs on which it computes, one for each OpenMP thread unless the user has set the number of threads.
+        data_cpus: CPUs of its data workers; empty if none can be spared.
     """
 
     rank: int
@@ -80,9 +80,9 @@ class Plan:
     """The ranks of one node, in the order of their local ranks.
 
     Attributes:
-        idle_cpus: CPUs that may be used and are not: second hardware threads, cores beyond a quota.
+        idle_cpus: usable CPUs that the plan leaves idle, such as second hardware threads or cores beyond a quota.
         pinned: whether ranks are bound to their CPUs. Ranks are not bound under a CPU quota smaller than all CPUs: the
-            quota limits time, not CPUs, and other containers may have chosen the same ones.
+            quota limits time, not CPUs, and other containers may use the same CPUs.
     """
 
     ranks: tuple[RankPlan, ...]
@@ -131,12 +131,12 @@ def threads_set(variables: Mapping[str, str]) -> tuple[int, str] | None:
 def _affordable(machine: Machine, least: int, ranks: int | Part) -> list[Core]:
     """Return the cores that a quota, or Slurm's number of CPUs, allows: at least one for each of the `least` ranks.
 
-    A quota of 1.5 is one thread that never waits; two threads would be stopped for a quarter of the time. But two ranks
-    on two cores are stopped less than two ranks on one.
+    With a quota of 1.5, one thread is never throttled, but two are throttled for a quarter of the time. Two ranks still
+    get two cores, because on one core they would compute in turn.
     """
     cores, limits = machine.usable.cores, machine.limits
     paid = min((int(limit) for limit in (limits.quota, limits.counted) if limit is not None), default=len(cores))
-    # All ranks keep the same number of cores.
+    # Drop cores from all ranks evenly.
     turns = {core: turn for share in _shares(cores, ranks) for turn, core in enumerate(share)}
     kept = set(sorted(cores, key=lambda core: turns[core])[: max(paid, least)])
     return [core for core in cores if core in kept]
@@ -166,7 +166,7 @@ def _by_part(cores: Sequence[Core], part: Part) -> list[list[Core]]:
 
 
 def _joined(nodes: Sequence[list[Core]], ranks: int) -> list[list[Core]]:
-    """Join neighbouring nodes to as many groups as ranks, similar in size, with at least one node in each."""
+    """Join neighbouring nodes into one group per rank. The groups are similar in size and have at least one node."""
     total = sum(len(node) for node in nodes)
     groups: list[list[Core]] = [[]]
     done = 0
@@ -181,7 +181,7 @@ def _joined(nodes: Sequence[list[Core]], ranks: int) -> list[list[Core]]:
 
 
 def _apportioned(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the ranks of each node: one, and each further one where a rank has most cores (D'Hondt's method)."""
+    """Distribute ranks over NUMA nodes in proportion to cores (D'Hondt's method), at least one on each node."""
     counts = [1] * len(sizes)
     for _ in range(ranks - len(sizes)):
         roomiest = max(range(len(sizes)), key=lambda node: sizes[node] / (counts[node] + 1))
@@ -190,7 +190,7 @@ def _apportioned(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _split(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
-    """Return runs of neighbouring cores whose lengths differ by one at most; fewer cores than ranks are shared."""
+    """Split cores into runs of neighbours whose lengths differ by at most one; ranks share cores if there are fewer."""
     if ranks > len(cores):
         return [[cores[rank * len(cores) // ranks]] for rank in range(ranks)]
     bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
@@ -199,7 +199,7 @@ def _split(cores: Sequence[Core], ranks: int) -> list[list[Core]]:
 
 def _rank_plan(rank: int, share: list[Core], options: PlanOptions) -> RankPlan:
     """Divide a rank's cores into those that compute and those that load data."""
-    threads = options.omp_threads  # a number that the user sets computes, and all cores beyond it may load data
+    threads = options.omp_threads  # if the user has set it, all other cores may load data
     most = max(len(share) - threads, 0) if threads else len(share) // _CORES_FOR_A_DATA_CORE
     first_of_data = len(share) - min(options.data_workers, most)
     computing, data = share[:first_of_data], share[first_of_data:]
@@ -213,7 +213,7 @@ def _rank_plan(rank: int, share: list[Core], options: PlanOptions) -> RankPlan:
 
 
 def _core_warnings(machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[Core]) -> Iterator[str]:
-    """Yield the faults in the number of cores, one line each, with the remedy."""
+    """Yield warnings about the number of cores, each in one line with its remedy."""
     allowed, quota = machine.usable, machine.limits.quota
     if len(ranks) > len(cores):
         yield (
@@ -235,7 +235,7 @@ def _core_warnings(machine: Machine, ranks: Sequence[RankPlan], cores: Sequence[
 
 
 def _rank_warnings(ranks: Sequence[RankPlan], options: PlanOptions) -> Iterator[str]:
-    """Yield the faults in the shares of ranks, one line each, with the remedy."""
+    """Yield warnings about the CPUs of single ranks, each in one line with its remedy."""
     if isinstance(options.ranks, int) and (wide := next((rank for rank in ranks if len(rank.numa_nodes) > 1), None)):
         yield (
             f"rank {wide.rank} spans the NUMA nodes {format_list(wide.numa_nodes)}, where memory is far from some"

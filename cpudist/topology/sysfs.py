@@ -1,4 +1,4 @@
-"""The topology as the kernel shows it in /sys/devices/system.
+"""Read the topology that the kernel shows in /sys/devices/system.
 
 https://docs.kernel.org/admin-guide/cputopology.html and .../ABI/stable/sysfs-devices-system-cpu.
 """
@@ -21,7 +21,7 @@ def read_topology(files: Files) -> Topology:
     """Read the topology of all online CPUs.
 
     Raises:
-        UserError: there are none.
+        UserError: no CPU is online.
     """
     online = online_cpus(files)
     if not online:
@@ -47,7 +47,7 @@ def online_cpus(files: Files) -> frozenset[int]:
 
 def _cpu(files: Files, number: int, node: int) -> Cpu:
     topology = f"{_CPUS}/cpu{number}/topology"
-    # core_id is unique in its package only, and on some machines in a die only. The siblings are always right.
+    # core_id is unique only within a package, on some machines only within a die. Siblings are always correct.
     siblings = _cpus_in(files, f"{topology}/core_cpus") or _cpus_in(files, f"{topology}/thread_siblings")
     package = files.read(f"{topology}/physical_package_id")
     return Cpu(
@@ -77,7 +77,7 @@ def _nodes(files: Files) -> Iterator[tuple[int, tuple[int | None, frozenset[int]
 
 
 def _cpus_in(files: Files, path: str) -> frozenset[int]:
-    """Read a set of CPUs from a mask; copies that hwloc makes lack some of the lists."""
+    """Read a set of CPUs from a mask file; the copies that hwloc makes lack some of the list files."""
     return parse_mask(files.read(path) or "")
 
 
