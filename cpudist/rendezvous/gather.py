@@ -15,8 +15,8 @@ from cpudist.waiting import poll
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_VERDICT_SECONDS = 5.0  # for rank 0 to publish the missing ranks, after the timeout
-_MOST_NAMES = 20  # of missing ranks in a message
+_VERDICT_SECONDS = 5.0  # Extra time after the timeout for rank 0 to publish the missing ranks.
+_MOST_NAMES = 20  # Most missing ranks that a message names.
 
 
 def all_gather(
@@ -36,7 +36,7 @@ def all_gather(
 
     Args:
         key: a key that has not been used in this store.
-        what: the purpose, with which an error message begins.
+        what: the purpose; error messages begin with it.
         meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
 
     Raises:
@@ -50,14 +50,14 @@ def all_gather(
             complete = _await(store, keys, timeout, meanwhile)
             missing = [] if complete else _missing(store, key, size)
             values = [] if missing else [text.decode()[1:] for text in store.multi_get(keys)]
-            # The ranks' texts are similar, and all of them go to each rank.
+            # Compress the texts, because they are similar and each rank gets all of them.
             packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
             store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
         else:
             found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
             if found:
                 missing, values = json.loads(zlib.decompress(store.get(everyone)))
-            else:  # rank 0 may have started later than this rank, and still wait
+            else:  # rank 0 may have started later than this rank, so it is still waiting
                 missing, values = _missing(store, key, size) or [0], []
     except RuntimeError as error:  # torch's DistError
         raise StartupTimeout(
@@ -73,7 +73,7 @@ def all_gather(
 
 
 def _missing(store: Store, key: str, size: int) -> list[int]:
-    """Return the ranks that have published nothing."""
+    """Return the ranks that have not published a value."""
     return [rank for rank in range(size) if not store.check([f"{key}/{rank}"])]
 
 
