@@ -1,8 +1,8 @@
 """The backends, which connect the ranks of a job, behind one interface (`interface.py`).
 
-The differences between oneCCL, gloo and others stay inside each backend's own file or folder. A package adds a backend,
-with options of its own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see
-`Backend`.
+Each backend has its own file or folder, which contains all code that is specific to oneCCL, gloo or others. A package
+adds a backend, with options of its own, through the entry-point group ``cpudist.backends`` (name =
+"package.module:Class"); see `Backend`.
 
 It must not import jobs, optimization, transformers, programs or command lines.
 """
@@ -139,7 +139,7 @@ def plugins() -> dict[str, type[Backend]]:
 def choose(
     backend: str, options: Mapping[str, Any], ask_everyone: Callable[[str, str], list[str]], is_main_process: bool
 ) -> Backend:
-    """Return a backend that every rank can use, not started. All ranks call it.
+    """Return a backend that every rank can use; it is not started. All ranks call it.
 
     Args:
         ask_everyone: sends a key and this rank's answer to all ranks; returns all answers, in rank order.

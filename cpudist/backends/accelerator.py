@@ -1,4 +1,4 @@
-"""The accelerator backend: the device of `torch.accelerator`, such as cuda or tpu, with its own process group."""
+"""The accelerator backend, for the device of `torch.accelerator` (such as cuda or tpu) and its process group."""
 
 from __future__ import annotations
 

@@ -77,8 +77,7 @@ class Devices:
     def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
         """Report to `cpudist doctor` how the backend would work on this machine.
 
-        Returns:
-            For each finding its level, the result in one line, and the remedy (empty where none is needed).
+        Returns: For each finding its level, the result in one line, and the remedy (empty if none is needed).
         """
         return iter(())
 
@@ -189,7 +188,7 @@ class Backend(ABC):
         """
 
     def compressed_bytes(self) -> tuple[int, int] | None:
-        """Return the bytes of gradients before and after compression so far; None where none were compressed."""
+        """Return the bytes of gradients before and after compression so far; None if none were compressed."""
         return None
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -197,7 +196,7 @@ class Backend(ABC):
         import torch
         import torch.distributed as dist
 
-        mean = tensor.detach().cpu().to(torch.float64, copy=True)  # on the CPU, as not all devices have float64
+        mean = tensor.detach().cpu().to(torch.float64, copy=True)  # on the CPU: some devices lack float64
         dist.all_reduce(mean)
         return mean.div_(dist.get_world_size())
 

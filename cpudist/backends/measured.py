@@ -70,7 +70,7 @@ def _seconds_of_sum(group: Any, count: int) -> float:
     sample = torch.zeros(min(count, _SAMPLE))
     seconds = []
     for _ in range(2):
-        dist.all_reduce(torch.zeros(1), group=group)  # excludes the wait for a late rank from the measurement
+        dist.all_reduce(torch.zeros(1), group=group)  # a barrier: the wait for a late rank is not measured
         began = time.perf_counter()
         dist.all_reduce(sample, group=group)
         seconds.append(time.perf_counter() - began)

@@ -43,7 +43,7 @@ class ProcessGroupBackend(Backend):
     """A backend that registers a process group under its own name and reduces gradients through DDP."""
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
-    _powersgd: Any = None  # the state of torch's hook
+    _powersgd: Any = None  # state of torch's PowerSGD hook
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         bound_new_groups(timeout)
@@ -112,7 +112,7 @@ class ProcessGroupBackend(Backend):
         Raises:
             UserError: this torch cannot change it.
         """
-        if not hasattr(group, "set_timeout"):  # before torch 2.9 gloo accepts a new timeout and keeps the old one
+        if not hasattr(group, "set_timeout"):  # gloo before torch 2.9 accepts a new timeout, but keeps the old one
             raise UserError(
                 f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
                 f"give cpudist-train --timeout {seconds:g} where the script says ddp_timeout"
@@ -133,7 +133,7 @@ def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
     """
     last: torch.futures.Future[torch.Tensor] | None = None
 
-    @functools.wraps(hook)  # DDP reads the types of its arguments
+    @functools.wraps(hook)  # keeps the hook's annotations, which DDP checks
     def in_turn(state: Any, bucket: Any) -> Any:
         nonlocal last
         average: torch.futures.Future[torch.Tensor] = torch.futures.Future()

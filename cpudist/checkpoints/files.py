@@ -29,7 +29,7 @@ def save(
 ) -> None:
     """Save a training into `folder`; every rank calls it. If a process is killed, the folder is complete or absent.
 
-    Any backend and any number of ranks can load it. The format is that of `torch.distributed.checkpoint`.
+    Any backend and any number of ranks can load it. The format is `torch.distributed.checkpoint`'s.
 
     Args:
         folder: a folder on a disk that all hosts share. An existing checkpoint is replaced.

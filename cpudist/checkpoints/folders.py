@@ -25,7 +25,7 @@ _REPLACED = "replaced-"
 _ABANDONED_SECONDS = 24 * 3600.0
 _PROBE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a folder
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems that cannot sync a folder
 
 
 @contextlib.contextmanager
@@ -54,10 +54,10 @@ def numbered(folder: str | Path) -> dict[int, Path]:
 def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path | None = None) -> None:
     """Delete the oldest checkpoints, but neither the newest nor the best.
 
-    Modification times are not used: clocks of hosts differ, and copying changes them.
+    Modification times are not used, because clocks of hosts differ and copying changes the times.
 
     Args:
-        found: the checkpoints, by their steps.
+        found: the checkpoints, in the order of their steps.
         keep: the number of checkpoints to keep.
         saved: the checkpoints that this process has saved, in the order of saving. All others are older; of these, the
             highest step is the newest.
@@ -191,7 +191,7 @@ def _move_aside(folder: Path, prefix: str = "old-") -> Path:
 
 def _tidy(folder: Path) -> None:
     """Remove `folder`, which is `.incomplete` or a folder in it, and `.incomplete`, if they are empty."""
-    with contextlib.suppress(OSError):  # not empty
+    with contextlib.suppress(OSError):  # the folder is not empty
         folder.rmdir()
         if folder.name != INCOMPLETE:
             folder.parent.rmdir()

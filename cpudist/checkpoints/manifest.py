@@ -24,7 +24,7 @@ class Manifest:
         step: the step after which the checkpoint was saved; None if it has no step.
         world_size: the number of ranks that have saved it.
         runs: the names of the run that has saved it.
-        trainer: for a checkpoint of Trainer: the batch geometry of the training, and its number.
+        trainer: the batch geometry and number of the training, if Trainer has saved the checkpoint.
         files: each file with its size in bytes and its CRC-32.
     """
 

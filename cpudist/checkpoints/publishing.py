@@ -52,7 +52,7 @@ class Ranks:
         """Run `work`, which must not communicate, and return the results of all ranks.
 
         Raises:
-            UserError: `work` has failed on a rank, which the message names. This rank's own bugs are raised unchanged.
+            UserError: `work` has failed on a rank, named in the message. This rank's own bugs are raised unchanged.
         """
         value: T | None = None
         failed: Exception | None = None
@@ -69,7 +69,7 @@ class Ranks:
         return [value for value, _ in outcomes]  # type: ignore[misc]  # all have succeeded
 
     def first(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0 and return its result on all ranks; errors as in `each`."""
+        """Run `work` on rank 0 and return its result on all ranks; for errors see `each`."""
         return self.each(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
@@ -97,7 +97,7 @@ class Publisher:
 
         Args:
             publishes: whether this rank publishes it: one rank of the job does, or one per host if they share no disk.
-            check: called on ranks that publish, before anything is written, to raise `UserError`.
+            check: called on ranks that publish, before anything is written; may raise `UserError`.
 
         Raises:
             UserError: see `check`; or the received name of the folder is not one of rank 0's.
@@ -110,7 +110,7 @@ class Publisher:
             return secrets.token_hex(8)
 
         token = self._each(ranks, name, prepare)[0]
-        if not _TOKEN.fullmatch(token):  # it becomes part of a path
+        if not _TOKEN.fullmatch(token):  # the token becomes part of a path
             raise UserError(
                 f"rank 0 names a checkpoint {token!r}: a stranger writes to the job's store; set CPUDIST_TOKEN"
             )
@@ -164,7 +164,7 @@ class Publisher:
             full = folders.why_full(error, self.folder)
             if full is None and not isinstance(error, OSError):
                 raise
-            folders.clear(self.folder, name)  # makes room for the run record
+            folders.clear(self.folder, name)  # frees space for the run record
             kept = f"{self.saved[-1]} is complete" if self.saved else "none was saved before"
             remedy = "make room, keep fewer checkpoints, or save elsewhere" if full else "save elsewhere"
             raise UserError(f"cannot save {self.folder / name}: {full or error}; {kept}; {remedy}") from error

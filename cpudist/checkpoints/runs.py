@@ -25,7 +25,7 @@ def may_be_of_run(job: Job, said: Manifest | None) -> bool:
 
 
 def started_again(job: Job) -> str:
-    """Return the beginning of a line about a restart."""
+    """Return the text with which a message about a restart begins."""
     return f"restart {job.restarts}" if job.restarts else "started again"
 
 
@@ -49,7 +49,7 @@ def newest_whole(
         damage: describes the fault in a checkpoint, equally on all ranks.
 
     Raises:
-        UserError: ranks see checkpoints, but none in common, or all are damaged.
+        UserError: the ranks see checkpoints, but no common one, or all are damaged.
     """
     ranks = Ranks()
     everyones = ranks.all_gather(set(found))

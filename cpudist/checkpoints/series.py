@@ -25,7 +25,7 @@ class Checkpoints:
     Attributes:
         folder: the folder that contains the checkpoints, as ``checkpoint-STEP``.
         keep: the number of complete ones to keep.
-        values: the plain values of the checkpoint that was restored.
+        values: the plain values of the restored checkpoint.
 
     Args:
         folder: a folder on a disk that all hosts share; it need not exist.
@@ -74,8 +74,8 @@ class Checkpoints:
             The step of the checkpoint; 0 if there is none.
 
         Raises:
-            UserError: all checkpoints are damaged, the checkpoint is of another model, or there are only checkpoints of
-                an earlier run.
+            UserError: all checkpoints are damaged, the checkpoint belongs to another model, or only an earlier run has
+                saved checkpoints.
         """
         self.wait()
         state.check_names(model, optimizer, more)
@@ -188,7 +188,7 @@ def _ours(folder: Path) -> dict[int, Path]:
 
 
 def _checked(step: int, ranks: Ranks) -> int:
-    """Check that `step` is a number of steps, the same on all ranks, and return it."""
+    """Check that `step` is a number of steps and equal on all ranks, and return it."""
     steps = ranks.all_gather(step)
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UserError(f"step must be a whole number of steps from 0 on, not {step!r}")

@@ -96,7 +96,7 @@ def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load an optimizer's part of a tree into an optimizer of the same parameters, in any order and groups.
+    """Load an optimizer's part of a tree; order and groups of the parameters may differ.
 
     Raises:
         UserError: the checkpoint lacks parameters.
@@ -130,7 +130,7 @@ def load_random(states: Mapping[str, Any]) -> None:
 
 
 def few(names: list[str]) -> str:
-    """Return up to three names, and how many there are more."""
+    """Return a text with up to three names and the number of the others."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

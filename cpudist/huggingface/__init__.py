@@ -55,7 +55,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Patch:
-    """A part of another package that cpudist replaces, or relies on.
+    """A part of another package that cpudist replaces or relies on.
 
     Attributes:
         target: "module:attribute" or "module:Class.attribute".
@@ -203,7 +203,7 @@ def _apply_all(module: ModuleType, context: Context) -> None:
 
 def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
     """Replace the target if the patch was written for it, otherwise raise `UserError`."""
-    from packaging.specifiers import SpecifierSet  # transformers and accelerate need it too
+    from packaging.specifiers import SpecifierSet  # also a dependency of transformers and accelerate
 
     package = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)

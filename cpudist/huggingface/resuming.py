@@ -1,4 +1,4 @@
-"""Resume a training after a restart, and on another number of ranks with the same steps.
+"""Resume a training after a restart; on another number of ranks, keep its steps.
 
 Trainer counts steps. With fewer ranks a step would have fewer samples, so the same step would be at another position in
 the data, and the learning-rate schedule would end too early. Here a step keeps its original samples, in equal shares if

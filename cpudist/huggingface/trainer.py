@@ -35,7 +35,7 @@ def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., 
             backend.devices.prepare(self.model)
             _optimize(self, context)
         result = original(self, model, training, dataloader)
-        if (handler := self.accelerator.ddp_handler) is not None:  # accelerate passes its values on to DDP
+        if (handler := self.accelerator.ddp_handler) is not None:  # accelerate passes the handler's values to DDP
             handler.gradient_as_bucket_view = backend.ddp_options().get("gradient_as_bucket_view", False)
         return result
 
@@ -57,7 +57,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
     ) -> Any:
         gives_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
-        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # then Trainer itself divides
+        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # in this case Trainer itself divides
         batches = 1 if divides else getattr(self, "current_gradient_accumulation_steps", 1)
         too_large = batches * (self.accelerator.num_processes if multiplies else 1)
         unequal = self in context.weights and model.training

@@ -115,7 +115,7 @@ class DeferredFiles:
     @contextmanager
     def collect(self) -> Iterator[None]:
         """Keep files in memory that this process saves to paths during the block."""
-        # Packages that import safetensors themselves, such as peft, still write at once.
+        # Packages that import safetensors themselves, such as peft, still write immediately.
         modeling = sys.modules["transformers.modeling_utils"]
         with replaced(torch, save=self._instead_of(torch.save)), replaced(modeling, safe_save_file=self._keep_tensors):
             yield

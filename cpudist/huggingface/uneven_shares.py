@@ -35,7 +35,7 @@ class Shares:
 
     Args:
         geometry: the sizes of the steps; a step must not have fewer samples than there are ranks.
-        batch_size: the largest batch of a rank. If it is 1, a batch may have 2 samples, as every rank needs a batch.
+        batch_size: the largest batch of a rank. If it is 1, a batch may have 2 samples, since every rank needs one.
     """
 
     def __init__(self, geometry: BatchGeometry, ranks: int, batch_size: int, drop_last: bool) -> None:

@@ -1,4 +1,4 @@
-"""Dropout on all threads, for the modules of a model.
+"""Draw the dropout of a model's modules on all threads.
 
 PyTorch (2.8 to 2.15) draws masks on one thread on most CPUs. The operators of csrc/dropout.cpp draw them on all of
 torch's threads, store no mask for the backward pass, and take a seed from torch's generator. So `manual_seed`, saved
@@ -29,7 +29,7 @@ from cpudist.errors import UserError
 
 FILE = "cpudist_dropout.so"
 _SOURCES = Path(__file__).parent / "csrc"
-_PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
+_PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
 _FASTER = 0.8  # The operator is used if it takes less than this share of torch's time.
 _REPEATS = 8  # The fastest of these calls counts: on a busy machine, threads sometimes wait for a core.
 _MARK = "_cpudist_dropout"  # This attribute marks Hugging Face's modules, and the function that checks them.

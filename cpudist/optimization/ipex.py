@@ -33,7 +33,7 @@ def missing(compiled: bool = False) -> str | None:
     """Return why Intel's extension cannot be used here; None if it can.
 
     Args:
-        compiled: whether the model will be compiled.
+        compiled: whether `torch.compile` will compile the model.
     """
     try:
         found = version(PACKAGE)
@@ -80,7 +80,7 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
             extension.optimize(
                 model,
                 optimizer=optimizer,
-                dtype=torch.float32,  # leaves the weights as they are
+                dtype=torch.float32,  # does not convert the weights
                 inplace=True,
                 weights_prepack=False,
                 split_master_weight_for_bf16=False,
@@ -102,7 +102,7 @@ def _in_training(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the extension's output from Python and C++, as users can do nothing about it. Errors are raised."""
+    """Hide the extension's output from Python and C++, which does not help users. Errors are still raised."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     screens, nowhere = {number: os.dup(number) for number in (1, 2)}, os.open(os.devnull, os.O_WRONLY)

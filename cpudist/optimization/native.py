@@ -68,7 +68,7 @@ def _unfuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _same_order(parameter: torch.Tensor, value: Any) -> bool:
-    """Return whether a gradient, or a value of the optimizer's state, has its elements in the parameter's order."""
+    """Return whether a gradient or optimizer state has its elements in the same memory order as the parameter."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return True
     if value.layout is not torch.strided:

@@ -42,8 +42,8 @@ class Rendezvous:
 
     Attributes:
         address: the address of its server; None if this process is alone.
-        host: the address of rank 0's host, as this rank reaches it.
-        port: a free port of that host for the job's scripts and libraries: their MASTER_PORT.
+        host: the address at which this rank reaches rank 0's host.
+        port: a free port of that host, used as MASTER_PORT by the job's scripts and libraries.
         server: the store's process; None if this rank has not started one for this job.
     """
 
@@ -81,7 +81,7 @@ def connect(
         interface: the network interface of rank 0's host for connections of the others; None: any.
 
     Raises:
-        UserError: MPI and the environment disagree about the world, or the store cannot be served.
+        UserError: MPI and the environment disagree about rank or size, or the store cannot be served.
         StartupTimeout: rank 0 cannot be reached in time.
     """
     match rendezvous:

@@ -31,8 +31,8 @@ def all_gather(
 ) -> list[str]:
     """Publish this rank's value under `key` and return the values of all ranks, in rank order.
 
-    Rank 0 collects the values and publishes them as one, so the number of requests grows with the ranks, not with their
-    square.
+    Rank 0 collects the values and publishes them as one. So the number of requests is linear in the number of ranks,
+    not quadratic.
 
     Args:
         key: a key that has not been used in this store.
@@ -59,7 +59,7 @@ def all_gather(
                 missing, values = json.loads(zlib.decompress(store.get(everyone)))
             else:  # rank 0 may have started later than this rank, so it is still waiting
                 missing, values = _missing(store, key, size) or [0], []
-    except RuntimeError as error:  # torch's DistError
+    except RuntimeError as error:  # such as torch's DistError
         raise StartupTimeout(
             f"{what}: lost the store of rank 0: {first_line(error)}; look at rank 0's output"
         ) from None
@@ -81,7 +81,7 @@ def _await(store: Store, keys: list[str], timeout: float, meanwhile: Callable[[]
     """Wait until all keys are there; return False after `timeout` seconds."""
     from cpudist.store.torch_store import JobStore
 
-    # When a wait times out, torch's own stores print warnings with C++ frames.
+    # Poll torch's own stores: when a wait times out, they print warnings with C++ frames.
     if meanwhile is not None or not isinstance(store, JobStore):
         return poll(lambda: store.check(keys), timeout, meanwhile)
     try:

@@ -23,7 +23,7 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
     """Initialise MPI once in a process, and return ``MPI.COMM_WORLD``.
 
     Raises:
-        UserError: mpi4py or an MPI library is missing, or MPI's world is not the launcher's.
+        UserError: mpi4py or an MPI library is missing, or MPI's rank or size differs from the launcher's.
     """
     if rank_process.started_by_rank():
         raise UserError(
@@ -72,4 +72,4 @@ def _initialised(timeout: float) -> Any:
 def _finalize(mpi: Any) -> None:
     """Finalise MPI at exit, without a time limit: ranks wait here for each other, and one may run much longer."""
     if not mpi.Is_finalized():
-        ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's own holds the GIL
+        ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's own MPI_Finalize holds the GIL

@@ -1,4 +1,4 @@
-"""A client's connection with the job's store: one request at a time, each in bounded time."""
+"""A client's connection with the job's store. It sends one request at a time, each with a time limit."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Address:
     """Address of the job's store, and the token that authenticates the job's clients.
 
     Attributes:
-        hosts: addresses of its host; some may not be reachable from here.
-        port: its port, the same at all addresses.
-        token: the job's secret; empty where the launcher offers no private way to distribute one.
+        hosts: addresses of the store's host; some may not be reachable from here.
+        port: the store's port, the same at all addresses.
+        token: the job's secret; empty if the launcher has no private way to distribute one.
         keepalive_timeout: seconds after which a connection breaks when the network is down.
         job: key namespace of this job; a server outlives jobs.
     """
@@ -43,7 +43,7 @@ class Address:
 
 
 def keepalive_timeout(timeout: float) -> float:
-    """Return the seconds after which a rank without network is treated as lost: half the timeout, 5 to 30 seconds."""
+    """Return the seconds after which a rank without network counts as lost: half the timeout, from 5 to 30 seconds."""
     return min(LONGEST_KEEPALIVE, usable(timeout / 2, 5.0))
 
 
@@ -93,7 +93,7 @@ class Connection:
         return None if code == Code.MISSING else values
 
     def ages(self, keys: list[str]) -> list[float | None]:
-        """Return for each key the seconds since it was last set; None where it is missing."""
+        """Return for each key the seconds since it was last set; None if it is missing."""
         _, fields = self._ask(Code.AGES, *map(self._name, keys))
         return [None if age < 0 else age / 1000 for age in map(protocol.to_number, fields)]
 

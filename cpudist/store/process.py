@@ -18,11 +18,11 @@ _COMMAND = python_main("cpudist.store.serve", "-I", "-S")
 
 
 class StoreProcess:
-    """The job's store in a child process, which ends when this process does.
+    """The job's store in a child process, which ends when this process ends.
 
     Args:
         addresses: addresses to listen on; empty: all of this machine.
-        port: port to listen on; 0: any free one.
+        port: port to listen on; 0: any free port.
         keepalive_timeout: seconds after which a silent client is treated as unreachable.
 
     Raises:

@@ -37,7 +37,7 @@ class Code(IntEnum):
     APPEND = 4  # key value
     COMPARE_SET = 5  # key expected desired -> the key's value afterwards
     DELETE = 6  # key -> 1 if it was there, otherwise 0
-    COUNT = 7  # -> how many keys there are
+    COUNT = 7  # -> the number of keys
     CHECK = 8  # keys -> 1 if all are there, otherwise 0
     WAIT_ALL = 9  # milliseconds keys -> 1 as soon as all are there, 0 when the time is over
     WAIT_ANY = 10  # milliseconds keys -> 1 as soon as one is there, 0 when the time is over

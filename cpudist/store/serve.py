@@ -1,4 +1,4 @@
-"""Run the job's store in a process of its own beside rank 0.
+"""Run the job's store in its own process beside rank 0.
 
 The process answers even while rank 0 is busy. It detects the end of rank 0, as of any other rank, by a broken
 connection. It reads one line of JSON (token, addresses, port, keepalive_timeout) from standard input and prints the

@@ -52,7 +52,7 @@ class Server:
         self._values = Values()
         self._peers: set[_Peer] = set()
         self._due: list[tuple[bytes, bytes]] = []  # lines to append for disconnected peers
-        # (key, value) of ON_DISCONNECT -> unless, text
+        # Maps (key, value) of an ON_DISCONNECT to (unless, text).
         self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._due_reports: list[tuple[bytes, bytes]] = []  # reports of disconnected peers, the first lost first
         self._unauthenticated: dict[_Peer, None] = {}  # peers in the handshake, the oldest first

@@ -42,7 +42,7 @@ class CclBackend(ProcessGroupBackend):
         return None
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        register()  # again, as Intel's binding registers its own ccl when a script imports it
+        register()  # again, because Intel's binding registers its own ccl if a script imports it
         if other := intel.installed():
             intel.hide_installed()
             if world.rank == 0:
@@ -89,7 +89,7 @@ class CclBackend(ProcessGroupBackend):
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
-        # This rank's traffic on each transport so far. Between hosts an allreduce uses both.
+        # Report this rank's traffic on each transport so far. Between hosts an allreduce uses both.
         carried = {
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
             for transport, (calls, size) in module.traffic().items()

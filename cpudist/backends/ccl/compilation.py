@@ -14,7 +14,7 @@ from cpudist.backends.ccl.toolchain import OneCcl, compile_command, find_librari
 from cpudist.compiler import Library
 
 SOURCES = Path(__file__).parent / "csrc"
-PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
+PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
 _PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 MODULE = "cpudist_ccl.so"
 # Path to the environment's lib, relative to lib/python3.X/site-packages/cpudist/backends/ccl/prebuilt/torch….
@@ -70,7 +70,7 @@ def prebuilt_for() -> str:
 
 
 def _key(oneccl: OneCcl) -> str:
-    content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary has it as DT_RPATH
+    content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary contains this path as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
     return f"torch{compiler.torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"

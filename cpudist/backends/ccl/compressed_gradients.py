@@ -48,7 +48,7 @@ class CompressedGradients:
         if not self._loses or step < _EXACT_STEPS:
             group = self._exact if self._loses else self._compressed
             return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group, async_op=True), tensor
-        tensor = tensor.float()  # the buffer itself if it is of float32
+        tensor = tensor.float()  # returns the buffer itself if it is float32
         residual = self._residuals.get(bucket.index())
         if residual is None or residual.numel() != tensor.numel():
             residual = self._residuals[bucket.index()] = torch.zeros_like(tensor)
@@ -56,7 +56,7 @@ class CompressedGradients:
 
     def _backend(self) -> Any:
         backend = self._compressed._get_backend(torch.device("cpu"))
-        return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        return getattr(backend, "wrapped_pg", backend)  # wrapped if TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -73,7 +73,7 @@ def start(chosen: str | None, hosts: int) -> None:
     if module.sums is None:
         default = "" if module.transport == "ofi" else _RINGS if hosts > 2 else "direct"
         module.sums = default if chosen is None else chosen
-        with Changes() as changes:  # undone, as a child of a rank has no MPI and needs another algorithm
+        with Changes() as changes:  # undone, because a rank's child has no MPI and needs another algorithm
             if module.sums:
                 changes.variable("CCL_ALLREDUCE", module.sums)
             module.start()

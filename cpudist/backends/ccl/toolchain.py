@@ -59,7 +59,7 @@ def _find(name: str, extras: str, *files: str) -> Path:
         raise UserError(
             f"{name} is not installed in this environment; install it with: pip install 'cpudist[{extras}]'"
         ) from None
-    # pip puts a wheel's files under the environment's prefix: a venv, --user or --target.
+    # pip installs a wheel's files under the environment's prefix (a venv, --user or --target).
     own = next((entry for entry in package.files or [] if str(entry).endswith(files[0])), None)
     prefix = Path(str(package.locate_file(own))).resolve().parents[files[0].count("/")] if own else Path(sys.prefix)
     for needed in files:
@@ -77,7 +77,7 @@ def compile_command(
     """Return the command that compiles and links the extension module; `source` includes all other sources.
 
     oneCCL is linked statically. The libraries that it loads at run time (libmpi, libfabric) are found by DT_RPATH,
-    without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH it also applies to the libraries that a library opens.
+    without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH, DT_RPATH applies to indirect dependencies too.
 
     Raises:
         UserError: Python's headers are missing.

@@ -21,7 +21,7 @@ Spec: TypeAlias = "tuple[Entry, ...]"
 # Nothing is then sent between the two.
 _BY_OUTPUTS: Spec = ("model", "fsdp")  # for weights of shape (outputs, inputs)
 _BY_INPUTS: Spec = ("fsdp", "model")
-_EMBEDDING: Spec = (None, ("fsdp", "model"))  # divides the width, as vocabulary sizes are seldom divisible
+_EMBEDDING: Spec = (None, ("fsdp", "model"))  # divides the width, because vocabulary sizes are seldom divisible
 
 # GPT-2's linear layers hold weights of shape (inputs, outputs).
 _GPT2 = {
@@ -44,7 +44,7 @@ _SECOND = dict.fromkeys(
     _BY_INPUTS,
 )
 _EMBEDDINGS = dict.fromkeys(("*embed*.weight", "*wte.weight", "*wpe.weight", "lm_head.weight"), _EMBEDDING)
-# The convolution by which ViT embeds the patches of an image.
+# ViT's convolution, which embeds the patches of an image.
 _PATCHES = {"*.projection.weight": _BY_OUTPUTS}
 _TABLE: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _BY_OUTPUTS}
 

@@ -154,7 +154,7 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
         raise UserError(
             f"xm.all_reduce: several CPU processes reduce through the host, which does not do {what}; leave that out"
         )
-    if dist.get_world_size() == 1:  # a process with several devices, of which it uses one
+    if dist.get_world_size() == 1:  # one process that uses one of several devices
         return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     tensors = [inputs.clone()] if isinstance(inputs, torch.Tensor) else list(inputs)
     if tensors:

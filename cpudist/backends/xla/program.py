@@ -34,7 +34,7 @@ class Program:
         sharding: the placement of tensors on the mesh; None without a mesh.
 
     Raises:
-        UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
+        UserError: the mesh is invalid, or the runtime cannot connect the job's processes.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Program:
             ) from error
         if choice.kind == "cuda":
             cuda_plugin.check_autocast()
-        # After `Sharding`, which needs the runtime's own use_spmd.
+        # These patches come after `Sharding`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
@@ -83,7 +83,7 @@ class Program:
 
     @property
     def through_host(self) -> bool:
-        """Whether device tensors go through the host, as the runtime does not connect CPU processes."""
+        """Whether device tensors go through the host, because the runtime does not connect CPU processes."""
         return self.host is not None and self._choice.kind == "cpu"
 
     def group_name(self) -> str:

@@ -36,7 +36,7 @@ class Sharding:
         changes: the job's changes, which the job undoes at its end.
 
     Raises:
-        UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
+        UserError: the mesh is invalid, or the runtime cannot connect the job's processes.
     """
 
     def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
@@ -65,7 +65,7 @@ class Sharding:
         """Check that no option of `DistributedDataParallel` would change results; no model is wrapped in it.
 
         Raises:
-            UserError: one of them changes what DDP computes.
+            UserError: one of the options changes DDP's results.
             TypeError: DDP has no such option.
         """
         inspect.signature(DistributedDataParallel).bind(None, **options)
@@ -98,7 +98,7 @@ class Sharding:
             self._place(name, parameter, spec)
             if any(partition.names_in(entry) for entry in spec):
                 self._placed[parameter] = name
-        # torch.compile cannot read mark_sharding (2.9).
+        # torch.compile cannot trace mark_sharding (2.9).
         place = torch.compiler.disable(self._place_inputs)  # type: ignore[no-untyped-call]
         return model.register_forward_pre_hook(place, with_kwargs=True)
 
@@ -153,7 +153,7 @@ def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
     if not isinstance(sharded, spmd.XLAShardedTensor) or not any(partition.names_in(entry) for entry in spec):
         return f"{name}  {shape}  {partition.text_of(spec)}  whole on every device"
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using a non-tuple")  # from torch_xla's own indexing (2.8)
+        warnings.filterwarnings("ignore", "Using a non-tuple")  # torch_xla's own indexing causes it (2.8)
         shards = sharded.local_shards
         piece = " x ".join(map(str, shards[0].unpadded_data.shape))
     holders: dict[tuple[int, ...], list[str]] = {}

@@ -34,7 +34,7 @@ def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     rest, such as the loss, would later be recomputed from the beginning.
     """
     _keep_newest_buckets()
-    torch_xla.sync(reset_scope=False)  # the caller may be inside a program's `xp.Trace`
+    torch_xla.sync(reset_scope=False)  # do not close an `xp.Trace` of the caller
     return [tensor.detach().cpu().contiguous() for tensor in tensors]
 
 
@@ -76,8 +76,8 @@ def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, sca
 def track_ddp_models(changes: Changes) -> None:
     """Track every model that is wrapped in DDP, for `fetch`, until `changes` are undone.
 
-    Gradients are views of DDP's buckets by default. With ``gradient_as_bucket_view=False`` they are not, and DDP's own
-    views cannot be reached.
+    Gradients are views of DDP's buckets by default. With ``gradient_as_bucket_view=False`` they are no views, and DDP's
+    own views cannot be reached.
     """
     original = DistributedDataParallel.__init__
 
@@ -101,4 +101,4 @@ def _keep_newest_buckets() -> None:
         for model in list(_ddp_models):
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter.grad.clone()  # reading is enough; the clone is dropped, so it is not computed
+                    parameter.grad.clone()  # reading the gradient is enough; the unused clone is not computed

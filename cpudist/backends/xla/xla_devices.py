@@ -22,7 +22,7 @@ class XlaDevices(Devices):
     """The devices of PyTorch/XLA's runtime; a process has one runtime.
 
     Attributes:
-        program: the runtime as the running job uses it; None without a job.
+        program: the runtime of the running job; None without a job.
     """
 
     type = "xla"
@@ -57,7 +57,7 @@ class XlaDevices(Devices):
     def end_step(self, *, wait: bool = False) -> None:
         import torch_xla
 
-        torch_xla.sync(wait=wait, reset_scope=False)  # the caller may be inside a program's `xp.StepTrace`
+        torch_xla.sync(wait=wait, reset_scope=False)  # do not close an `xp.StepTrace` of the caller
 
     def synchronize(self) -> None:
         self.end_step(wait=True)

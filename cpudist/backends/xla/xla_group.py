@@ -50,7 +50,7 @@ class TwoSidedGroup(dist.ProcessGroup):
         """The name that torch has given the group."""
         return self._name
 
-    def barrier(self, opts: Any = None) -> Any:  # torch passes it by this name
+    def barrier(self, opts: Any = None) -> Any:  # torch passes opts by name
         """Wait on the CPU for all ranks of the group."""
         return self.host.barrier(dist.BarrierOptions() if opts is None else opts)
 
@@ -90,7 +90,7 @@ class ThroughHost:
             if sources:
                 copies.update(zip(map(id, sources), fetch(sources), strict=True))
             work = call(*tree_map_only(torch.Tensor, lambda tensor: copies[id(tensor)], args))
-            if not targets:  # a send: do not wait, as the receiver may send first
+            if not targets:  # a send: do not wait, because the receiver may send first
                 return work
             work.wait()
             put(targets, [copies[id(tensor)] for tensor in targets])
