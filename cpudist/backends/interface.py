@@ -28,7 +28,7 @@ class Call:
         ranks: the group's ranks in the job; None: all ranks.
         sequence: number of a collective in its group, from 1, the same on all ranks of the group. None for send and
             recv.
-        peer: the other rank of a send or recv, as a rank of the job; None if a recv takes any.
+        peer: the other rank of a send or recv, as a rank of the job; None if a recv accepts any rank.
         bytes: size of this rank's result tensors; None: unknown.
         dtype: type of these tensors, such as "float32"; empty if there are none.
         shape: shape of the first of these tensors.

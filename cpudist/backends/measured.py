@@ -57,7 +57,7 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
 
 
 def _choice(seconds: float, step: float) -> tuple[str, str]:
-    """Return the scheme and the reason, from the seconds of averaging uncompressed gradients and of a step."""
+    """Return the scheme and the reason, given the seconds of uncompressed communication and of a whole step."""
     found = f"the gradients cross the network in {seconds:.3g} s, a step takes {step:.3g} s"
     if seconds <= _SHARE * step:
         return "none", found

@@ -40,7 +40,7 @@ _FIRST_STEP_OF_POWERSGD = 10
 
 
 class ProcessGroupBackend(Backend):
-    """A backend that registers a process group under its own name and reduces gradients through DDP."""
+    """A backend whose default process group is registered under the backend's name. DDP reduces the gradients."""
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
     _powersgd: Any = None  # state of torch's PowerSGD hook

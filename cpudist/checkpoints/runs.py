@@ -46,7 +46,7 @@ def newest_whole(
 
     Args:
         remedy: advice to the user if the ranks see no common checkpoint.
-        damage: describes the fault in a checkpoint, equally on all ranks.
+        damage: returns the fault in a checkpoint, the same on all ranks; None: it is not damaged.
 
     Raises:
         UserError: the ranks see checkpoints, but no common one, or all are damaged.

@@ -24,7 +24,7 @@ class Checkpoints:
 
     Attributes:
         folder: the folder that contains the checkpoints, as ``checkpoint-STEP``.
-        keep: the number of complete ones to keep.
+        keep: the number of complete checkpoints to keep.
         values: the plain values of the restored checkpoint.
 
     Args:

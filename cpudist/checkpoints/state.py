@@ -91,7 +91,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state from which `collect` has made a part of a tree."""
+    """Return a part of a tree as a state dict again, with the values taken out of their tuples."""
     return {name: value[0] if isinstance(value, tuple) else value for name, value in tree.items()}
 
 

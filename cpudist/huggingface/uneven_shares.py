@@ -92,7 +92,7 @@ class SharedSampler(BatchSampler):
                 yield step[batch.start : batch.stop]
 
     def weights(self, step: int = 0) -> Iterator[list[float]]:
-        """Yield this rank's batch weights for each step of an epoch; `step`, counted over all epochs, comes first."""
+        """Yield this rank's batch weights by step of an epoch, starting at `step` (counted over all epochs)."""
         return (self._shares.weights(samples, self._rank) for samples in self._steps(step))
 
     def _steps(self, step: int = 0) -> Iterator[int]:

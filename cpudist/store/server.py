@@ -54,7 +54,7 @@ class Server:
         self._due: list[tuple[bytes, bytes]] = []  # lines to append for disconnected peers
         # Maps (key, value) of an ON_DISCONNECT to (unless, text).
         self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
-        self._due_reports: list[tuple[bytes, bytes]] = []  # reports of disconnected peers, the first lost first
+        self._due_reports: list[tuple[bytes, bytes]] = []  # reports of disconnected peers, oldest first
         self._unauthenticated: dict[_Peer, None] = {}  # peers in the handshake, the oldest first
         self._owned = True
         self._end = 0.0  # time to stop serving after the owner has ended

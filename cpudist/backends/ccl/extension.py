@@ -144,7 +144,7 @@ def _start_mpi() -> None:
 
 
 def _leave(module: Any) -> None:
-    """Shut oneCCL down at exit. After a failure exit at once, because its destructors would wait for lost peers."""
+    """Shut oneCCL down at exit. After a failure exit at once, as oneCCL's destructors would wait for lost peers."""
     import torch.distributed as dist
 
     if not module.usable():

@@ -1,9 +1,9 @@
 """Stand-in for Intel's binding under its two names, for scripts that import it.
 
-Intel's binding, `oneccl_bindings_for_pytorch`, ended with torch 2.8. Scripts import it only to register ``ccl`` with
-torch. Libraries check for it: if DeepSpeed (0.19) can import it, DeepSpeed compiles its own backend against Intel's
-oneCCL. So the stand-in is no module on disk. After `import torch` (register.py), a finder provides it to import
-statements of the user's code only.
+Intel's binding, `oneccl_bindings_for_pytorch`, has no release after torch 2.8. Scripts import it only to register
+``ccl`` with torch. Libraries check for it: if DeepSpeed (0.19) can import it, DeepSpeed compiles its own backend
+against Intel's oneCCL. So the stand-in is no module on disk. After `import torch` (register.py), a finder provides it
+to import statements of the user's code only.
 
 If Intel's package is installed, scripts import that package, except during a job on ccl. There it would replace
 cpudist's ``ccl`` in torch.
@@ -84,7 +84,7 @@ _offered, _in_place = _FinderForScripts(), _Finder()
 
 
 def _importer() -> FrameType | None:
-    """Return the importing frame outside the import system; for `importlib.util.find_spec` its own frame."""
+    """Return the frame of the import statement; if `importlib.util.find_spec` was called, that function's frame."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         frame = frame.f_back

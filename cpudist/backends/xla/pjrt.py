@@ -69,7 +69,7 @@ def unusable(asked: str | None, variables: Mapping[str, str]) -> str | None:
 
 
 def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
-    """Return the kind of device: of ``--device``, else of PJRT_DEVICE, else the fastest of this host.
+    """Return the kind of device from ``--device``, else from PJRT_DEVICE, else the fastest kind of this host.
 
     Args:
         asked: the value of ``--device``, one of `KINDS`; None if it is not given.

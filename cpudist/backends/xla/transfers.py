@@ -94,8 +94,8 @@ def _keep_newest_buckets() -> None:
     """Make every gradient that is a view of a DDP bucket refer only to the newest version of the bucket.
 
     DDP writes each gradient into its place in a bucket through a view. On XLA a write makes a new bucket from the last
-    one, and each view keeps the bucket of its own write until it is read again. Every kept bucket is computed with the
-    graph: 161 for ResNet-50's bucket of 94 MB.
+    one, and each view keeps the bucket of its own write until it is read again. The graph then computes every kept
+    bucket: 161 for ResNet-50's bucket of 94 MB.
     """
     with torch.no_grad():
         for model in list(_ddp_models):

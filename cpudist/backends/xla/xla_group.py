@@ -42,7 +42,7 @@ class TwoSidedGroup(dist.ProcessGroup):
         """Return the name of both sides together."""
         return "xla"
 
-    def _set_group_name(self, name: str) -> None:  # torch's own stores it in backends; this group has none
+    def _set_group_name(self, name: str) -> None:  # torch's own method needs the group's backends; there are none
         self._name = name
 
     @property
