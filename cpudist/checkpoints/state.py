@@ -166,8 +166,8 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
 def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
     """Return a value of an optimizer's state with the layout of its parameter.
 
-    Fused optimizers ignore strides, so both must have the same memory order. The state of a DTensor is divided over the
-    ranks like the DTensor.
+    Fused optimizers ignore strides, so the value needs the parameter's memory order. The state of a DTensor is divided
+    over the ranks like the DTensor.
     """
     if isinstance(value, tuple):
         return value[0]

@@ -193,7 +193,7 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
         if epoch_iterator is not epoch:  # the first epoch begins at the checkpoint's step
             resumed = epoch is None and not trainer.args.ignore_data_skip
             epoch, steps = epoch_iterator, sampler.weights(trainer.state.global_step if resumed else 0)
-        # After a resumed epoch, transformers 4 requests the number of skipped steps again, but there are no more.
+        # After a resumed epoch, transformers 4 requests as many extra steps as it has skipped; there are none.
         context.weights[trainer] = iter(next(steps, []))
         return collect(epoch_iterator, *args, **kwargs)
 
