@@ -52,7 +52,7 @@ class Ranks:
         """Run `work`, which must not communicate, and return the results of all ranks.
 
         Raises:
-            UserError: `work` has failed on a rank, named in the message. This rank's own bugs are raised unchanged.
+            UserError: `work` has failed on the rank that the message names. This rank re-raises its other errors.
         """
         value: T | None = None
         failed: Exception | None = None

@@ -90,7 +90,7 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
 
 @contextlib.contextmanager
 def _in_training(model: torch.nn.Module) -> Iterator[None]:
-    """Put `model` in training mode during the block, because pretrained models are not and the extension checks it."""
+    """Put `model` in training mode for the block. The extension reads the mode, and pretrained models are in eval."""
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:

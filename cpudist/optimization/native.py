@@ -41,7 +41,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _fuse_where_right(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Fuse the groups for which the fused kernel (torch 2.8 to 2.13) computes the same as the others in this step.
+    """Fuse the groups for which the fused kernel (torch 2.8 to 2.13) and the unfused one agree in this step.
 
     Fused kernels reject sparse gradients, and momentum that only some of the parameters have. They read all tensors of
     a parameter in memory order; if strides differ, they update wrong elements without an error. With a closure nothing

@@ -83,7 +83,7 @@ def keep_new_group(changes: Changes) -> None:
 def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
     """Make `torch_xla.launch` and `xmp.spawn` call their function in this process, since all ranks run already.
 
-    Under --mesh the job is one program, and both raise `UserError`, like the runtime's own functions.
+    Under --mesh the job is one program, and both raise `UserError`. The runtime's own functions raise too.
     """
 
     def launch(
