@@ -1,8 +1,8 @@
-"""Backends: the ways in which the ranks of a job compute together, behind one interface (`interface.py`).
+"""The backends, which connect the ranks of a job, behind one interface (`interface.py`).
 
-The differences between oneCCL, gloo and others stay inside each backend's own file or folder. A package adds a backend,
-with options of its own, through the entry-point group ``cpudist.backends`` (name = "package.module:Class"); see
-`Backend`.
+Each backend has its own file or folder, which contains all code that is specific to oneCCL, gloo or others. A package
+adds a backend, with options of its own, through the entry-point group ``cpudist.backends`` (name =
+"package.module:Class"); see `Backend`.
 
 It must not import jobs, optimization, transformers, programs or command lines.
 """
@@ -34,10 +34,10 @@ __all__ = [
     "register",
 ]
 
-# "auto" is the first of these that every rank can use.
+# "auto" takes the first of these backends that every rank can use.
 AUTO = ("ccl", "gloo")
 
-# A class, or where to import it from when it is first asked for.
+# The class of each backend, or the "module:Class" that `get` imports at its first call.
 _registered: dict[str, type[Backend] | str] = {
     "ccl": "cpudist.backends.ccl.ccl_backend:CclBackend",
     "gloo": "cpudist.backends.gloo:GlooBackend",
@@ -46,10 +46,10 @@ _registered: dict[str, type[Backend] | str] = {
 
 
 def register(name: str, backend: type[Backend] | str) -> None:
-    """Add a backend to this process, or replace the one of that name.
+    """Register a backend in this process; a backend of the same name is replaced.
 
     Args:
-        name: what users call it.
+        name: its name, for ``--backend``.
         backend: a subclass of `Backend`, or ``"package.module:Class"``.
 
     Examples:
@@ -74,7 +74,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> type[Backend]:
-    """Return the backend class of that name.
+    """Return the class of the backend `name`.
 
     Raises:
         UserError: no backend has that name, or its module cannot be imported.
@@ -96,10 +96,10 @@ def get(name: str) -> type[Backend]:
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
-    """Return a backend, not "auto", that is configured with the user's options and not started.
+    """Create the backend `name` (not "auto") and configure it with the user's options; it is not started.
 
     Raises:
-        UserError: no backend has that name, or it does not take these options.
+        UserError: there is no such backend, or it does not take these options.
     """
     backend = get(name)()
     backend.configure(**options or {})
@@ -107,14 +107,14 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Backend:
 
 
 def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) -> dict[str, Any]:
-    """Return the `options` of a program that have an effect on a backend; one line names the others.
+    """Return the `options` of a program that have an effect on the backend; print the names of the others.
 
-    So a program can name options of several backends. One that no backend has is kept, and `make` refuses it.
+    A program can thus set options of several backends. Options of no backend are kept, so that `make` raises.
 
     Raises:
         UserError: no backend has that name.
     """
-    if not options:  # without them no other backend need be imported
+    if not options:  # then do not import the other backends
         return {}
     cls = get(AUTO[0] if backend == "auto" else backend)
     known = {option.name for plugin in plugins().values() for option in plugin.options}
@@ -126,12 +126,12 @@ def applicable(backend: str, options: Mapping[str, Any], is_main_process: bool) 
 
 
 def plugins() -> dict[str, type[Backend]]:
-    """Return the backends of the entry-point group, by name; those that cannot be imported are left out."""
+    """Return the backends of the entry-point group, by name, except the ones that cannot be imported."""
     found = {}
     for name in sorted(_entry_points()):
         try:
             found[name] = get(name)
-        except UserError:  # shown when the user asks for this backend
+        except UserError:  # reported when the user selects this backend
             continue
     return found
 
@@ -139,15 +139,15 @@ def plugins() -> dict[str, type[Backend]]:
 def choose(
     backend: str, options: Mapping[str, Any], ask_everyone: Callable[[str, str], list[str]], is_main_process: bool
 ) -> Backend:
-    """Return a backend that every rank can use, not started. All ranks call it.
+    """Return a backend that every rank can use; it is not started. All ranks call it.
 
     Args:
-        ask_everyone: sends a key and this rank's answer to all ranks; returns the answers of all, in rank order.
-        is_main_process: whether this rank tells the user why a faster backend is not used.
+        ask_everyone: sends a key and this rank's answer to all ranks; returns all answers, in rank order.
+        is_main_process: whether this rank prints why a faster backend is not used.
 
     Raises:
-        UserError: the backend does not exist, does not take these options, or some rank cannot use it; the same on
-            every rank.
+        UserError: the backend does not exist, does not take these options, or cannot be used on some rank. Every rank
+            raises the same error.
     """
     chosen = first_usable(AUTO if backend == "auto" else (backend,), options, ask_everyone, is_main_process)
     if backend == "auto" and is_main_process:
@@ -161,7 +161,7 @@ def first_usable(
     ask_everyone: Callable[[str, str], list[str]],
     is_main_process: bool,
 ) -> Backend:
-    """Return the first of several backends that every rank can use; arguments and errors are those of `choose`."""
+    """Return the first of `candidates` that every rank can use; see `choose` for the other arguments and the errors."""
     for name in candidates:
         candidate = make(name, options)
         reasons = ask_everyone(f"backend/{name}", candidate.unavailable() or "")
@@ -186,5 +186,5 @@ def _tell_of_other_devices(chosen: str) -> None:
 
 @cache
 def _entry_points() -> dict[str, str]:
-    """The backends of installed packages: the place to import each from, by name."""
+    """Return "module:Class" of each backend of an installed package, by name."""
     return {point.name: point.value for point in entry_points(group="cpudist.backends")}

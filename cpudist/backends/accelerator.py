@@ -1,4 +1,4 @@
-"""The accelerator backend: the device of `torch.accelerator`, such as cuda or tpu, with its own process group."""
+"""The accelerator backend, for the device of `torch.accelerator` (such as cuda or tpu) and its process group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AcceleratorDevices(Devices):
-    """The device of `torch.accelerator`, of which each rank of a node has one."""
+    """The devices of `torch.accelerator`; each rank of a node uses one."""
 
     def found(self) -> str | None:
         kind, count = _kind(), torch.accelerator.device_count()
@@ -44,7 +44,7 @@ class AcceleratorDevices(Devices):
 
 
 class AcceleratorBackend(ProcessGroupBackend):
-    """`torch.distributed`'s default group of the device (nccl, tpu_dist), with gloo for tensors of the CPU."""
+    """`torch.distributed`'s default backend for the device (nccl, tpu_dist), and gloo for CPU tensors."""
 
     name = "accelerator"
     devices = AcceleratorDevices()
@@ -88,6 +88,6 @@ class AcceleratorBackend(ProcessGroupBackend):
 
 
 def _kind() -> str | None:
-    """Return the type of the accelerator of this process; None where torch finds no device of it."""
+    """Return the type of this process's accelerator; None if torch finds no device."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return None if device is None else device.type

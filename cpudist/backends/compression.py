@@ -1,4 +1,4 @@
-"""The schemes in which gradients cross slow networks (docs/slow-networks.md)."""
+"""Schemes for compressing gradients on slow networks (docs/slow-networks.md)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ POWERSGD_RANK = 4
 
 
 def check_scheme(text: str, asked: str) -> str:
-    """Return the scheme that `text` names: one of `SCHEMES`, or "powersgd:RANK".
+    """Check that `text` is one of `SCHEMES` or "powersgd:RANK", and return it.
 
-    `asked` is the option as the user wrote it, such as "--compress zip", for the message.
+    `asked` is the option and value that the user gave, such as "--compress zip", for the error message.
 
     Raises:
         UserError: there is no such scheme.
@@ -31,12 +31,12 @@ def check_scheme(text: str, asked: str) -> str:
 
 
 def has(backend: Backend, scheme: str) -> bool:
-    """Return whether gradients can cross the network in `scheme`, which `check_scheme` has returned."""
+    """Return whether `backend` supports `scheme`, a result of `check_scheme`."""
     return scheme in (AUTO, NONE) or scheme.partition(":")[0] in backend.compressions
 
 
 def check_backend(backend: Backend, scheme: str, asked: str) -> None:
-    """Check that gradients can cross the network in `scheme`, a result of `check_scheme`; `asked` is as there."""
+    """Check that `backend` supports `scheme`, a result of `check_scheme`; raise `UserError` if not."""
     if not has(backend, scheme):
         known = " or ".join(sorted(backend.compressions))
         remedy = f"use {known}" if known else "leave it out"

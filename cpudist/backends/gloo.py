@@ -27,14 +27,14 @@ class GlooBackend(ProcessGroupBackend):
     name = "gloo"
 
     def __init__(self) -> None:
-        self._summary: dict[str, Any] = {}  # of the flight recorder, at the last look
-        self._lasting: tuple[float, Calls] | None = None  # calls under way at two looks, and the time of reading them
-        # Offset of the recorder's clock, the wall clock, from the monotonic clock, in seconds: at the last look, and
-        # when the calls under way were made.
+        self._summary: dict[str, Any] = {}  # pg_status of the flight recorder at the last poll
+        self._lasting: tuple[float, Calls] | None = None  # time of the last dump, and its calls
+        # Offset of the wall clock, which the recorder uses, from the monotonic clock, in seconds: at the last poll, and
+        # at the last change of the summary.
         self._ahead = self._ahead_then = time.time() - time.monotonic()
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        # A dump of the 2 000 calls that torch keeps by itself takes a third of a second.
+        # torch keeps 2 000 calls by default; a dump of them takes a third of a second.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")
         super().start(world, store, timeout)
 
@@ -52,10 +52,10 @@ class GlooBackend(ProcessGroupBackend):
         return status and [(group, int(numbers[kind])) for group, numbers in status.items() for kind in kinds]
 
     def calls(self) -> Calls | None:
-        """Return the calls in torch's flight recorder: only collectives, and gloo's only from torch 2.9 on.
+        """Return the collectives in torch's flight recorder; it records gloo's from torch 2.9 on.
 
-        A dump takes long, its summary less than a millisecond. So the calls are dumped only where they have stopped:
-        once for each summary that has not changed since the last look.
+        A dump takes long, the summary less than a millisecond. So the calls are dumped only if the summary has not
+        changed since the last poll, and once for each summary.
         """
         summary = _recorded(calls=False).get("pg_status")
         if not summary:
@@ -94,11 +94,11 @@ def _calls(ahead: float) -> Calls:
 
 
 def _call(entry: dict[str, Any], group: GroupRanks, ahead: float) -> Call:
-    """Convert an entry of the flight recorder, whose clock is `ahead` seconds before the monotonic one.
+    """Convert an entry of the flight recorder; its clock is the monotonic clock plus `ahead` seconds.
 
-    torch's tools/flight_recorder describes its format.
+    torch's tools/flight_recorder describes the format.
     """
-    # "Float" and "BFloat16", which are also torch.float and torch.bfloat16.
+    # The recorder writes "Float" and "BFloat16" for torch.float and torch.bfloat16.
     dtypes = [getattr(torch, name.lower(), None) for name in entry["output_dtypes"]]
     known = [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
     sizes = entry["output_sizes"]

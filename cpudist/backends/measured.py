@@ -1,4 +1,4 @@
-"""Measure the first steps and choose for `--compress auto`: none or bf16."""
+"""Choose none or bf16 for `--compress auto` by measuring the first steps."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 
-_WARM_UP = 2  # steps; DDP makes its buckets anew after the first one
+_WARM_UP = 2  # Steps before the measured ones; DDP rebuilds its buckets after the first step.
 _MEASURED = 3
-_SAMPLE = 4 << 20  # values of float32 whose sum is timed; the time for more is in proportion
-_SHARE = 0.1  # of a step; gradients are compressed if communication takes more
+_SAMPLE = 4 << 20  # Most float32 values in the timed sum; the time of a larger sum is extrapolated.
+_SHARE = 0.1  # Gradients are compressed if communication takes more than this share of a step.
 
 
 def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> None:
     """Measure the first steps of a model, then call `chosen` with "none" or "bf16" and the reason, on all ranks.
 
-    It calls at the end of a backward pass in which DDP has averaged: all ranks make the same number of these, but maybe
-    not of forward passes. The caller may communicate, and register a communication hook.
+    `chosen` is called at the end of a backward pass in which DDP has averaged. All ranks make the same number of these,
+    but perhaps not of forward passes. `chosen` may communicate, and register a communication hook.
 
     Args:
-        model: the model. There is no choice without DDP, with another communication hook, or without float32 gradients:
-            the scheme is then "none" at once, without a reason.
+        model: the model. Without DDP, with another communication hook, or without float32 gradients, `chosen` is called
+            at once with "none" and an empty reason.
         chosen: takes the scheme and the reason.
     """
     if not isinstance(model, DistributedDataParallel) or model._comm_hooks:
@@ -41,7 +41,7 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
 
     def in_backward(_: torch.Tensor) -> None:
         if model.require_backward_grad_sync:
-            queue(lambda: queue(after_average))  # the first one runs before DDP's own, the second after it
+            queue(lambda: queue(after_average))  # the outer callback runs before DDP's, the inner one after it
 
     def after_average() -> None:
         ends.append(time.perf_counter())
@@ -57,7 +57,7 @@ def choose_later(model: torch.nn.Module, chosen: Callable[[str, str], None]) -> 
 
 
 def _choice(seconds: float, step: float) -> tuple[str, str]:
-    """Return the scheme, and the reason: uncompressed gradients take `seconds`, a whole step takes `step`."""
+    """Return the scheme and the reason, given the seconds of uncompressed communication and of a whole step."""
     found = f"the gradients cross the network in {seconds:.3g} s, a step takes {step:.3g} s"
     if seconds <= _SHARE * step:
         return "none", found
@@ -66,11 +66,11 @@ def _choice(seconds: float, step: float) -> tuple[str, str]:
 
 
 def _seconds_of_sum(group: Any, count: int) -> float:
-    """Measure the sum of `count` values of float32, in seconds; the ranks of `group` call it together."""
+    """Return the seconds that an all-reduce of `count` float32 values takes; all ranks of `group` call it."""
     sample = torch.zeros(min(count, _SAMPLE))
     seconds = []
     for _ in range(2):
-        dist.all_reduce(torch.zeros(1), group=group)  # otherwise ranks would measure their wait for a late one
+        dist.all_reduce(torch.zeros(1), group=group)  # a barrier: the wait for a late rank is not measured
         began = time.perf_counter()
         dist.all_reduce(sample, group=group)
         seconds.append(time.perf_counter() - began)
@@ -78,7 +78,7 @@ def _seconds_of_sum(group: Any, count: int) -> float:
 
 
 def _largest(*values: float, group: Any) -> list[float]:
-    """Return the largest of each value on the ranks of `group`, which call it together."""
+    """Return the maximum of each value over all ranks of `group`; all of them call it."""
     found = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
     return list(map(float, found))

@@ -16,11 +16,11 @@ class Option:
     Attributes:
         name: the keyword, such as "show_sharding"; the command line spells it ``--show-sharding``.
         help: one line for ``cpudist-train --help``.
-        type: makes the value of the command line's text; `bool` makes a flag without a value.
-        default: the value where the user gives none; False for a flag.
+        type: converts the text on the command line to the value; `bool`: a flag without a value.
+        default: the value if the user gives none; False for a flag.
         choices: the values that are allowed; empty allows all.
         metavar: the value's name in the help.
-        needs: the option without which it has no effect; empty: none.
+        needs: name of another option that must be given too; empty: none.
     """
 
     name: str
@@ -33,15 +33,15 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option as the command line spells it."""
+        """The option's name on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
 
 def with_defaults(backend: str, options: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a value for each of a backend's `options`: the user's, or the default where it is missing or None.
+    """Return a value for each of a backend's `options`: the user's, or the default if it is missing or None.
 
     Raises:
-        UserError: the backend has no such options, or they do not take these values.
+        UserError: the backend has no such options, or a value is not allowed.
     """
     known = {option.name: option for option in options}
     values = {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Base of backends on `torch.distributed` process groups for CPU tensors: the group's lifetime, and DDP."""
+"""Base class of backends on `torch.distributed`: it creates the default process group, and wraps models in DDP."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 
-# accelerate and transformers prefer other devices to the CPU where their package is installed, unless this is set when
-# they are imported.
+# If torch_xla is installed, accelerate and transformers prefer it to the CPU unless this is set when they are imported.
 CPU_ONLY = {"USE_TORCH_XLA": "0"}
 
 
-# The description of groups for work in the background, whose ranks may wait for long.
+# Description of the process groups of background work; their ranks may wait for a long time.
 BACKGROUND = "cpudist background"
 
-# torch asks for at least 2, because DDP makes its buckets anew after the first step. The first steps change parameters
-# most, and are averaged exactly.
+# The steps before this one are averaged exactly, because the first steps change parameters most. torch requires at
+# least 2, because DDP rebuilds its buckets after the first step.
 _FIRST_STEP_OF_POWERSGD = 10
 
 
 class ProcessGroupBackend(Backend):
-    """A backend whose default process group has its own name and reduces gradients through DDP."""
+    """A backend whose default process group is registered under the backend's name. DDP reduces the gradients."""
 
     compressions: ClassVar[frozenset[str]] = frozenset({"powersgd"})
-    _powersgd: Any = None  # the state of torch's hook
+    _powersgd: Any = None  # state of torch's PowerSGD hook
 
     def start(self, world: World, store: Store, timeout: float) -> None:
         bound_new_groups(timeout)
@@ -57,10 +56,10 @@ class ProcessGroupBackend(Backend):
         )
 
     def change_libraries(self, changes: Changes) -> None:
-        # accelerate would move models to "cpu:0", and so corrupt the prepacked weights of Intel's extension.
+        # Otherwise accelerate moves models to "cpu:0", which corrupts prepacked weights of Intel's extension.
         for name, value in {"ACCELERATE_TORCH_DEVICE": self.devices.type, **CPU_ONLY}.items():
             changes.variable(name, value)
-        # Where they have been imported before the job started, they have read CPU_ONLY's variable already.
+        # Modules that were imported before the job started have already read the variable of CPU_ONLY.
         for name in ("accelerate.utils.imports", "transformers.utils.import_utils"):
             changes.then(after_import(name, partial(_prefer_cpu, changes)))
 
@@ -113,7 +112,7 @@ class ProcessGroupBackend(Backend):
         Raises:
             UserError: this torch cannot change it.
         """
-        if not hasattr(group, "set_timeout"):  # before torch 2.9 gloo accepts a new timeout and keeps the old one
+        if not hasattr(group, "set_timeout"):  # gloo before torch 2.9 accepts a new timeout, but keeps the old one
             raise UserError(
                 f"{self.name} of torch {torch.__version__} cannot change its timeout after the start; "
                 f"give cpudist-train --timeout {seconds:g} where the script says ddp_timeout"
@@ -127,14 +126,14 @@ class ProcessGroupBackend(Backend):
 
 
 def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a communication hook that begins with a bucket when it has ended with the one before.
+    """Return a communication hook that starts a bucket after it has completed the previous one.
 
-    PowerSGD's makes two collectives for each bucket, the second one in a callback of the first. With several buckets,
-    each rank could call them in another order.
+    PowerSGD's hook calls two collectives for each bucket, the second one in a callback of the first. With several
+    buckets, ranks could call them in different orders.
     """
     last: torch.futures.Future[torch.Tensor] | None = None
 
-    @functools.wraps(hook)  # DDP reads the types of its arguments
+    @functools.wraps(hook)  # keeps the hook's annotations, which DDP checks
     def in_turn(state: Any, bucket: Any) -> Any:
         nonlocal last
         average: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -162,23 +161,23 @@ def _one_bucket_at_a_time(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def bound_new_groups(seconds: float | None) -> None:
-    """Set the timeout of groups that are made without one; None restores torch's half an hour."""
+    """Set the default timeout of new process groups; None restores torch's default of 30 minutes."""
     limit = constants.default_pg_timeout if seconds is None else timedelta(seconds=seconds)
     distributed_c10d.default_pg_timeout = limit
 
 
 @dataclass(frozen=True)
 class GroupRanks:
-    """The name of a process group in messages, empty for the default one, and its ranks in the job; None for all."""
+    """A process group: its name in messages (empty: the default group), and its ranks in the job (None: all)."""
 
     name: str = ""
     ranks: tuple[int, ...] | None = None
 
 
 def groups() -> dict[str, GroupRanks]:
-    """Return the process groups of this rank, by the names that torch gives them; any thread may call this.
+    """Return the process groups of this rank by torch's names for them; any thread may call this.
 
-    Those for work in the background are left out: their waits are no sign of a rank that is late.
+    Groups of background work are left out, because long waits in them are normal.
     """
     known: dict[str, GroupRanks] = {}
     for group, name in list(distributed_c10d._world.pg_names.items()):
@@ -194,7 +193,7 @@ def groups() -> dict[str, GroupRanks]:
 
 
 def _prefer_cpu(changes: Changes, module: ModuleType) -> None:
-    """Let accelerate or transformers answer as if CPU_ONLY had been set when they were imported."""
+    """Patch accelerate or transformers as if CPU_ONLY had been set at their import."""
     for name, value in {"USE_TORCH_XLA": "0", "_torch_xla_available": False}.items():
         if hasattr(module, name):
             changes.attribute(module, name, value)

@@ -1,7 +1,7 @@
-"""One checkpoint at a time, written by a thread of its own while the training goes on.
+"""Write one checkpoint at a time in a thread, while the training continues.
 
-It has a process group of its own: collectives of two threads in one group would mix. The group is gloo's, which waits
-without polling, and has a timeout of a day: a slow disk must not look like a hanging collective.
+The thread has its own process group, because collectives of two threads in one group would mix. It is a group of gloo,
+which waits without polling. Its timeout is a day, so that a slow disk does not look like a hanging collective.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cpudist.checkpoints.publishing import Ranks
 from cpudist.job import current
 
 _LIMIT = timedelta(days=1)
-_NICE = 15  # next to a thread of normal priority, such a thread gets a thirtieth of a core
+_NICE = 15  # Nice value: beside a thread of normal priority, this one gets a thirtieth of a core.
 
 
 class Background:
-    """A thread that writes together with other ranks' threads; every rank calls every method."""
+    """A thread that writes together with the other ranks' threads; every rank calls every method."""
 
     def __init__(self) -> None:
         self._of: Any = None  # the default process group and the job that `_ranks` belong to
@@ -45,7 +45,7 @@ class Background:
         return self._ranks
 
     def start(self, work: Callable[[], None]) -> None:
-        """Do `work` in a thread of its own, for which the interpreter waits; call `wait` before."""
+        """Run `work` in a new thread; the interpreter waits for it at exit. Call `wait` first."""
         thread = ThreadPoolExecutor(1, "cpudist-checkpoint")
         self._written = thread.submit(_run_aside, work)
         thread.shutdown(wait=False)
@@ -54,7 +54,7 @@ class Background:
         """Wait until the work is done.
 
         Raises:
-            UserError: the work has failed; the error that it raised.
+            UserError: the work has raised it.
         """
         written, self._written = self._written, None
         if written is not None:
@@ -62,6 +62,6 @@ class Background:
 
 
 def _run_aside(work: Callable[[], None]) -> None:
-    """Do `work`, and leave the cores to the training."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux, of a thread
+    """Run `work` at low priority, so that the training gets the cores."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux this sets a thread's priority
     work()

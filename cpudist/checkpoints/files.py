@@ -27,25 +27,25 @@ def save(
     optimizer: torch.optim.Optimizer | None = None,
     **more: Any,
 ) -> None:
-    """Save a training into `folder`, which is complete or absent whenever a process is killed; every rank calls it.
+    """Save a training into `folder`; every rank calls it. If a process is killed, the folder is complete or absent.
 
-    Any backend and any number of ranks can load it. The format is that of `torch.distributed.checkpoint`.
+    Any backend and any number of ranks can load it. The format is `torch.distributed.checkpoint`'s.
 
     Args:
-        folder: on a disk that all hosts share. A checkpoint that is there already is replaced.
+        folder: a folder on a disk that all hosts share. An existing checkpoint is replaced.
         model: the model, wrapped or not; it is saved under its own names, without DDP's ``module.``.
         optimizer: its optimizer.
         more: anything with ``state_dict`` and ``load_state_dict``, such as a learning-rate scheduler, and plain values.
-            A value that differs between ranks needs one name for each rank.
+            A value that differs between ranks needs a different name on each rank.
 
     Raises:
-        UserError: the disk is full, or `folder` is there and is no checkpoint of cpudist.
+        UserError: the disk is full, or `folder` exists and is no checkpoint of cpudist.
 
     Examples:
         >>> model = torch.nn.Linear(8, 2)
         >>> cpudist.save("out/best", model=model, accuracy=0.9)
     """
-    ranks, target = Ranks(), Path(folder).resolve()  # a link stays, and leads to the new checkpoint
+    ranks, target = Ranks(), Path(folder).resolve()  # a symbolic link stays, and points to the new checkpoint
     tree = state.collect(model, optimizer, more, ranks.rank)
     write(tree, target, ranks, Publisher(target.parent, alone=False))
 
@@ -56,21 +56,21 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Load what `save` or `Checkpoints` has saved into `folder`; every rank calls it.
+    """Load a checkpoint of `save` or `Checkpoints` from `folder`; every rank calls it.
 
-    Parts are unpickled, so load only checkpoints that you or people you trust have saved.
+    Parts are unpickled, so load only checkpoints from people you trust.
 
     Args:
         folder: the checkpoint.
         model: the model to load into, wrapped or not.
         optimizer: its optimizer.
-        more: other objects to load into; a plain value is the default where the checkpoint has none of that name.
+        more: other objects to load into; a plain value is the default if the checkpoint has none of that name.
 
     Returns:
         The plain values.
 
     Raises:
-        UserError: there is no checkpoint, it is damaged, or it is one of another model.
+        UserError: there is no checkpoint, it is damaged, or it belongs to another model.
 
     Examples:
         >>> model = torch.nn.Linear(8, 2)
@@ -98,11 +98,11 @@ def write(
     """Write a tree of `state.collect`; every rank calls it.
 
     Args:
-        step: the number of the training step, for the manifest; None: not known.
+        step: the number of the training step, for the manifest; None: unknown.
         check: called on rank 0 before anything is written; may raise.
 
     Raises:
-        UserError: as `save`, and as `check`.
+        UserError: see `save` and `check`.
     """
 
     def check_all() -> None:
@@ -123,7 +123,7 @@ def write(
             f"rank {rank}: cannot save {target}: {full or first_line(failure)}; make room, or save elsewhere"
         ) from error
 
-    def checksums() -> dict[str, tuple[int, str]]:  # only the host that has written a file is sure to have all of it
+    def checksums() -> dict[str, tuple[int, str]]:  # other hosts may not see all of a file yet
         return manifest.checksums(written, written.glob(f"__{ranks.rank}_*"))
 
     def seal(parts: list[dict[str, tuple[int, str]]]) -> None:
@@ -139,7 +139,7 @@ def write(
 
 
 def damage(folder: Path, ranks: Ranks) -> str | None:
-    """Return the fault in the files of a checkpoint, in words; None where there is none. Ranks share the work.
+    """Describe the first fault in the files of a checkpoint; return None if there is none. Ranks share the work.
 
     Raises:
         UserError: the folder is no checkpoint of cpudist.
@@ -162,10 +162,10 @@ def read(
     *,
     with_random: bool = False,
 ) -> dict[str, Any]:
-    """Load a checkpoint that is not damaged, with this rank's random states if asked for, and return its plain values.
+    """Load an undamaged checkpoint and return its plain values; `with_random` restores this rank's random states.
 
     Raises:
-        UserError: the checkpoint is one of another model.
+        UserError: the checkpoint belongs to another model.
     """
     state.check_names(model, optimizer, more)
     modules = {name: value for name, value in more.items() if isinstance(value, torch.nn.Module)}
@@ -196,7 +196,7 @@ def read(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide DCP's warnings that a process without a group is alone, and of torch 2.8 about its own code."""
+    """Hide DCP's warning about a missing process group, and torch 2.8's warning about its own code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled|TypedStorage is deprecated")
         yield
@@ -204,8 +204,8 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_checksum() -> Iterator[None]:
-    """Save tensors without torch's checksum of each, which takes half of the computing; the manifest has the file's."""
-    if torch.__version__ < "2.13":  # cannot leave them out in one thread alone
+    """Save tensors without torch's checksums, which take half of the CPU time; the manifest has one for each file."""
+    if torch.__version__ < "2.13":  # before, they cannot be turned off for one thread only
         yield
         return
     before = get_crc32_options()
@@ -217,7 +217,7 @@ def _one_checksum() -> Iterator[None]:
 
 
 def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str, Any]:
-    """Return the parts of a saved tree whose paths begin so, with empty tensors for DCP to load into."""
+    """Return the parts of a saved tree under the paths `wanted`, with empty tensors for DCP to load into."""
     tree: dict[str, Any] = {}
     for key, path in (metadata.planner_data or {}).items():
         if any(path[: len(prefix)] == prefix for prefix in wanted):
@@ -232,7 +232,7 @@ def _placeholders(metadata: Metadata, wanted: list[tuple[str, ...]]) -> dict[str
 
 
 def _places_of(name: str, module: torch.nn.Module, metadata: Metadata, folder: Path) -> dict[str, Any]:
-    """Return the tree of a module for DCP to load into; raise `UserError` if the checkpoint is another module's."""
+    """Return the tree of a module for DCP to load into; raise `UserError` if it belongs to another module."""
     tree = state.of_module(module)
     saved = {
         path[1]: getattr(metadata.state_dict_metadata[key], "size", None)

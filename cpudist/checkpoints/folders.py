@@ -1,4 +1,4 @@
-"""Checkpoints as folders on a disk: each is complete or absent, whichever process is killed and when.
+"""Checkpoints as folders on a disk. Each is complete or absent, even if a process is killed at any time.
 
 A checkpoint that is being written or deleted lies in the folder `.incomplete` beside the others. Nothing resumes from
 that folder. A rename, which is atomic in a file system, moves a checkpoint out of that folder or into it.
@@ -25,14 +25,14 @@ _REPLACED = "replaced-"
 _ABANDONED_SECONDS = 24 * 3600.0
 _PROBE_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a folder
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems that cannot sync a folder
 
 
 @contextlib.contextmanager
 def probe(folder: str | Path) -> Iterator[str]:
-    """Yield a file in `folder`, which is there on all hosts that share it; empty where none can be written.
+    """Yield the path of a new file in `folder`, to check that hosts share it; empty if none can be written.
 
-    Its name is new: NFS may report a name that was looked up before as missing.
+    Its name is unique, because NFS may report a name as missing after an earlier look-up.
     """
     with contextlib.ExitStack() as stack:
         name = ""
@@ -54,13 +54,13 @@ def numbered(folder: str | Path) -> dict[int, Path]:
 def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path | None = None) -> None:
     """Delete the oldest checkpoints, but neither the newest nor the best.
 
-    Modification times are not used: clocks of hosts differ, and copying changes them.
+    Modification times are not used, because clocks of hosts differ and copying changes the times.
 
     Args:
-        found: the checkpoints, by their steps.
-        keep: how many stay.
-        saved: the checkpoints that this process has saved, in this order. All others are older, the highest step the
-            newest of them.
+        found: the checkpoints, in the order of their steps.
+        keep: the number of checkpoints to keep.
+        saved: the checkpoints that this process has saved, in the order of saving. All others are older; of these, the
+            highest step is the newest.
         best: the best checkpoint, if there is one.
     """
     ordered = sorted(found, key=lambda path: saved.index(path) if path in saved else -1)
@@ -71,9 +71,9 @@ def rotate(found: Iterable[Path], keep: int, saved: Sequence[Path], best: Path |
 
 
 def restore(folder: Path, name: str = "*") -> None:
-    """Bring back checkpoints, all or the one `name`, that a process had moved aside for new ones when it was killed.
+    """Restore checkpoints (all, or only `name`) that a killed process had moved aside to replace them.
 
-    Call it before a training: it would disturb one that is saving.
+    Call it before a training, because it would disturb one that is saving.
     """
     for aside in (folder / INCOMPLETE).glob(f"{_REPLACED}*/{name}"):
         if not (folder / aside.name).exists():
@@ -82,20 +82,20 @@ def restore(folder: Path, name: str = "*") -> None:
 
 
 def sync(folder: Path) -> None:
-    """Write the content of `folder` through to the disk, so that it survives a power failure."""
+    """Sync the content of `folder` to the disk, so that it survives a power failure."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
 
 def publish(written: Path, folder: Path) -> None:
-    """Move the checkpoint `written` into `folder`, where checkpoints are complete; the first rank does it for all."""
+    """Move the complete checkpoint `written` into `folder`; of several ranks, the first one moves it."""
     target, own = folder / written.name, written.with_name(f"{written.name}.{secrets.token_hex(8)}")
     try:
         written.rename(own)
     except FileNotFoundError:  # another rank has moved it
         return
-    # There may be one of this step: of an earlier run, or this run began anew or resumed from an older checkpoint.
-    # After a kill between the two renames `restore` brings it back.
+    # A checkpoint of this step may exist, from an earlier run or from before a restart of this run. If the process is
+    # killed between the two renames, `restore` brings it back.
     replaced = _move_aside(target, _REPLACED) if target.exists() else None
     own.rename(target)
     _sync(folder)
@@ -105,7 +105,7 @@ def publish(written: Path, folder: Path) -> None:
 
 
 def delete(folder: str | Path, ignore_errors: bool = False) -> None:
-    """Delete a checkpoint as `shutil.rmtree` does; killed meanwhile, it leaves nothing that looks like a checkpoint."""
+    """Delete a checkpoint like `shutil.rmtree`. A kill meanwhile leaves nothing that looks like a checkpoint."""
     incomplete = Path(folder).parent / INCOMPLETE
     try:
         aside = _move_aside(Path(folder))
@@ -119,12 +119,12 @@ def delete(folder: str | Path, ignore_errors: bool = False) -> None:
 
 
 def clear(folder: Path, name: str | None = None) -> None:
-    """Remove the parts of checkpoints that killed jobs have left in `folder`.
+    """Remove the incomplete checkpoints that killed jobs have left in `folder`.
 
     Args:
-        folder: where complete checkpoints lie.
-        name: the parts of this checkpoint are removed at once, those of others after a day without a change; None: all
-            are removed at once.
+        folder: the folder of the complete checkpoints.
+        name: the checkpoint whose parts are removed at once; parts of other checkpoints are removed after a day without
+            a change. None: all parts are removed at once.
     """
     restore(folder, name or "*")
     if name is None:
@@ -141,7 +141,7 @@ def clear(folder: Path, name: str | None = None) -> None:
 def _is_abandoned(left: Path) -> bool:
     """Return whether a folder of `.incomplete` has not changed for so long that no process is writing there."""
     try:
-        # The folder around it, because a checkpoint that has just been moved aside is as old as it is.
+        # The parent's time counts too, because a checkpoint keeps its own old times when it is moved aside.
         changed = max(path.stat().st_mtime for path in (left.parent, left, *left.rglob("*")))
     except FileNotFoundError:
         return False
@@ -149,9 +149,9 @@ def _is_abandoned(left: Path) -> bool:
 
 
 def why_full(error: BaseException | None, folder: Path) -> str | None:
-    """Return a description of the disk under `folder` if writing failed with `error` because it is full, else None.
+    """Return a description of the disk under `folder` if `error` occurred because it is full, else None.
 
-    Not every error says so: torch's own has neither a number nor a reason. A file of 1 MiB is then written as a probe.
+    torch's own errors have neither a number nor a reason. For unclear errors, a file of 1 MiB is written as a probe.
     """
     while error is not None:
         if (isinstance(error, OSError) and error.errno in _FULL) or os.strerror(errno.ENOSPC) in str(error):
@@ -178,7 +178,7 @@ def _describe(folder: Path) -> str:
 
 
 def _move_aside(folder: Path, prefix: str = "old-") -> Path:
-    """Move `folder` into a new folder in `.incomplete`; return that one."""
+    """Move `folder` into a new folder in `.incomplete`; return the new folder."""
     (folder.parent / INCOMPLETE).mkdir(exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent / INCOMPLETE))
     try:
@@ -191,7 +191,7 @@ def _move_aside(folder: Path, prefix: str = "old-") -> Path:
 
 def _tidy(folder: Path) -> None:
     """Remove `folder`, which is `.incomplete` or a folder in it, and `.incomplete`, if they are empty."""
-    with contextlib.suppress(OSError):  # not empty
+    with contextlib.suppress(OSError):  # the folder is not empty
         folder.rmdir()
         if folder.name != INCOMPLETE:
             folder.parent.rmdir()

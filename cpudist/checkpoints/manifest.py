@@ -1,6 +1,6 @@
-"""The last file of a checkpoint: its step, its run, and a checksum of every other file.
+"""The manifest, the last file of a checkpoint: its step, its run, and a checksum of every other file.
 
-Trainer's checkpoints have it, too. A folder with this file is a checkpoint of ours; other folders are left alone.
+Trainer's checkpoints have one, too. A folder with a manifest is a checkpoint of cpudist; others are left alone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BLOCK = 1 << 22  # bytes to read or write at once
 
 @dataclass(frozen=True)
 class Manifest:
-    """What FILE says.
+    """The content of FILE.
 
     Attributes:
-        step: the step after which the checkpoint was saved; None where it has none.
-        world_size: how many ranks have saved it.
-        runs: the names of their run.
-        trainer: for a checkpoint of Trainer: the batch geometry of the training, and its number.
+        step: the step after which the checkpoint was saved; None if it has no step.
+        world_size: the number of ranks that have saved it.
+        runs: the names of the run that has saved it.
+        trainer: the batch geometry and number of the training, if Trainer has saved the checkpoint.
         files: each file with its size in bytes and its CRC-32.
     """
 
@@ -43,7 +43,7 @@ def seal(
     trainer: Mapping[str, Any] | None = None,
     known: Mapping[str, tuple[int, str]] | None = None,
 ) -> None:
-    """Write FILE into `folder`, whose other files are complete; `known` has checksums that are computed already."""
+    """Write FILE into `folder` after all other files; `known` has checksums that are already computed."""
     files = dict(known or {})
     others = [path for path in folder.rglob("*") if path.is_file() and path != folder / FILE]
     files |= checksums(folder, [path for path in others if str(path.relative_to(folder)) not in files])
@@ -52,7 +52,7 @@ def seal(
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return the content of FILE in `folder`: empty where there is none, None where it is damaged."""
+    """Return the content of FILE in `folder`; empty if there is no such file, None if it is damaged."""
     try:
         said = json.loads((folder / FILE).read_text(encoding="utf-8"))
         files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in said["files"].items()}
@@ -69,10 +69,10 @@ def checksums(folder: Path, paths: Iterable[Path]) -> dict[str, tuple[int, str]]
 
 
 def damage(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Return the first fault in the files of a checkpoint, in words; None where there is none.
+    """Describe the first fault in the files of a checkpoint; return None if there is none.
 
-    Part `part` of `parts` of the files is compared: 0 of 1 is all of them. Without FILE it returns None: a checkpoint
-    of Trainer may have been made without cpudist.
+    Only part number `part` of `parts` of the files is compared; 0 of 1 is all files. Without FILE it returns None,
+    because Trainer may have saved the checkpoint without cpudist.
     """
     said = read(folder)
     if said is None:

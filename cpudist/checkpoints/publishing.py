@@ -1,6 +1,6 @@
-"""Save a checkpoint: all ranks write it aside, wait for each other and publish it; then the oldest are deleted.
+"""Save a checkpoint: all ranks write into a staging directory, wait for each other and publish it.
 
-Trainer and users' own loops save by this one sequence.
+Trainer and users' own loops both save in this way; then they delete the oldest checkpoints.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TOKEN = re.compile("[0-9a-f]{16}")
 
 
 class Ranks:
-    """The ranks of a process group, or this process alone where there is none.
+    """The ranks of a process group, or only this process if there is none.
 
     Attributes:
         group: the process group; None: the default one.
         alone: whether there is no process group.
-        rank, size: this process's place.
+        rank, size: this process's rank, and the number of ranks.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -49,10 +49,10 @@ class Ranks:
         return values
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """Return the results of `work` on all ranks, once all have done it; it must not communicate.
+        """Run `work`, which must not communicate, and return the results of all ranks.
 
         Raises:
-            UserError: `work` has failed on a rank, named in the message; this rank's own error comes first.
+            UserError: `work` has failed on the rank that the message names. This rank re-raises its other errors.
         """
         value: T | None = None
         failed: Exception | None = None
@@ -69,7 +69,7 @@ class Ranks:
         return [value for value, _ in outcomes]  # type: ignore[misc]  # all have succeeded
 
     def first(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0 and return its result on all ranks; errors as in `each`."""
+        """Run `work` on rank 0 and return its result on all ranks; for errors see `each`."""
         return self.each(work if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
@@ -77,11 +77,11 @@ class Publisher:
     """Save checkpoints in `folder`; every rank calls `begin`, writes its part, and calls `complete`.
 
     Attributes:
-        saved: those that this process has saved, in this order.
+        saved: the checkpoints that this process has saved, in the order of saving.
 
     Args:
-        alone: whether no other job saves there. Then the remains of all killed jobs are removed, otherwise only those
-            of a checkpoint with the same name.
+        alone: whether no other job saves there. If so, the remains of all killed jobs are removed, otherwise only the
+            remains of a checkpoint with the same name.
     """
 
     def __init__(self, folder: Path, alone: bool = True) -> None:
@@ -92,15 +92,15 @@ class Publisher:
     def begin(self, name: str, ranks: Ranks, publishes: bool, check: Callable[[], None] = lambda: None) -> Path:
         """Return the folder into which all ranks write the checkpoint `name`.
 
-        The folder is unique to this job and this attempt: a host that was frozen in an earlier attempt may go on
-        writing.
+        The folder is unique to this job and this attempt, because a host that was frozen in an earlier attempt may
+        continue to write.
 
         Args:
-            publishes: whether this rank publishes it: one rank of the job, or of each host where hosts share no disk.
-            check: called on ranks that publish, before anything is written, to raise `UserError`.
+            publishes: whether this rank publishes it: one rank of the job does, or one per host if they share no disk.
+            check: called on ranks that publish, before anything is written; may raise `UserError`.
 
         Raises:
-            UserError: as `check`, or the name of the folder, as received, was not made by rank 0.
+            UserError: see `check`; or the received name of the folder is not one of rank 0's.
         """
 
         def prepare() -> str:
@@ -110,7 +110,7 @@ class Publisher:
             return secrets.token_hex(8)
 
         token = self._each(ranks, name, prepare)[0]
-        if not _TOKEN.fullmatch(token):  # it becomes part of a path
+        if not _TOKEN.fullmatch(token):  # the token becomes part of a path
             raise UserError(
                 f"rank 0 names a checkpoint {token!r}: a stranger writes to the job's store; set CPUDIST_TOKEN"
             )
@@ -120,7 +120,7 @@ class Publisher:
     def complete(
         self, written: Path, ranks: Ranks, publishes: bool, finish: Callable[[], T], seal: Callable[[list[T]], None]
     ) -> None:
-        """Publish the checkpoint once all of it is on the disk.
+        """Publish the checkpoint after all of it is on the disk.
 
         Args:
             finish: writes the rest of this rank's part; must not communicate.
@@ -142,7 +142,7 @@ class Publisher:
         target = self.folder / written.name
         parts = self._each(ranks, target.name, finish)
         self._each(ranks, target.name, lambda: sync(parts))
-        # A rank that goes on may end the job, so the checkpoint must be there.
+        # Wait until all ranks have published: a rank that continues may end the job.
         self._each(ranks, target.name, lambda: folders.publish(written, self.folder) if publishes else None)
         if publishes and not target.is_dir():
             raise UserError(f"{written} has gone: does another job save in {self.folder}? give each its own folder")
@@ -152,9 +152,9 @@ class Publisher:
 
     @contextmanager
     def refusing_full_disk(self, name: str) -> Iterator[None]:
-        """Turn the errors of a block that writes a part of the checkpoint `name` into a `UserError`.
+        """Convert errors of a block that writes a part of the checkpoint `name` to `UserError`.
 
-        Not for use around waits for other ranks: where a file system hangs, writing a probe to it hangs too.
+        Do not use it around waits for other ranks: if the file system hangs, writing the probe hangs too.
         """
         try:
             yield
@@ -164,7 +164,7 @@ class Publisher:
             full = folders.why_full(error, self.folder)
             if full is None and not isinstance(error, OSError):
                 raise
-            folders.clear(self.folder, name)  # makes room for the run record
+            folders.clear(self.folder, name)  # frees space for the run record
             kept = f"{self.saved[-1]} is complete" if self.saved else "none was saved before"
             remedy = "make room, keep fewer checkpoints, or save elsewhere" if full else "save elsewhere"
             raise UserError(f"cannot save {self.folder / name}: {full or error}; {kept}; {remedy}") from error
@@ -179,5 +179,5 @@ class Publisher:
 
 @cache
 def publisher_of(folder: Path) -> Publisher:
-    """Return the publisher of a folder in which only this job saves."""
+    """Return this process's publisher for a folder in which only this job saves."""
     return Publisher(folder)

@@ -1,7 +1,7 @@
 """Find the checkpoints of the running job's run that all ranks see.
 
-A run has names from its launcher (`Launcher.run_ids`); restarts keep them. Every checkpoint has them, so a restart does
-not take a checkpoint of an earlier run in the same folder for its own.
+A launcher names its run (`Launcher.run_ids`), and restarts keep the names. Every checkpoint contains them, so a restart
+ignores the checkpoints of earlier runs in the same folder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def may_be_of_run(job: Job, said: Manifest | None) -> bool:
-    """Return whether an earlier attempt at this run has saved a checkpoint, or it is too damaged (None) to say so."""
+    """Return whether an earlier attempt of this run has saved a checkpoint; True if its manifest is damaged."""
     return said is None or not job.earlier_run_ids.isdisjoint(said.runs)
 
 
 def started_again(job: Job) -> str:
-    """Return the beginning of a line about a restart."""
+    """Return the text with which a message about a restart begins."""
     return f"restart {job.restarts}" if job.restarts else "started again"
 
 
 def say_from_the_beginning(job: Job, folder: Path) -> None:
-    """Announce that a restarted training starts as it did at first; every rank may call it."""
+    """Print that a restarted training starts from the beginning; every rank may call it."""
     if job.restarts and job.world.rank == 0:
         why = f"no checkpoint of this run in {folder} yet" if job.options.resumes else "--resume never"
         say(f"{started_again(job)}: {why}, starting from the beginning")
@@ -39,17 +39,17 @@ def say_from_the_beginning(job: Job, folder: Path) -> None:
 def newest_whole(
     found: Mapping[int, Path], folder: Path, remedy: str, damage: Callable[[Path], str | None]
 ) -> Path | None:
-    """Return the newest undamaged checkpoint that every rank sees; None where there are none.
+    """Return the newest undamaged checkpoint that every rank sees; None if there are no checkpoints.
 
-    A damaged checkpoint is named in a line, and the one before it is taken. Every rank calls it. Where hosts share no
-    disk, a kill may have left a checkpoint on some of them only.
+    Every rank calls it. A damaged checkpoint is reported, and the previous one is used. If hosts share no disk, a kill
+    may have left a checkpoint on some of them only.
 
     Args:
-        remedy: advice to the user where ranks see none in common.
-        damage: returns the fault in a checkpoint, the same on all ranks.
+        remedy: advice to the user if the ranks see no common checkpoint.
+        damage: returns the fault in a checkpoint, the same on all ranks; None: it is not damaged.
 
     Raises:
-        UserError: ranks see checkpoints, but none in common, or all are damaged.
+        UserError: the ranks see checkpoints, but no common one, or all are damaged.
     """
     ranks = Ranks()
     everyones = ranks.all_gather(set(found))

@@ -1,6 +1,4 @@
-"""The checkpoints of a user's own training loop: the newest are kept, and a restart goes on from the last complete
-one.
-"""
+"""Checkpoints of a user's own training loop: keep the newest, and resume a restart from the last complete one."""
 
 from __future__ import annotations
 
@@ -22,18 +20,18 @@ _SHARED = "save on a disk that all hosts share"
 
 
 class Checkpoints:
-    """The checkpoints of a training in one folder, each complete or absent; all ranks make and call it alike.
+    """The checkpoints of a training in one folder, each complete or absent. All ranks create and call it together.
 
     Attributes:
-        folder: where the checkpoints lie, as ``checkpoint-STEP``.
-        keep: the number of complete ones to keep.
-        values: the plain values of the checkpoint that was restored.
+        folder: the folder that contains the checkpoints, as ``checkpoint-STEP``.
+        keep: the number of complete checkpoints to keep.
+        values: the plain values of the restored checkpoint.
 
     Args:
         folder: a folder on a disk that all hosts share; it need not exist.
         keep: the number of complete checkpoints to keep, at least 1.
-        asynchronous: have `save` return once it has copied the training in memory; a thread then writes the copy. The
-            next `save`, and the end of the job, wait for it.
+        asynchronous: make `save` return after it has copied the training in memory; a thread then writes the copy. The
+            next `save`, and the end of the job, wait for the thread.
 
     Raises:
         UserError: `keep` is less than 1, or the job's hosts do not share the folder.
@@ -64,20 +62,20 @@ class Checkpoints:
     ) -> int:
         """Load the newest complete checkpoint of this run, with the random states of every rank.
 
-        A damaged checkpoint is named in a line, and the one before it is taken. Where the launcher names runs
+        A damaged checkpoint is reported, and the previous one is used. If the launcher names runs
         (docs/checkpoints.md), other runs' checkpoints are ignored, and never deleted.
 
         Args:
             model: the model to load into, wrapped or not.
             optimizer: its optimizer.
-            more: other objects to load into, as they were given to `save`; plain values are defaults of `values`.
+            more: other objects to load into, with the names used in `save`; plain values are defaults of `values`.
 
         Returns:
-            The step that the checkpoint was saved with; 0 where there is none.
+            The step of the checkpoint; 0 if there is none.
 
         Raises:
-            UserError: all checkpoints are damaged, the checkpoint is of another model, or there are only checkpoints of
-                an earlier run.
+            UserError: all checkpoints are damaged, the checkpoint belongs to another model, or only an earlier run has
+                saved checkpoints.
         """
         self.wait()
         state.check_names(model, optimizer, more)
@@ -113,10 +111,10 @@ class Checkpoints:
             model: the model, wrapped or not.
             optimizer: its optimizer.
             more: anything with ``state_dict`` and ``load_state_dict``, such as a learning-rate scheduler, and plain
-                values. A value that differs between ranks needs one name for each rank.
+                values. A value that differs between ranks needs a different name on each rank.
 
         Raises:
-            UserError: the disk is full, or there is a folder of this name that is no checkpoint of cpudist.
+            UserError: the disk is full, or a folder of this name exists and is no checkpoint of cpudist.
         """
         self.wait()
         ranks, background = Ranks(), self._background
@@ -132,7 +130,7 @@ class Checkpoints:
         """Wait until an asynchronous checkpoint is complete.
 
         Raises:
-            UserError: it could not be saved; see `save`.
+            UserError: the checkpoint could not be saved; see `save`.
         """
         if self._background is not None:
             self._background.wait()
@@ -148,14 +146,14 @@ class Checkpoints:
             folders.rotate(self._own().values(), self.keep, publisher.saved)
 
     def _own(self) -> dict[int, Path]:
-        """Return the checkpoints of this run by their steps; where the launcher names no runs, all of them."""
+        """Return the checkpoints of this run by their steps; all checkpoints if the launcher names no runs."""
         job, ours, saved = current(), _ours(self.folder), publisher_of(self.folder).saved
         if job is None or not job.run_ids:
             return ours
         return {step: path for step, path in ours.items() if path in saved or may_be_of_run(job, manifest.read(path))}
 
     def _check_no_others(self) -> None:
-        """Check that a new training does not begin in a folder with another run's checkpoints."""
+        """Check that a new training does not start in a folder with another run's checkpoints."""
         own = self._own()
         others = [path for step, path in _ours(self.folder).items() if step not in own]
         if not others:
@@ -167,9 +165,9 @@ class Checkpoints:
 
 
 def check_shared(folder: Path, ranks: Ranks) -> None:
-    """Check that all ranks mean the same folder; every rank calls it.
+    """Check that `folder` is the same on all ranks; every rank calls it.
 
-    Rank 0 writes a file for a moment, in the nearest folder that exists on all hosts. Where that cannot be written,
+    Rank 0 writes a temporary file into the nearest parent folder that exists on all hosts. If it cannot be written,
     nothing is checked.
 
     Raises:
@@ -185,12 +183,12 @@ def check_shared(folder: Path, ranks: Ranks) -> None:
 
 
 def _ours(folder: Path) -> dict[int, Path]:
-    """Return the complete checkpoints of cpudist's by their steps, the newest last."""
+    """Return cpudist's complete checkpoints in a folder by their steps, the newest last."""
     return {step: path for step, path in folders.numbered(folder).items() if (path / manifest.FILE).is_file()}
 
 
 def _checked(step: int, ranks: Ranks) -> int:
-    """Check that `step` is a number of steps, the same on all ranks, and return it."""
+    """Check that `step` is a number of steps and equal on all ranks, and return it."""
     steps = ranks.all_gather(step)
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UserError(f"step must be a whole number of steps from 0 on, not {step!r}")

@@ -6,7 +6,7 @@
     values     NAME: a plain value
     NAME       the state of anything else that was given: a module as "model" is, otherwise one object
 
-DCP flattens dicts and turns their keys into text, so a value other than a tensor is put into a tuple, which DCP pickles
+DCP flattens dicts and converts their keys to text. So other values than tensors are put into tuples, which DCP pickles
 whole.
 """
 
@@ -36,7 +36,7 @@ def collect(
     *,
     copied: bool = False,
 ) -> dict[str, Any]:
-    """Return the tree of a checkpoint, or a copy that later training does not change; every rank calls it."""
+    """Return the tree of a checkpoint, or a copy of it (`copied`) for a background write; every rank calls it."""
     check_names(model, optimizer, more)
     job = current()
     if job is not None:
@@ -60,7 +60,7 @@ def check_names(model: Any, optimizer: Any, more: Mapping[str, Any]) -> None:
     """Check the arguments of a save or a load.
 
     Raises:
-        UserError: an optimizer without its model, or a name that checkpoints use themselves.
+        UserError: there is an optimizer without its model, or a name is reserved for checkpoints.
     """
     if optimizer is not None and model is None:
         raise UserError("optimizer= is saved and loaded under the names of its model's parameters; give model= too")
@@ -75,12 +75,12 @@ def is_stateful(value: Any) -> bool:
 
 
 def plain_values(more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `more` that are saved as they are."""
+    """Return the values of `more` that are saved unchanged."""
     return {name: value for name, value in more.items() if not is_stateful(value)}
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the user's own model: without DDP, and as it was before torch.compile."""
+    """Return the user's own model, without DDP's and torch.compile's wrappers."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -91,15 +91,15 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def without_tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that `collect` has turned into a part of a tree."""
+    """Return a part of a tree as a state dict again, with the values taken out of their tuples."""
     return {name: value[0] if isinstance(value, tuple) else value for name, value in tree.items()}
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load an optimizer's part of a tree into an optimizer of the same parameters, in any order and groups.
+    """Load an optimizer's part of a tree; order and groups of the parameters may differ.
 
     Raises:
-        UserError: parameters are missing in the checkpoint.
+        UserError: the checkpoint lacks parameters.
     """
     options = {name: group for group in saved["param_groups"][0] for name in group["params"]}
     packed = optimizer.state_dict()
@@ -130,7 +130,7 @@ def load_random(states: Mapping[str, Any]) -> None:
 
 
 def few(names: list[str]) -> str:
-    """Return up to three names, and how many there are more."""
+    """Return a text with up to three names and the number of the others."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
@@ -164,10 +164,10 @@ def _names_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Itera
 
 
 def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
-    """Return a value of an optimizer's state in its parameter's layout.
+    """Return a value of an optimizer's state with the layout of its parameter.
 
-    Fused optimizers read both as arrays of the same order and ignore strides. The state of a DTensor is divided over
-    the ranks like the DTensor.
+    Fused optimizers ignore strides, so the value needs the parameter's memory order. The state of a DTensor is divided
+    over the ranks like the DTensor.
     """
     if isinstance(value, tuple):
         return value[0]
@@ -191,7 +191,7 @@ def _random_states() -> dict[str, Any]:
 
 
 def _with_tuples(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with tensors on the CPU, DTensors as they are, and all else in tuples."""
+    """Return a state with tensors on the CPU, DTensors unchanged, and all other values in tuples."""
     tree: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, DTensor):

@@ -1,9 +1,9 @@
 """Keep Hugging Face's accelerate and Trainer on the job's process group, devices and checkpoints.
 
-`PATCHES` lists every part of the two libraries that cpudist replaces or relies on while a job runs, and why; a backend
-adds what its own devices need (`Backend.change_libraries`). A module is patched once the script has imported it; this
-package never imports the libraries itself. To support another version, run tests/huggingface with it, mend the patches
-that no longer fit, and widen `KNOWN`.
+`PATCHES` lists every part of the two libraries that cpudist replaces or relies on during a job, with the reason. A
+backend adds patches for its devices (`Backend.change_libraries`). A module is patched after the script has imported it;
+this package never imports the libraries itself. To support another version, run tests/huggingface with it, correct the
+patches that no longer fit, and widen `KNOWN`.
 
 It must not import launchers, programs or command lines.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KNOWN", "PATCHES", "Context", "Patch", "install"]
 
-# The versions that the test suite has run with, the lowest and the highest.
+# The lowest and the highest version that the test suite has run with.
 KNOWN = {"accelerate": ">=1.15,<2", "transformers": ">=4.57.6,<6"}
 
 
@@ -43,8 +43,8 @@ class Context:
     """The shared state of one job's patches.
 
     Attributes:
-        trainings: `Manifest.trainer` of each Trainer's checkpoints: its training's geometry and number.
-        weights: for each Trainer whose ranks have unequal shares, the weights of the batches of the current step.
+        trainings: for each Trainer the batch geometry and number of its training, for `Manifest.trainer`.
+        weights: for each Trainer with unequal shares, the weights of the batches of the current step.
     """
 
     job: Job
@@ -55,14 +55,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Patch:
-    """A part of another package that cpudist replaces, or relies on.
+    """A part of another package that cpudist replaces or relies on.
 
     Attributes:
         target: "module:attribute" or "module:Class.attribute".
         why: the reason, as docs/patches.md shows it.
-        function: makes the replacement from the original and the context, or changes the original and returns it. None
-            where another patch replaces the target for a while, or calls it: then it is only checked.
-        parameters: the names of the original's parameters; "..." stands for any more. None where it is no function.
+        function: takes the original and the context, and returns the replacement or the changed original. None: only
+            check that the target exists; another patch uses it.
+        parameters: the names of the original's parameters; "..." allows any others. None: do not check them.
         attributes: names that the original must have.
         versions: the versions of the package that have the target; empty: all in `KNOWN`.
     """
@@ -84,7 +84,7 @@ _SAVING = "a rank killed while it saves leaves half a checkpoint, and Trainer re
 _DELETING = "a rank killed while it deletes leaves half a checkpoint, and Trainer resumes from it"
 _UNEQUAL = "resumed on a number of ranks that does not divide a step's samples, ranks get unequal shares"
 
-# The patches of one module are applied in this order.
+# The patches of a module are applied in this order.
 PATCHES = (
     Patch(
         "accelerate.state:PartialState._prepare_backend",
@@ -187,7 +187,7 @@ def install(job: Job) -> None:
     Raises:
         UserError: the script has imported an unsupported version of one of them.
     """
-    # Where this is unset, accelerate divides the machine's cores by the ranks, pinned or not.
+    # If this is unset, accelerate divides the machine's cores among the ranks, even if they are pinned.
     job.changes.default_variable("OMP_NUM_THREADS", str(torch.get_num_threads()))
     job.changes.default_variable("TORCHINDUCTOR_CACHE_DIR", own_compile_cache(job.world.rank))
     context = Context(job)
@@ -203,7 +203,7 @@ def _apply_all(module: ModuleType, context: Context) -> None:
 
 def _apply(patch: Patch, module: ModuleType, context: Context) -> None:
     """Replace the target if the patch was written for it, otherwise raise `UserError`."""
-    from packaging.specifiers import SpecifierSet  # transformers and accelerate need it too
+    from packaging.specifiers import SpecifierSet  # also a dependency of transformers and accelerate
 
     package = sys.modules[module.__name__.partition(".")[0]]
     known = SpecifierSet(KNOWN[package.__name__]).contains(package.__version__, prereleases=True)

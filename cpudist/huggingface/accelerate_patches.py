@@ -1,6 +1,6 @@
-"""accelerate's choice of a backend, and its DDP.
+"""Patches of accelerate's choice of backend and number format, and of its DDP.
 
-Each function makes the replacement of `original`; `PATCHES` says why.
+Each function returns the replacement of `original`; `PATCHES` has the reasons.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `PartialState._prepare_backend`: on CPUs accelerate takes the job's own process group, under its name."""
+    """Replace `PartialState._prepare_backend`: on CPUs, accelerate uses the job's own process group."""
     if context.job.world.device_type != "cpu":
         return original
     multi_cpu = sys.modules[original.__module__].DistributedType.MULTI_CPU
-    # accelerate gathers with a function that torch 2.13 renames; a user can do nothing about it.
+    # accelerate calls a function that is deprecated in torch 2.13; users cannot change that.
     context.job.changes.ignored_warnings(".*all_gather_into_tensor.* is deprecated", FutureWarning)
 
     @functools.wraps(original)
@@ -36,7 +36,7 @@ def prepare_backend(original: Callable[..., Any], context: Context) -> Callable[
 
 
 def state_init(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `AcceleratorState.__init__`: on CPUs compute in bfloat16 instead of float16 where it is fast."""
+    """Replace `AcceleratorState.__init__`: on CPUs, replace float16 by bfloat16 where that is fast, else by float32."""
     if context.job.world.device_type != "cpu":
         return original
 
@@ -56,9 +56,9 @@ def state_init(original: Callable[..., None], context: Context) -> Callable[...,
 
 
 def prepare_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Accelerator.prepare_model`: compress gradients, and note it for the run record.
+    """Replace `Accelerator.prepare_model`: compress gradients, and add that to the run record.
 
-    Where bfloat16 would be many times slower, it computes in float32.
+    If bfloat16 would be many times slower than float32, the model computes in float32.
     """
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Trainer's checkpoints: their files, and the one that a restarted run goes on from, the same on every rank."""
+"""Find Trainer's checkpoints, and the one from which all ranks of a restarted run resume."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from cpudist.job import Job
 
 STATE = "trainer_state.json"  # the last file that an unpatched Trainer writes
-_SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 leaves it while it saves on SIGTERM
+_SENTINEL = "checkpoint-is-incomplete.txt"  # transformers 5 creates it while it saves on SIGTERM
 
-# Of each output folder, in this process. A script may train several times, and a restart does so in the same order.
+# Trainings so far by output folder. A script may train several times; after a restart the order is the same.
 _trainings: Counter[str] = Counter()
 
 _SHARED = "put --output_dir on a disk that all hosts share, or train with --save_on_each_node"
@@ -33,9 +33,9 @@ def checkpoints(folder: str | Path) -> dict[int, Path]:
 
 
 def adopt(folder: Path, written: Path) -> None:
-    """Move files into `written` that a class derived from Trainer has saved straight into `folder`.
+    """Move files into `written` that a subclass of Trainer has saved directly into `folder`.
 
-    If `folder` has a state, it is a checkpoint of an earlier run, and stays as it is.
+    If `folder` has a state, it is a checkpoint of an earlier run, and is not changed.
     """
     if folder.is_dir() and not (folder / STATE).exists():
         for path in folder.iterdir():
@@ -45,19 +45,19 @@ def adopt(folder: Path, written: Path) -> None:
 
 
 def number_training(folder: str) -> int:
-    """Return the number of a training that begins, among this process's trainings with the same output folder."""
+    """Return the number of a new training, counted from 0 over this process's trainings with this output folder."""
     _trainings[os.path.abspath(folder)] += 1
     return _trainings[os.path.abspath(folder)] - 1
 
 
 def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
-    """Return the newest complete checkpoint in `folder` that this run has saved, and announce it; every rank calls it.
+    """Return the newest complete checkpoint in `folder` of this run, and print its path; every rank calls it.
 
     Returns:
-        The checkpoint; None where no earlier attempt at this run has saved one, and with `--resume never`.
+        The checkpoint; None with `--resume never`, or if no earlier attempt of this run has saved one.
 
     Raises:
-        UserError: ranks see checkpoints of this run, but none in common, or all are damaged.
+        UserError: the ranks see checkpoints of this run, but no common one, or all are damaged.
     """
     restore(folder)
     if not job.options.resumes or not job.earlier_run_ids:
@@ -77,15 +77,15 @@ def newest_of_run(job: Job, folder: Path, training: int) -> str | None:
 
 
 def is_of_run(job: Job, checkpoint: Path) -> bool:
-    """Return whether an earlier attempt at this run has saved `checkpoint`."""
+    """Return whether an earlier attempt of this run has saved `checkpoint`."""
     said = manifest.read(checkpoint)
     return said is not None and runs.may_be_of_run(job, said)
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return the fault in the files of a checkpoint, in words; None where there is none. Every rank calls it.
+    """Describe the first fault in the files of a checkpoint; return None if there is none. Every rank calls it.
 
-    Each host reads all files, shared by its ranks: with --save_on_each_node it has its own.
+    The ranks of each host share the work, because with --save_on_each_node each host has its own files.
     """
     job = current()
     part, parts = (0, 1) if job is None else (job.world.local_rank, job.world.local_size)

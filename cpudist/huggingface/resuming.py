@@ -1,7 +1,7 @@
-"""Resume a training after a restart, and on another number of ranks with the same steps.
+"""Resume a training after a restart; on another number of ranks, keep its steps.
 
-Trainer counts steps. With fewer ranks a step would have fewer samples, so the same step would be another place in the
-data, and the learning-rate schedule would end too early. Here a step keeps its original samples: in equal shares where
+Trainer counts steps. With fewer ranks a step would have fewer samples, so the same step would be at another position in
+the data, and the learning-rate schedule would end too early. Here a step keeps its original samples, in equal shares if
 possible, otherwise in unequal ones (uneven_shares.py).
 """
 
@@ -31,13 +31,13 @@ _BY_LENGTH = ("group_by_length", "batch_rebalance")
 
 
 def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Trainer.train`: a restarted run goes on from its newest checkpoint; resuming keeps a step's samples."""
+    """Replace `Trainer.train`: resume a restarted run from its newest checkpoint; a step keeps its samples."""
     module: Any = sys.modules["transformers.trainer"]
 
     @functools.wraps(original)
     def train_to_the_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = train_on(self, *args, **kwargs)
-        context.background.wait()  # then all checkpoints are complete
+        context.background.wait()  # until all checkpoints are complete
         return output
 
     def train_on(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -47,15 +47,15 @@ def train(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
             checkpoint = module.get_last_checkpoint(self.args.output_dir)
         number = number_training(self.args.output_dir)
         context.trainings[self] = {**asdict(_as_asked_for(self)), "training": number}
-        if checkpoint is None and trial is None:  # the script names none
+        if checkpoint is None and trial is None:  # the script gives no checkpoint
             folder = Path(self.args.output_dir)
             checkpoint = resume_from_checkpoint = newest_of_run(context.job, folder, number)
             if checkpoint is None:
                 say_from_the_beginning(context.job, folder)
         elif checkpoint and (problem := damage(Path(checkpoint))) is not None and self.args.process_index == 0:
-            say(f"warning: {checkpoint} is damaged: {problem}")  # the script's own choice is taken
+            say(f"warning: {checkpoint} is damaged: {problem}")  # the script's own choice is loaded anyway
         if checkpoint and is_of_run(context.job, Path(checkpoint)) and _is_finished(Path(checkpoint)):
-            # No batches: a training that resumes at --max_steps inside an epoch would otherwise make one step too many.
+            # Return no batches; otherwise a training that resumes at --max_steps inside an epoch makes one extra step.
             with replaced(self, get_batch_samples=lambda *args, **kwargs: ([], None)):
                 return original(self, resume_from_checkpoint, *args, **kwargs)
         saved = _saved_geometry(Path(checkpoint)) if checkpoint else None
@@ -82,7 +82,7 @@ def _as_asked_for(trainer: Any) -> BatchGeometry:
 
 
 def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
-    """Read how the training of `checkpoint` was begun; None if it was saved without cpudist, or is damaged."""
+    """Return the original batch geometry of a checkpoint's training; None if saved without cpudist, or damaged."""
     said = manifest.read(checkpoint)
     if said is None or not said.trainer:
         return None
@@ -90,7 +90,7 @@ def _saved_geometry(checkpoint: Path) -> BatchGeometry | None:
 
 
 def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str) -> Shares | None:
-    """Choose batch size and accumulation so that steps keep their samples, and announce them.
+    """Choose batch size and accumulation so that steps keep their samples, and print them.
 
     Returns the shares if they are unequal; raises `UserError` if there is no such choice.
     """
@@ -125,7 +125,7 @@ def _keep_steps(trainer: Any, geometry: BatchGeometry, checkpoint: str) -> Share
 
 
 def _leaves_out_others(trainer: Any, geometry: BatchGeometry, batch: int) -> bool:
-    """Return whether --dataloader_drop_last leaves out other samples, with `batch` samples on all ranks together."""
+    """Return whether --dataloader_drop_last drops other samples if all ranks together compute `batch` at once."""
     data, batches = trainer.train_dataset, {geometry.samples_per_batch, batch}
     if hasattr(data, "__len__"):
         batches = {len(data) % batch for batch in batches}
@@ -148,7 +148,7 @@ def _why_not_unequal(trainer: Any, samples: int) -> str | None:
 
 
 def _loading_batch_size(cls: Any, batch_size: int) -> AbstractContextManager[None]:
-    """Set the batch size in states that are read: transformers 4 takes it from there, not from the arguments."""
+    """Set the batch size in loaded states: transformers 4 reads it from the state, not from the arguments."""
     load = vars(cls)["load_from_json"]
 
     def load_from_json(cls: Any, json_path: str) -> Any:
@@ -161,7 +161,7 @@ def _loading_batch_size(cls: Any, batch_size: int) -> AbstractContextManager[Non
 
 @contextmanager
 def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
-    """Give `trainer` the batches of its rank by `shares`, and the context the weights of each step's batches."""
+    """Make `trainer` use its rank's batches of `shares`, and put each step's batch weights into the context."""
     load, collect = trainer.get_train_dataloader, trainer.get_batch_samples
     data_loader = sys.modules["accelerate.data_loader"]
     shard: Any = vars(data_loader)["BatchSamplerShard"]
@@ -190,10 +190,10 @@ def _sharing(trainer: Any, shares: Shares, context: Context) -> Iterator[None]:
     def get_batch_samples(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal epoch, steps
         assert sampler is not None
-        if epoch_iterator is not epoch:  # the first epoch begins where the checkpoint was saved
+        if epoch_iterator is not epoch:  # the first epoch begins at the checkpoint's step
             resumed = epoch is None and not trainer.args.ignore_data_skip
             epoch, steps = epoch_iterator, sampler.weights(trainer.state.global_step if resumed else 0)
-        # After a resumed epoch transformers 4 asks for as many steps more as it has skipped: there are none.
+        # After a resumed epoch, transformers 4 requests as many extra steps as it has skipped; there are none.
         context.weights[trainer] = iter(next(steps, []))
         return collect(epoch_iterator, *args, **kwargs)
 

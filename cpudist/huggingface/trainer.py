@@ -1,9 +1,9 @@
-"""Trainer's model, optimizer and loss.
+"""Patches of Trainer's model, optimizer and loss.
 
-`--use_ipex` takes effect between making the optimizer and wrapping the model in DDP. `--bf16` is accelerate's autocast,
-with float32 parameters.
+`--use_ipex` takes effect after the optimizer is created and before DDP wraps the model. `--bf16` is accelerate's
+autocast, with float32 parameters.
 
-Each function makes the replacement of `original`; `PATCHES` says why.
+Each function returns the replacement of `original`; `PATCHES` has the reasons.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    """Replace `Trainer._wrap_model`: optimize the model first, also with an optimizer that the script has made."""
+    """Replace `Trainer._wrap_model`: optimize the model first, also if the script has created the optimizer."""
     backend = context.job.backend
     seen: WeakSet[Any] = WeakSet()
 
@@ -35,7 +35,7 @@ def wrap_model(original: Callable[..., Any], context: Context) -> Callable[..., 
             backend.devices.prepare(self.model)
             _optimize(self, context)
         result = original(self, model, training, dataloader)
-        if (handler := self.accelerator.ddp_handler) is not None:  # accelerate passes its values on to DDP
+        if (handler := self.accelerator.ddp_handler) is not None:  # accelerate passes the handler's values to DDP
             handler.gradient_as_bucket_view = backend.ddp_options().get("gradient_as_bucket_view", False)
         return result
 
@@ -57,7 +57,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
     ) -> Any:
         gives_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         multiplies = self.args.average_tokens_across_devices and self.accelerator.num_processes > 1
-        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # then Trainer itself divides
+        divides = getattr(self, "loss_is_scaled_for_ga", None) is False  # in this case Trainer itself divides
         batches = 1 if divides else getattr(self, "current_gradient_accumulation_steps", 1)
         too_large = batches * (self.accelerator.num_processes if multiplies else 1)
         unequal = self in context.weights and model.training
@@ -69,7 +69,7 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
         else:
             count = num_items_in_batch.as_subclass(_Count)
             count.used = False
-            with torch.compiler.set_stance("force_eager"):  # compiled code would not show the use
+            with torch.compiler.set_stance("force_eager"):  # compiled code would hide whether the count is used
                 result = original(self, model, inputs, return_outputs, count)
             uses_count[self] = count.used
         return result if uses_count[self] else _divide(result, too_large / weight)
@@ -78,13 +78,13 @@ def compute_loss(original: Callable[..., Any], context: Context) -> Callable[...
 
 
 def _optimize(trainer: Any, context: Context) -> None:
-    """Apply the optimizations of --use_ipex; without it, only note Trainer's own for the run record."""
+    """Apply the optimizations of --use_ipex; without it, only add Trainer's own to the run record."""
     model, optimizer, args = trainer.model, trainer.optimizer, trainer.args
     if args.torch_compile:
         kernels.check_compiling()
-    dtype = computing_type(args)  # accelerate's autocast; prepare_model says where it is not bfloat16
+    dtype = computing_type(args)  # for accelerate's autocast; prepare_model reports float32 instead of bfloat16
     if args.bf16 and dtype is torch.float32:
-        trainer.use_cpu_amp = False  # of transformers 4.57, in addition to accelerate's
+        trainer.use_cpu_amp = False  # autocast of transformers 4.57, in addition to accelerate's
     formats = kernels.autocast_in(dtype)
     if not args.use_ipex:
         fused = any(group.get("fused") for group in optimizer.param_groups)
@@ -98,14 +98,14 @@ def _optimize(trainer: Any, context: Context) -> None:
 
 
 def _divide(result: Any, number: float) -> Any:
-    """Divide the loss in the result of `compute_loss`: the loss, or a tuple that begins with it."""
+    """Divide the loss in the result of `compute_loss`, which is the loss or a tuple that begins with it."""
     if number == 1:
         return result
     return (result[0] / number, *result[1:]) if isinstance(result, tuple) else result / number
 
 
 class _Count(torch.Tensor):
-    """A number that records whether anything has been computed with it."""
+    """A number that records whether it has been used in a computation."""
 
     used: bool
 

@@ -1,8 +1,8 @@
-"""Trainer's checkpoints: each is complete or absent, and says how its training was begun.
+"""Patches of Trainer's checkpoints: each is complete or absent, and contains its training's batch geometry.
 
-Trainer (4.57 and 5.x) writes straight into `checkpoint-N`, and resumes from the highest N whatever it finds there. Here
-every rank writes into a folder beside it, and the checkpoint is published like any other (checkpoints/publishing.py).
-With `--async-checkpoint` Trainer saves large files in memory, and a thread does the rest while the training goes on.
+Trainer (4.57 and 5.x) writes into `checkpoint-N`, and resumes from the highest N even if it is incomplete. Here every
+rank writes into a staging directory, and checkpoints/publishing.py publishes the checkpoint. With `--async-checkpoint`
+Trainer saves large files in memory, and a thread writes them while the training continues.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SHUTIL = SimpleNamespace(**{**vars(shutil), "rmtree": folders.delete})
 
 
 def replace_shutil(original: Any, context: Context) -> Any:
-    """Replace `shutil` in a module of transformers: deleting a checkpoint renames it first."""
+    """Replace `shutil` in a module of transformers: checkpoints are renamed before they are deleted."""
     return _SHUTIL
 
 
 def save_checkpoint(original: Callable[..., None], context: Context) -> Callable[..., None]:
-    """Replace `Trainer._save_checkpoint`: a checkpoint appears under its name once it is complete."""
+    """Replace `Trainer._save_checkpoint`: a checkpoint appears under its name only when it is complete."""
     job, background = context.job, context.background
 
     @functools.wraps(original)
@@ -46,10 +46,10 @@ def save_checkpoint(original: Callable[..., None], context: Context) -> Callable
         run_dir, name = Path(self._get_output_dir(trial=trial)), f"{folders.PREFIX}{self.state.global_step}"
         publisher, publishes = publisher_of(run_dir.absolute()), self.args.should_save
         written = publisher.begin(name, Ranks(), publishes)
-        # Trainer waits for the last checkpoint of a training, and for one that is to be uploaded.
+        # The last checkpoint of a training, and checkpoints to upload, are not written in the background.
         later = job.options.async_checkpoint and not (self.control.should_training_stop or self.args.push_to_hub)
         files = DeferredFiles()
-        # Trainer saves into the folder aside, and uploads nothing from there.
+        # Trainer saves into the staging directory, and uploads nothing from there.
         aside = replaced(
             self,
             _get_output_dir=lambda trial: str(written.parent),
@@ -95,7 +95,7 @@ def load_best_model(original: Callable[..., None], context: Context) -> Callable
 
 
 def _name_the_best(trainer: Any, run_dir: Path, written: Path) -> None:
-    """Correct the path of the best checkpoint in the state: Trainer has put it next to `written`."""
+    """Correct the path of the best checkpoint in the state; Trainer has set a path beside `written`."""
     state = trainer.state
     if not state.best_global_step:
         return
@@ -114,8 +114,8 @@ class DeferredFiles:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Keep in memory what this process saves to paths while the block runs."""
-        # Packages that import safetensors themselves, such as peft, still write at once.
+        """Keep files in memory that this process saves to paths during the block."""
+        # Packages that import safetensors themselves, such as peft, still write immediately.
         modeling = sys.modules["transformers.modeling_utils"]
         with replaced(torch, save=self._instead_of(torch.save)), replaced(modeling, safe_save_file=self._keep_tensors):
             yield

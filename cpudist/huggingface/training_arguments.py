@@ -1,7 +1,7 @@
-"""TrainingArguments: keep the options of the documented command.
+"""Patches of TrainingArguments: additional fields, and the job's own values.
 
 `ddp_compress`, `use_ipex`, `parallel_dropout` and, for transformers 5, `no_cuda` are fields too, so that the command
-line, JSON and YAML files, dictionaries and calls all take them. `ddp_backend` takes the job's backend, and
+line, JSON and YAML files, dictionaries and calls all accept them. `ddp_backend` accepts the job's backend, and
 `ddp_timeout` bounds the job's collectives. A job on a CPU backend needs no --use_cpu.
 """
 
@@ -41,18 +41,18 @@ class _Flags:
 
 
 class _NotGiven(float):
-    """The default of ddp_timeout, which differs from the same number given by the user."""
+    """The default of ddp_timeout; its type tells it apart from the same number given by the user."""
 
 
 def computing_type(args: Any) -> torch.dtype:
-    """Return the type that a Trainer with these arguments computes in, besides its parameters' own."""
+    """Return the type that a Trainer with these arguments computes in; parameters keep their own type."""
     return precision.fitting(torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32)
 
 
 def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]:
-    """Add the fields of `_Flags` where TrainingArguments lacks them, and let `ddp_backend` take `backends`.
+    """Add the fields of `_Flags` that TrainingArguments lacks, and make `ddp_backend` accept `backends`.
 
-    Classes that are derived from it so far get the same fields; later ones inherit them.
+    Existing subclasses get the same fields; later ones inherit them.
 
     Returns:
         The names of the fields that were added.
@@ -69,7 +69,7 @@ def add_fields(cls: Any, backends: Iterable[str], changes: Changes) -> list[str]
 
 
 def change_fields(cls: Any, context: Context) -> Any:
-    """Change the fields of TrainingArguments and of all classes that are derived from it, in place; return it."""
+    """Change the fields of TrainingArguments and of all its subclasses in place, and return it."""
     job = context.job
     add_fields(cls, (job.world.backend, "ccl"), job.changes)
     job.changes.attribute(cls.__dataclass_fields__["ddp_timeout"], "default", _NotGiven(job.timeout))
@@ -77,7 +77,7 @@ def change_fields(cls: Any, context: Context) -> Any:
 
 
 def post_init(original: Callable[[Any], None], context: Context) -> Callable[[Any], None]:
-    """Replace `TrainingArguments.__post_init__`: check the values against the job, and take the job's own."""
+    """Replace `TrainingArguments.__post_init__`: check the values against the job, and set the job's own."""
     job = context.job
 
     @functools.wraps(original)
@@ -102,7 +102,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
         no_cuda, self.no_cuda = self.no_cuda, False
         original(self)
         self.no_cuda = no_cuda
-        if job.world.size > 1:  # as on GPUs; scripts read it to see whether they are alone, or first
+        if job.world.size > 1:  # as on GPUs; scripts read it to find out whether there are other ranks
             self.local_rank = job.world.local_rank
         job.set_timeout(seconds)
 
@@ -110,7 +110,7 @@ def post_init(original: Callable[[Any], None], context: Context) -> Callable[[An
 
 
 def _without_fused(arguments: Any, backend: str, is_main_process: bool) -> None:
-    """Replace torch's fused optimizers, such as transformers' default, which refuse tensors of other devices."""
+    """Replace a fused optimizer, such as transformers' default, by the plain one: this device has no fused ones."""
     name = str(getattr(arguments.optim, "value", arguments.optim))
     if name.endswith("_fused"):
         arguments.optim = name.removesuffix("_fused")
@@ -119,7 +119,7 @@ def _without_fused(arguments: Any, backend: str, is_main_process: bool) -> None:
 
 
 def _generated(cls: Any) -> Iterator[type]:
-    """Yield the classes derived from `cls` whose `__init__` was made by `dataclass`, so without later fields."""
+    """Yield the subclasses of `cls` that have an `__init__` of `dataclass`; it lacks fields that are added later."""
     for derived in cls.__subclasses__():
         if "__dataclass_fields__" in vars(derived) and "__init__" in vars(derived):
             yield derived

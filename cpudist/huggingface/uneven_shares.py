@@ -16,13 +16,13 @@ from torch.utils.data import BatchSampler
 
 @dataclass(frozen=True)
 class BatchGeometry:
-    """The sizes of a training's steps and batches, set by the ranks that it was begun with.
+    """The sizes of a training's steps and batches, as the training was started.
 
     Attributes:
-        world_size: the number of these ranks.
+        world_size: the number of ranks that the training was started on.
         samples_per_step: the samples between two steps of the optimizer, on all ranks.
-        samples_per_batch: the samples that all ranks compute at once. An epoch is filled up to a multiple of it with
-            its first samples, or cut off there.
+        samples_per_batch: the samples that all ranks compute at once. An epoch is padded with its first samples, or
+            truncated, to a multiple of this number.
     """
 
     world_size: int
@@ -35,7 +35,7 @@ class Shares:
 
     Args:
         geometry: the sizes of the steps; a step must not have fewer samples than there are ranks.
-        batch_size: the largest batch of a rank. Where it is 1, a batch may have 2: no rank can do without a batch.
+        batch_size: the largest batch of a rank. If it is 1, a batch may have 2 samples, since every rank needs one.
     """
 
     def __init__(self, geometry: BatchGeometry, ranks: int, batch_size: int, drop_last: bool) -> None:
@@ -45,39 +45,37 @@ class Shares:
         self.batch_size = len(self.batches(samples)[0])
 
     def epoch(self, samples: int) -> tuple[int, int]:
-        """Return the number of whole steps in an epoch of `samples`, and the samples of a smaller last step (0:
-        none).
-        """
+        """Return the number of whole steps in an epoch of `samples`, and the samples of a smaller last step or 0."""
         whole, rest = divmod(samples, self.geometry.samples_per_step)
         batches, more = divmod(rest, self.geometry.samples_per_batch)
         rest = self.geometry.samples_per_batch * (batches + (more > 0 and not self._drop_last))
         return whole, max(rest, self.ranks) if rest else 0
 
     def batches(self, samples: int) -> list[range]:
-        """Divide a step into batches of consecutive samples: the first of each rank, the second of each, and so on."""
+        """Divide a step into batches of consecutive samples; batch i is for rank i % ranks."""
         number = self.ranks * min(self.accumulation, samples // self.ranks)
         size, larger = divmod(samples, number)
         ends = accumulate([size + 1] * larger + [size] * (number - larger), initial=0)
         return [range(start, end) for start, end in pairwise(ends)]
 
     def weights(self, samples: int, rank: int) -> list[float]:
-        """Return the factor of the mean of each batch of `rank`; 1 where all batches have one size."""
+        """Return the weight of the mean of each batch of `rank`; 1 if all batches have the same size."""
         batches = self.batches(samples)
         return [len(batch) * len(batches) / samples for batch in batches[rank :: self.ranks]]
 
 
 class SharedSampler(BatchSampler):
-    """Yield the batches that a rank has by `shares`; takes the place of accelerate's BatchSamplerShard.
+    """Yield a rank's batches of `shares`; it replaces accelerate's BatchSamplerShard.
 
-    The `sampler` of `batch_sampler` is the order of the samples, the same on every rank. accelerate and Trainer replace
-    it, and call its `set_epoch`.
+    `batch_sampler.sampler` yields the samples in the same order on every rank. accelerate and Trainer replace it, and
+    call its `set_epoch`.
     """
 
     split_batches = False
     drop_last = False
 
     def __init__(self, batch_sampler: Any, shares: Shares, rank: int) -> None:
-        # Without torch's __init__, as accelerate's BatchSamplerShard: the order stays in `batch_sampler.sampler`.
+        # Like accelerate's BatchSamplerShard, do not call torch's __init__: `batch_sampler.sampler` keeps the order.
         self.batch_sampler, self._shares, self._rank = batch_sampler, shares, rank
         self.batch_size, self.num_processes = shares.batch_size, shares.ranks
         self.samples_per_step = shares.geometry.samples_per_step
@@ -94,7 +92,7 @@ class SharedSampler(BatchSampler):
                 yield step[batch.start : batch.stop]
 
     def weights(self, step: int = 0) -> Iterator[list[float]]:
-        """Yield the weights of this rank's batches for each step of an epoch, from `step` of all epochs on."""
+        """Yield this rank's batch weights by step of an epoch, starting at `step` (counted over all epochs)."""
         return (self._shares.weights(samples, self._rank) for samples in self._steps(step))
 
     def _steps(self, step: int = 0) -> Iterator[int]:

@@ -1,9 +1,8 @@
-"""Makes a model and its optimizer faster on this CPU: by Intel's extension where it fits, otherwise by PyTorch's own
-means. The model stays the user's: its parameters keep their type, so copies, other optimizers and states are as before.
+"""Makes a model and its optimizer faster on this CPU, by Intel's extension if it fits, otherwise by PyTorch alone.
+Parameters keep their type, so copies, other optimizers and saved states work as before.
 
-One module per means: ipex.py, precision.py (bfloat16 and float16 by autocast), dropout.py (on all threads), native.py
-(fused optimizers, memory format, freed memory). kernels.py applies those that fit; applied.py keeps what was applied,
-and prints it in one line.
+Each optimization has a module: ipex.py, precision.py (bfloat16 and float16 by autocast), dropout.py (on all threads),
+native.py (fused optimizers, freed memory). kernels.py applies the ones that fit; applied.py records and prints them.
 
 It must not import launchers, transformers, programs or command lines.
 """
@@ -40,23 +39,23 @@ def optimize(
     Args:
         model: the model, on the CPU.
         optimizer: its optimizer; None for a model that is not trained.
-        dtype: the type that the model's forward pass computes in: ``torch.float32``, or by autocast ``torch.bfloat16``
-            (in float32 on CPUs where bfloat16 would be many times slower) or ``torch.float16``, on CPUs that have it
-            (scale the loss, and give the scaler to `cpudist.step`).
-        ipex: Intel's extension for PyTorch; None uses it where it is installed and made for this torch. It has no
-            effect on other backends than ccl and gloo. Once it is loaded, models of `torch.compile` run eagerly, to the
-            end of this process: compiled ones would get wrong gradients.
-        keep_memory: keep freed memory in the process, for the next step. The peak of memory grows by up to half; use
-            False where memory is scarce.
-        parallel_dropout: draw the model's dropout, attention's too, on all threads where that is faster. For a seed the
-            masks are others than PyTorch's, and the same on any number of threads; False leaves PyTorch's.
+        dtype: the type of the forward pass; ``torch.bfloat16`` and ``torch.float16`` use autocast. float32 replaces
+            bfloat16 on CPUs where bfloat16 would be many times slower. float16 needs a CPU with float16 arithmetic;
+            scale the loss (`scaler`), and give the scaler to `cpudist.step`.
+        ipex: use Intel's extension for PyTorch; None: use it if it is installed for this torch. It has no effect on
+            other backends than ccl and gloo. Once it is loaded, models of `torch.compile` run eagerly until this
+            process ends, because compiled models would get wrong gradients.
+        keep_memory: keep freed memory in the process for the next step. Peak memory grows by up to half; use False if
+            memory is scarce.
+        parallel_dropout: draw dropout masks, also attention's, on all threads if that is faster. A seed gives other
+            masks than in PyTorch, and the same on any number of threads. False keeps PyTorch's dropout.
 
     Returns:
         The model and the optimizer.
 
     Raises:
-        UserError: `dtype` cannot be computed in on this CPU, the model is wrapped in DDP already, or Intel's extension
-            is asked for by ``ipex=True`` and cannot be used.
+        UserError: this CPU cannot compute in `dtype`, the model is wrapped in DDP already, or Intel's extension cannot
+            be used with ``ipex=True``.
 
     Examples:
         >>> model = torch.nn.Linear(8, 2)
@@ -83,8 +82,8 @@ def optimize(
 def scaler() -> Any:
     """Return the GradScaler of a training loop: ``scaler.scale(loss).backward(); cpudist.step(optimizer, scaler)``.
 
-    After `optimize` of any model of this job to float16 it scales the loss. Otherwise it is not enabled, and passes
-    everything through, on any backend. Call it after `optimize`.
+    Call it after `optimize`. It scales the loss if `optimize` has set a model of this job to float16. Otherwise it is
+    disabled: it passes all values through, on any backend.
 
     Raises:
         UserError: there is no running job.

@@ -1,4 +1,4 @@
-"""The optimizations of the running job's models: noted for the run record and the loss's scaler, and printed."""
+"""Record and print the optimizations of the running job's models."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cpudist import job
 from cpudist.console import say
 from cpudist.optimization import precision
 
-_dtypes: set[torch.dtype] = set()  # that the models of the running job compute in
+_dtypes: set[torch.dtype] = set()  # types that the running job's models compute in
 
 
 def note(names: list[str], dtype: torch.dtype) -> None:
-    """Note the optimizations of a model that computes in `dtype`; in the run record the newest model's stand.
+    """Record the optimizations of a model that computes in `dtype`; the run record has the newest model's.
 
     Args:
         names: the record's entries; the first is "ipex" or "native".
-        dtype: the type.
+        dtype: the type that the model computes in.
     """
     _dtypes.add(dtype)
     running = job.current()
@@ -39,9 +39,9 @@ def announce(
     Args:
         names: the record's entries.
         dtype: the type that the model computes in.
-        no_ipex: why Intel's extension is not used; None where it is.
-        warning: text before the entries.
-        because: text after them.
+        no_ipex: why Intel's extension is not used; None if it is used.
+        warning: text to print before the entries.
+        because: text to print after the entries.
     """
     slow = dtype is torch.bfloat16 and not precision.has_bf16()
     slowness = "; this CPU has no bfloat16 instructions: expect no gain from it" if slow else ""
@@ -51,5 +51,5 @@ def announce(
 
 
 def rank() -> int:
-    """Return this process's rank; 0 where there is no process group."""
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

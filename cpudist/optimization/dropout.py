@@ -1,11 +1,11 @@
-"""Dropout on all threads, for the modules of a model.
+"""Draw the dropout of a model's modules on all threads.
 
-PyTorch (2.8 to 2.15) draws masks on one thread on most CPUs. The operators of csrc/dropout.cpp divide them over torch's
-threads, keep no mask for the backward pass, and take a seed from torch's generator: `manual_seed`, saved states of the
-generator and recomputed activations repeat masks, on any number of threads.
+PyTorch (2.8 to 2.15) draws masks on one thread on most CPUs. The operators of csrc/dropout.cpp draw them on all of
+torch's threads, store no mask for the backward pass, and take a seed from torch's generator. So `manual_seed`, saved
+generator states and recomputed activations repeat the masks on any number of threads.
 
 `torch.nn.Dropout`, `torch.nn.MultiheadAttention` and Hugging Face's attention (sdpa) call them instead of torch's
-functions. Functions of torch that other modules call, and compiled models, draw as before.
+functions. Other modules that call torch's functions, and compiled models, are not changed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from cpudist.errors import UserError
 
 FILE = "cpudist_dropout.so"
 _SOURCES = Path(__file__).parent / "csrc"
-_PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
-_FASTER = 0.8  # greatest ratio of the operator's time to torch's
-_REPEATS = 8  # The fastest counts: on a busy machine a call of several threads waits for a core now and then.
-_MARK = "_cpudist_dropout"  # an attribute of Hugging Face's modules, and of the function that reads it
+_PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
+_FASTER = 0.8  # The operator is used if it takes less than this share of torch's time.
+_REPEATS = 8  # The fastest of these calls counts: on a busy machine, threads sometimes wait for a core.
+_MARK = "_cpudist_dropout"  # This attribute marks Hugging Face's modules, and the function that checks them.
 
 
 def divide(model: torch.nn.Module) -> bool:
-    """Draw the dropout that the model has on all threads, if that is faster than torch's own at this number of threads.
+    """Make the model draw its dropout on all threads, if that is faster than torch at this number of threads.
 
     Raises:
         UserError: the kernel cannot be compiled or loaded.
@@ -57,7 +57,7 @@ def divide(model: torch.nn.Module) -> bool:
 
 
 def restore(model: torch.nn.Module) -> None:
-    """Give the model torch's own dropout back."""
+    """Restore torch's own dropout in the model."""
     for module in model.modules():
         if isinstance(module, _Divided):
             module.__class__ = module.plain  # type: ignore[assignment]
@@ -108,7 +108,7 @@ def _is_faster(_threads: int) -> bool:
 
 
 class _Divided:
-    """Part of a class that `divide` gives to modules of torch. Copies keep it; pickles have torch's class."""
+    """Base of the classes that `divide` sets on torch's modules. Copies keep the class; pickles have torch's."""
 
     plain: type[torch.nn.Module]
 
@@ -124,7 +124,7 @@ class _Divided:
 
 class Dropout(_Divided, torch.nn.Dropout):
     plain = torch.nn.Dropout
-    __module__ = plain.__module__  # torch.fx traces into modules of other packages
+    __module__ = plain.__module__  # otherwise torch.fx would trace into the module
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.inplace:
@@ -145,12 +145,12 @@ _OWN: dict[type, Any] = {torch.nn.Dropout: Dropout, torch.nn.MultiheadAttention:
 
 
 def _may_drop(module: torch.nn.Module) -> bool:
-    """Return whether a module may call the operators: a part of torch, or of a model of Hugging Face."""
+    """Return whether a module may call the operators: one of torch's, or of a Hugging Face model."""
     return type(module) in _OWN or isinstance(module, _Divided) or type(module).__module__.startswith("transformers")
 
 
 def _with(function: Any, **names: Any) -> Any:
-    """Return a copy of a Python function with other values of the globals `names`."""
+    """Return a copy of a Python function in which the globals `names` have these values."""
     copied = FunctionType(function.__code__, {**function.__globals__, **names}, None, function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
@@ -170,7 +170,7 @@ def _multihead_attention() -> Any:
 
 
 def _register_attention() -> None:
-    """Register a function with transformers that calls the operators for marked modules, otherwise torch's."""
+    """Register an attention function with transformers that calls the operators for marked modules."""
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is None or hasattr(torchs := transformers.ALL_ATTENTION_FUNCTIONS["sdpa"], _MARK):
         return

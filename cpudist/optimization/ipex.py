@@ -1,10 +1,10 @@
-"""Intel's extension for PyTorch, where it is installed and made for this torch.
+"""Apply Intel's extension for PyTorch, if it is installed and made for this torch.
 
-It is applied without prepacking weights, which gains nothing (docs/performance.md): accelerate moves models to "cpu:0",
-which corrupts prepacked weights without an error. It does not convert weights nor fuse the optimizer either: number
-formats are chosen elsewhere, and PyTorch's fused optimizers are as fast.
+Weights are not prepacked: it gains nothing (docs/performance.md), and accelerate moves models to "cpu:0", which
+corrupts prepacked weights without an error. Weights are not converted, because precision.py sets the number format. The
+optimizer is not fused by the extension, because PyTorch's fused optimizers are as fast.
 
-Loading it replaces kernels of torch until the process ends. Until then models must not be compiled
+Loading the extension replaces kernels of torch until the process ends. Until then models must not be compiled
 (`check_not_loaded`).
 """
 
@@ -30,10 +30,10 @@ _NOT_COMPILED = "beside Intel's extension compiled models get no gradients below
 
 
 def missing(compiled: bool = False) -> str | None:
-    """Return why Intel's extension cannot be used here; None where it can.
+    """Return why Intel's extension cannot be used here; None if it can.
 
     Args:
-        compiled: whether the model will be compiled.
+        compiled: whether `torch.compile` will compile the model.
     """
     try:
         found = version(PACKAGE)
@@ -51,11 +51,11 @@ def missing(compiled: bool = False) -> str | None:
 def check_not_loaded() -> None:
     """Check that this process has not loaded Intel's extension, before a model is compiled.
 
-    Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code has another gradient for it.
-    Compiled models do not: the parameters below it get no gradient, without an error.
+    Release 2.8 replaces torch's layer norm by a kernel without a gradient. Eager code uses another gradient. In a
+    compiled model, the parameters below a layer norm get no gradient, without an error.
 
     Raises:
-        UserError: it is loaded.
+        UserError: the extension is loaded.
     """
     if PACKAGE in sys.modules:
         raise UserError(f"{PACKAGE} is loaded: {_NOT_COMPILED}; compile in a process without it")
@@ -69,18 +69,18 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
     # torch 2.8 warns about how its layer norm is registered; the gradients are right (tests/optimization).
     warnings.filterwarnings("ignore", "aten::layer_norm: an autograd kernel was not registered", UserWarning)
     with _quiet(), Changes() as changes:
-        for name, value in CPU_ONLY.items():  # it imports accelerate
+        for name, value in CPU_ONLY.items():  # the extension imports accelerate
             changes.default_variable(name, value)
         extension: Any = __import__(PACKAGE)  # replaces kernels of torch
-        # Not taken back with the job: the kernels stay, and compiled models would get no gradients (check_not_loaded).
+        # Not undone at the job's end: the kernels stay, and compiled models would get no gradients (check_not_loaded).
         torch.compiler.set_stance("force_eager")
-        if optimizer is None:  # for inference it would fold layers, and the saved model would have other weights
+        if optimizer is None:  # without one, the extension would fold layers and so change the weights that are saved
             return
         with _in_training(model):
             extension.optimize(
                 model,
                 optimizer=optimizer,
-                dtype=torch.float32,  # leaves the weights as they are
+                dtype=torch.float32,  # does not convert the weights
                 inplace=True,
                 weights_prepack=False,
                 split_master_weight_for_bf16=False,
@@ -90,7 +90,7 @@ def apply(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> No
 
 @contextlib.contextmanager
 def _in_training(model: torch.nn.Module) -> Iterator[None]:
-    """Put `model` in training mode while the block runs: Intel's extension reads it, and pretrained models are not."""
+    """Put `model` in training mode for the block. The extension reads the mode, and pretrained models are in eval."""
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
@@ -102,7 +102,7 @@ def _in_training(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what it prints, in Python and C++: notes on which users cannot act. Errors are raised."""
+    """Hide the extension's output from Python and C++, which does not help users. Errors are still raised."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     screens, nowhere = {number: os.dup(number) for number in (1, 2)}, os.open(os.devnull, os.O_WRONLY)

@@ -11,11 +11,11 @@ from cpudist.optimization import dropout, ipex, native
 from cpudist.optimization.applied import rank
 from cpudist.optimization.precision import device_type, name
 
-ONE_THREAD = "dropout on one thread"  # the record's entry where the kernel cannot be compiled
+ONE_THREAD = "dropout on one thread"  # the record's entry if the kernel cannot be compiled
 
 
 def why_not_ipex(compiled: bool = False) -> str | None:
-    """Return why Intel's extension cannot be used here; None where it can.
+    """Return why Intel's extension cannot be used here; None if it can.
 
     Args:
         compiled: whether the model will be compiled.
@@ -26,10 +26,10 @@ def why_not_ipex(compiled: bool = False) -> str | None:
 
 
 def check_compiling() -> None:
-    """Check that compiled models are right in this process.
+    """Check that compiled models compute correctly in this process.
 
     Raises:
-        UserError: they are not, since Intel's extension is loaded, or the running job's backend compiles by itself.
+        UserError: Intel's extension is loaded, or the running job's backend compiles by itself.
     """
     if device_type() != "cpu":
         raise UserError(f"torch.compile is not for the backend {job.require().world.backend}; leave compile out")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# Those with a fused kernel for the CPU (torch 2.8: torch/optim/optimizer.py, _get_fused_kernels_supported_devices).
+# These have a fused kernel for the CPU (torch 2.8: torch/optim/optimizer.py, _get_fused_kernels_supported_devices).
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
 # <malloc.h> of the GNU C library
@@ -23,13 +23,13 @@ _VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Let the optimizer update all parameters in one kernel, in each step that the kernel is right for.
+    """Make the optimizer update all parameters in one kernel, in each step in which the kernel is correct.
 
-    Between steps the optimizer is as before, so a copy of it, which has no hooks, is never fused. One that the user has
-    fused stays so.
+    Between steps the optimizer is not fused, so its copies, which have no hooks, are never fused. If the user has fused
+    it, it stays fused.
 
     Returns:
-        False where the optimizer has no such kernel.
+        False if the optimizer has no fused kernel.
     """
     groups = optimizer.param_groups
     if type(optimizer) not in _FUSED or any(group.get("differentiable") or group.get("capturable") for group in groups):
@@ -41,11 +41,11 @@ def fuse(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _fuse_where_right(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Fuse the groups of an optimizer whose fused kernel (2.8 to 2.13) does in this step what the others do.
+    """Fuse the groups for which the fused kernel (torch 2.8 to 2.13) and the unfused one agree in this step.
 
-    The kernels refuse sparse gradients, and momentum that only some of the parameters have so far. They read all
-    tensors of a parameter in the order of memory, and update wrong elements where strides differ, without an error. A
-    closure computes its gradients later, unseen.
+    Fused kernels reject sparse gradients, and momentum that only some of the parameters have. They read all tensors of
+    a parameter in memory order; if strides differ, they update wrong elements without an error. With a closure nothing
+    is fused, because the closure computes the gradients later.
     """
     if any(value is not None for value in (*args[1:], *kwargs.values())):
         return
@@ -68,7 +68,7 @@ def _unfuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _same_order(parameter: torch.Tensor, value: Any) -> bool:
-    """Return whether a gradient, or a value of the optimizer's state, has its elements in the parameter's order."""
+    """Return whether a gradient or optimizer state has its elements in the same memory order as the parameter."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return True
     if value.layout is not torch.strided:
@@ -78,7 +78,7 @@ def _same_order(parameter: torch.Tensor, value: Any) -> bool:
 
 
 def own_compile_cache(rank: int) -> str:
-    """Return a folder of this rank alone for torch.compile's files, for TORCHINDUCTOR_CACHE_DIR.
+    """Return this rank's own folder for torch.compile's files, for TORCHINDUCTOR_CACHE_DIR.
 
     In a shared folder, a rank that is killed while it writes leaves a truncated library for all ranks.
     """
@@ -88,26 +88,26 @@ def own_compile_cache(rank: int) -> str:
         user = str(os.getuid())
     try:
         temporary = tempfile.gettempdir()
-    except FileNotFoundError:  # nothing can be written: a failure of torch.compile's alone
+    except FileNotFoundError:  # no folder can be written; only torch.compile will fail
         temporary = "/tmp"
     return str(Path(temporary, f"torchinductor_{user}", f"rank{rank}"))
 
 
 def keep_freed() -> bool:
-    """Keep memory that is freed in the process, for the next step to use. This cannot be undone.
+    """Keep freed memory in the process for the next step. This cannot be undone.
 
-    By default every large tensor is mapped anew in each step, and the kernel clears each of its pages when it is first
-    touched (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD).
+    By default every large tensor is mapped again in each step, and the kernel clears each page at its first use
+    (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD).
 
     Returns:
-        False if nothing was done: glibc does not allocate for this process, or a variable sets its behaviour.
+        False if nothing was done, because the process uses another allocator than glibc's or a variable configures it.
     """
     if platform.libc_ver()[0] != "glibc" or any(variable in os.environ for variable in _VARIABLES):
         return False
     loaded, glibc = ctypes.CDLL(None), ctypes.CDLL("libc.so.6")
-    # tcmalloc and others, preloaded, replace all functions of malloc(3). tcmalloc's mallopt ignores everything and
-    # returns 1. Python does not call this function; `malloc` has an address of its own in a Python that is not
-    # position-independent, such as Debian's.
+    # Preloaded allocators such as tcmalloc replace all functions of malloc(3). tcmalloc's mallopt does nothing and
+    # returns 1. malloc_usable_size is compared because Python does not call it. `malloc` has another address in a
+    # Python that is not position-independent, such as Debian's.
     allocators = [ctypes.cast(library.malloc_usable_size, ctypes.c_void_p).value for library in (loaded, glibc)]
     if allocators[0] != allocators[1]:
         return False

@@ -1,4 +1,4 @@
-"""The type that a model computes in: what devices can, and autocast."""
+"""The type that a model computes in: support by devices, and autocast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def device_type() -> str:
-    """Return the type of the devices of the running job; without a job the CPU's."""
+    """Return the type of the running job's devices; "cpu" without a job."""
     running = job.current()
     return "cpu" if running is None else running.world.device_type
 
@@ -28,7 +28,7 @@ def check(dtype: torch.dtype) -> None:
     """Check that the devices of the running job, or without a job the CPU, can train in `dtype`.
 
     Raises:
-        UserError: they cannot; the message names the reason and what to use instead.
+        UserError: they cannot; the message names the reason and an alternative.
     """
     if dtype not in DTYPES:
         raise UserError(f"cannot optimise for {name(dtype)}; choose float32, bfloat16 or float16")
@@ -44,20 +44,20 @@ def check(dtype: torch.dtype) -> None:
 
 
 def fitting(dtype: torch.dtype) -> torch.dtype:
-    """Return the type to compute in where `dtype` is asked for: float32 instead of a slow bfloat16.
+    """Return the type to compute in for the requested `dtype`: float32 instead of a slow bfloat16.
 
-    Where oneDNN has no bfloat16 kernels, mostly without AVX-512, PyTorch's own (2.8 to 2.13) are 5 to 50 times slower
-    than float32.
+    On CPUs without bfloat16 kernels of oneDNN (mostly CPUs without AVX-512), PyTorch's own (2.8 to 2.13) are 5 to 50
+    times slower than float32.
     """
     slow = device_type() == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.float32 if slow and dtype is torch.bfloat16 else dtype
 
 
 def has_bf16(files: Files | None = None) -> bool:
-    """Return whether this CPU multiplies in bfloat16, rather than converting to float32 and back.
+    """Return whether this CPU has bfloat16 instructions; others convert to float32 and back.
 
     Args:
-        files: the kernel's files of another machine; None: of this one.
+        files: files of another machine's Linux kernel; None: this machine's.
     """
     found = features(files or Files())
     return found is not None and bool(units(found, BFLOAT16))
@@ -69,16 +69,16 @@ def name(dtype: torch.dtype) -> str:
 
 
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Let `model` run its forward pass under autocast to `dtype`, and return float32; not for torch.float32.
+    """Make `model` run its forward pass under autocast to `dtype` and return float32.
 
-    It replaces the type of an earlier call.
+    It replaces the type of an earlier call; torch.float32 removes the autocast.
     """
     forward: Any = model.forward
     earlier = isinstance(forward, functools.partial) and forward.func is _under_autocast
     if earlier:
         forward = forward.args[0]
     if dtype is not torch.float32:
-        # copy.deepcopy copies a partial with the method's object, but no closure: a copy's forward pass is its own.
+        # A partial, not a closure: copy.deepcopy copies the partial's model too, so a copy runs its own forward pass.
         replacement = functools.partial(_under_autocast, forward, device_type(), dtype)
         model.forward = functools.update_wrapper(replacement, forward)
     elif earlier:
@@ -86,7 +86,7 @@ def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def _under_autocast(forward: Any, device: str, dtype: torch.dtype, /, *args: Any, **kwargs: Any) -> Any:
-    # A context for each call: a shared one would lose the state before it in a forward pass within its own.
+    # A new context for each call: in a nested forward pass a shared one would lose the outer state.
     with torch.autocast(device, dtype=dtype):
         outputs = forward(*args, **kwargs)
     # Losses and metrics are computed in float32.

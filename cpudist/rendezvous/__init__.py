@@ -1,7 +1,7 @@
-"""How the ranks of a job find each other within a time limit: a store that all of them reach.
+"""Connect the ranks of a job within a time limit, through a store that all of them reach.
 
-- `connecting.py`: `connect` returns that store to each rank.
-- `mpi.py`: MPI, used only to tell the ranks where the store is.
+- `connecting.py`: `connect` returns the store on each rank.
+- `mpi.py`: MPI, used only to send the store's address to the ranks.
 - `gather.py`: `all_gather` of texts through a store.
 
 Its caller says how the ranks find each other; it does not depend on the launcher. It must not import backends or jobs.

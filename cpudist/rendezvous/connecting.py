@@ -1,9 +1,9 @@
-"""One store for all ranks: located over MPI, at an address that the environment gives, or for one process alone.
+"""Connect each rank to the job's store, at an address sent over MPI or taken from the environment.
 
-The store is the job's own (cpudist/store/) and rank 0 serves it. MPI, or the store that a launcher keeps, only carries
-its address and the token that authenticates the ranks. Where rank 0 serves an address from the environment, there is no
-private way to distribute a token: it is CPUDIST_TOKEN, or empty. Anyone who reaches a launcher's store can read it, so
-CPUDIST_TOKEN, where it is set, is mixed into the token there.
+The store is the job's own (cpudist/store/), and rank 0 serves it. MPI, or a launcher's store, only carries its address
+and the token that authenticates the ranks. For an address from the environment there is no private way to distribute a
+token, so the token is CPUDIST_TOKEN or empty. Anyone can read a launcher's store, so there CPUDIST_TOKEN, if set, is
+mixed into the token.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from cpudist.store.torch_store import JobStore
 
 _LOOPBACK = "127.0.0.1"
-_RETRY_SECONDS = 2.0  # longest attempt, and longest pause, until a rank reads the store's address again
+_RETRY_SECONDS = 2.0  # Longest attempt and longest pause before a rank reads the store's address again.
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The store that all ranks share, and where it is.
+    """The store that all ranks share, and its address.
 
     Attributes:
-        address: where it is served; None where this process is alone.
-        host: the address of rank 0's host, as this rank reaches it.
-        port: a free port of that host for the job's scripts and libraries: their MASTER_PORT.
-        server: the store's process, on the rank that has started it for this job.
+        address: the address of its server; None if this process is alone.
+        host: the address at which this rank reaches rank 0's host.
+        port: a free port of that host, used as MASTER_PORT by the job's scripts and libraries.
+        server: the store's process; None if this rank has not started one for this job.
     """
 
     store: Store
@@ -54,7 +54,7 @@ class Rendezvous:
     server: StoreProcess | None = None
 
     def close(self) -> None:
-        """Close this rank's connections with the store, and its server where this rank has started it."""
+        """Close this rank's connections with the store, and its server if this rank has started it."""
         if self.address is not None:
             cast("JobStore", self.store).close()
         if self.server is not None:
@@ -63,7 +63,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class _Offer:
-    """Rank 0's store: its address, as the other ranks need it."""
+    """Address and token of rank 0's store, for the other ranks."""
 
     hosts: list[str]
     port: int
@@ -77,11 +77,11 @@ def connect(
     """Connect this rank with the job's store.
 
     Args:
-        attempt: a text that is the same on all ranks and differs between jobs that may find each other's store.
-        interface: the network interface of rank 0's host over which the others reach it; None: any.
+        attempt: a text that is the same on all ranks; jobs that may reach the same store must have different ones.
+        interface: the network interface of rank 0's host for connections of the others; None: any.
 
     Raises:
-        UserError: MPI and the environment disagree about the world, or the store cannot be served.
+        UserError: MPI and the environment disagree about rank or size, or the store cannot be served.
         StartupTimeout: rank 0 cannot be reached in time.
     """
     match rendezvous:
@@ -161,8 +161,8 @@ def _connect_in(where: AtAddress | InStore, job: str, placement: Placement, time
     return replace(joined, host=where.host, port=int(joined.store.get("free_port")))
 
 
-# The address is the same for every job of a process. A rank may start the next job before rank 0 does, and must not
-# reach the last job's store while it ends. So the store's process stays until this process ends.
+# All jobs of a process use the same address, and a rank may start the next job before rank 0 does. It must not reach a
+# store that is shutting down. So the store's process runs until this process ends.
 @cache
 def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
     own = addresses(interface) if interface else _own_addresses(address.host)
@@ -170,13 +170,11 @@ def _server_at(address: AtAddress, interface: str | None) -> StoreProcess:
 
 
 def _own_addresses(host: str) -> list[str]:
-    """Return the addresses of this machine to which `host` resolves; none where other hosts may resolve it
-    differently.
-    """
+    """Return this machine's addresses to which `host` resolves; none if other hosts may resolve it differently."""
     found = resolved(host)
     if host in ("localhost", _LOOPBACK, "::1"):
         return sorted(found)
-    # A machine often resolves its own name to the loopback interface, which other machines do not reach.
+    # A machine often resolves its own name to the loopback interface, which other machines cannot reach.
     return sorted(found & set(addresses()) - {_LOOPBACK})
 
 
@@ -197,9 +195,7 @@ def _arrive(joined: Rendezvous, placement: Placement) -> None:
 def _serve(
     placement: Placement, one_machine: bool, timeout: float, interface: str | None, secret: bytes = b""
 ) -> tuple[StoreProcess | None, Any]:
-    """Start the store on rank 0; return its process and its address for the others. Only the job's ranks have
-    `secret`.
-    """
+    """Start the store on rank 0; return its process and its offer. Only the job's ranks have `secret`."""
     if placement.rank != 0:
         return None, None
     own = addresses(interface)
@@ -210,7 +206,7 @@ def _serve(
 
 
 def _mixed(token: bytes, secret: bytes) -> bytes:
-    """Return the job's token, made from a token that others may read and a secret that they do not have."""
+    """Return the job's token, derived from a readable token and a secret of the job's ranks."""
     return hmac.digest(secret, token, "sha256") if secret else token
 
 
@@ -223,7 +219,7 @@ def _accept(
 
 
 def _reach(store_address: Address, patience: float, timeout: float) -> Rendezvous:
-    """Reach the store within `patience` seconds; later waits for keys take at most `timeout` seconds."""
+    """Connect to the store within `patience` seconds; later waits for keys take at most `timeout` seconds."""
     from cpudist.store.torch_store import JobStore
 
     store = JobStore(store_address, patience)

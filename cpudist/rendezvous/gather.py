@@ -15,8 +15,8 @@ from cpudist.waiting import poll
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_VERDICT_SECONDS = 5.0  # for rank 0 to publish the missing ranks, after the timeout
-_MOST_NAMES = 20  # of missing ranks in a message
+_VERDICT_SECONDS = 5.0  # Extra time after the timeout for rank 0 to publish the missing ranks.
+_MOST_NAMES = 20  # Most missing ranks that a message names.
 
 
 def all_gather(
@@ -31,12 +31,12 @@ def all_gather(
 ) -> list[str]:
     """Publish this rank's value under `key` and return the values of all ranks, in rank order.
 
-    Rank 0 collects the values and publishes them as one, so the number of requests grows with the ranks, not with their
-    square.
+    Rank 0 collects the values and publishes them as one. So the number of requests is linear in the number of ranks,
+    not quadratic.
 
     Args:
         key: a key that has not been used in this store.
-        what: the purpose, with which an error message begins.
+        what: the purpose; error messages begin with it.
         meanwhile: called repeatedly while waiting; see `cpudist.waiting.poll`.
 
     Raises:
@@ -50,16 +50,16 @@ def all_gather(
             complete = _await(store, keys, timeout, meanwhile)
             missing = [] if complete else _missing(store, key, size)
             values = [] if missing else [text.decode()[1:] for text in store.multi_get(keys)]
-            # The ranks' texts are similar, and all of them go to each rank.
+            # Compress the texts, because they are similar and each rank gets all of them.
             packed = zlib.compress(json.dumps([missing, values]).encode(), level=1)
             store.set(everyone, packed)  # type: ignore[arg-type]  # torch's stores take bytes too
         else:
             found = _await(store, [everyone], timeout + _VERDICT_SECONDS, meanwhile)
             if found:
                 missing, values = json.loads(zlib.decompress(store.get(everyone)))
-            else:  # rank 0 may have started later than this rank, and still wait
+            else:  # rank 0 may have started later than this rank, so it is still waiting
                 missing, values = _missing(store, key, size) or [0], []
-    except RuntimeError as error:  # torch's DistError
+    except RuntimeError as error:  # such as torch's DistError
         raise StartupTimeout(
             f"{what}: lost the store of rank 0: {first_line(error)}; look at rank 0's output"
         ) from None
@@ -73,7 +73,7 @@ def all_gather(
 
 
 def _missing(store: Store, key: str, size: int) -> list[int]:
-    """Return the ranks that have published nothing."""
+    """Return the ranks that have not published a value."""
     return [rank for rank in range(size) if not store.check([f"{key}/{rank}"])]
 
 
@@ -81,7 +81,7 @@ def _await(store: Store, keys: list[str], timeout: float, meanwhile: Callable[[]
     """Wait until all keys are there; return False after `timeout` seconds."""
     from cpudist.store.torch_store import JobStore
 
-    # When a wait times out, torch's own stores print warnings with C++ frames.
+    # Poll torch's own stores: when a wait times out, they print warnings with C++ frames.
     if meanwhile is not None or not isinstance(store, JobStore):
         return poll(lambda: store.check(keys), timeout, meanwhile)
     try:

@@ -1,7 +1,7 @@
 """MPI through mpi4py, on the launcher's own MPI library. The job uses it only to find its store.
 
-With another library than the launcher's, every rank is alone in a world of one, without an error. So the library is
-chosen here, and it is an error when MPI and the launcher's variables disagree about the world.
+With another library than the launcher's, every rank would get a world of size 1, without an error. So the library is
+chosen here, and `join` raises if MPI and the launcher's variables disagree about rank or size.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cpudist.waiting import bounded
 
 
 def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
-    """Initialise MPI, once in a process, and return ``MPI.COMM_WORLD``.
+    """Initialise MPI once in a process, and return ``MPI.COMM_WORLD``.
 
     Raises:
-        UserError: mpi4py or an MPI library is missing, or MPI's world is not the launcher's.
+        UserError: mpi4py or an MPI library is missing, or MPI's rank or size differs from the launcher's.
     """
     if rank_process.started_by_rank():
         raise UserError(
@@ -46,10 +46,10 @@ def join(rendezvous: OverMpi, placement: Placement, timeout: float) -> Any:
 
 
 def _initialised(timeout: float) -> Any:
-    """Return ``mpi4py.MPI`` with MPI initialised; end this process if that takes longer than `timeout` seconds."""
+    """Return ``mpi4py.MPI`` with MPI initialised; end this process if MPI_Init takes longer than `timeout` seconds."""
     import mpi4py
 
-    # mpi4py's own MPI_Init holds the GIL, so no thread could end a process that waits in it for a lost rank.
+    # mpi4py's own MPI_Init holds the GIL, so no thread could end a process that waits in MPI_Init for a lost rank.
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False  # a forked child would also call its MPI_Finalize at exit
     try:
@@ -70,8 +70,6 @@ def _initialised(timeout: float) -> Any:
 
 
 def _finalize(mpi: Any) -> None:
-    """Finalise MPI at exit. Like any MPI_Finalize it has no time limit: ranks wait here for each other, and one may
-    work on long after its job.
-    """
+    """Finalise MPI at exit, without a time limit: ranks wait here for each other, and one may run much longer."""
     if not mpi.Is_finalized():
-        ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's own holds the GIL
+        ctypes.CDLL(mpi.__file__).MPI_Finalize()  # mpi4py's own MPI_Finalize holds the GIL

@@ -1,4 +1,4 @@
-"""The job's own key-value store: a small server in a process of rank 0's, and its clients.
+"""The job's own key-value store: a small server in a child process of rank 0, and its clients.
 
 - `values.py`, `server.py`: keys, values and waiting; `serve.py`, `process.py`: the process that serves them.
 - `protocol.py`: the messages; `client.py`: a connection; `torch_store.py`: a connection as torch's `Store`.

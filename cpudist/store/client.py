@@ -1,4 +1,4 @@
-"""A client's connection with the job's store: one request at a time, each in bounded time."""
+"""A client's connection with the job's store. It sends one request at a time, each with a time limit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cpudist.store.protocol import Code
 from cpudist.waiting import poll, usable
 
 LONGEST_KEEPALIVE = 30.0
-_ATTEMPT_SECONDS, _SHORTEST_ATTEMPT_SECONDS = 5.0, 0.1  # for one address to answer
-_ANSWER_SECONDS = 15.0  # for the server to answer a request that needs no waiting
+_ATTEMPT_SECONDS, _SHORTEST_ATTEMPT_SECONDS = 5.0, 0.1  # Longest and shortest timeout for one address.
+_ANSWER_SECONDS = 15.0  # Timeout of a request that does not wait for keys.
 
 
 class StoreLost(RuntimeError):
@@ -28,9 +28,9 @@ class Address:
     """Address of the job's store, and the token that authenticates the job's clients.
 
     Attributes:
-        hosts: addresses of its host; some may not be reachable from here.
-        port: its port, the same at all addresses.
-        token: the job's secret; empty where the launcher offers no private way to distribute one.
+        hosts: addresses of the store's host; some may not be reachable from here.
+        port: the store's port, the same at all addresses.
+        token: the job's secret; empty if the launcher has no private way to distribute one.
         keepalive_timeout: seconds after which a connection breaks when the network is down.
         job: key namespace of this job; a server outlives jobs.
     """
@@ -43,7 +43,7 @@ class Address:
 
 
 def keepalive_timeout(timeout: float) -> float:
-    """Return the seconds after which a rank without network is treated as lost: half the timeout, 5 to 30 seconds."""
+    """Return the seconds after which a rank without network counts as lost: half the timeout, from 5 to 30 seconds."""
     return min(LONGEST_KEEPALIVE, usable(timeout / 2, 5.0))
 
 
@@ -54,10 +54,10 @@ class Connection:
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
-        """Connect and authenticate within `timeout` seconds; try once where none are left.
+        """Connect and authenticate within `timeout` seconds; make at least one attempt.
 
         Raises:
-            StartupTimeout: it cannot be reached in time, or another program answers there.
+            StartupTimeout: the store cannot be reached in time, or another program answers at its address.
         """
         self._received = bytearray()
         self._job = address.job
@@ -73,7 +73,7 @@ class Connection:
                     return True
                 except protocol.Garbage as error:
                     other = str(error)
-                except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+                except (OSError, UnicodeError) as error:  # UnicodeError: the host name is invalid
                     why = getattr(error, "strerror", None) or first_line(error)
             return False
 
@@ -93,7 +93,7 @@ class Connection:
         return None if code == Code.MISSING else values
 
     def ages(self, keys: list[str]) -> list[float | None]:
-        """Return for each key the seconds since it was last set; None where it is missing."""
+        """Return for each key the seconds since it was last set; None if it is missing."""
         _, fields = self._ask(Code.AGES, *map(self._name, keys))
         return [None if age < 0 else age / 1000 for age in map(protocol.to_number, fields)]
 
@@ -110,7 +110,7 @@ class Connection:
         self._ask(Code.APPEND, self._name(key), value)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the key if it holds `expected` (a missing key: empty) and return its value afterwards."""
+        """Set the key if its value is `expected` (a missing key counts as empty); return its value afterwards."""
         return self._ask(Code.COMPARE_SET, self._name(key), expected, desired)[1][0]
 
     def delete(self, key: str) -> bool:
@@ -132,19 +132,19 @@ class Connection:
         return self._wait(Code.WAIT_ANY, keys, timeout)
 
     def on_disconnect(self, key: str, value: str) -> None:
-        """Have the server append a line to `key` when this connection breaks: `value`, and "ended" or "unreachable"."""
+        """Make the server append the line "`value` ended" or "`value` unreachable" to `key` after a disconnect."""
         self._ask(Code.ON_DISCONNECT, self._name(key), value.encode())
 
     def report_on_disconnect(self, key: str, value: str, unless: str, text: str) -> None:
-        """Have the server print `text` after that `on_disconnect`, unless a remaining client sets `unless`."""
+        """Make the server print `text` after this `on_disconnect`, unless a remaining client sets the key `unless`."""
         self._ask(Code.REPORT_ON_DISCONNECT, self._name(key), value.encode(), self._name(unless), text.encode())
 
     def cancel_on_disconnect(self, key: str, value: str) -> None:
-        """Cancel that `on_disconnect`, whichever connection asked for it."""
+        """Cancel the `on_disconnect` of `key` and `value` on all connections."""
         self._ask(Code.CANCEL_ON_DISCONNECT, self._name(key), value.encode())
 
     def interrupt(self) -> None:
-        """Break the connection; a thread that waits for an answer on it gets `StoreLost`."""
+        """Break the connection; `StoreLost` is raised in a thread that waits for an answer."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -179,7 +179,7 @@ class Connection:
         except (OSError, protocol.Garbage) as error:
             self.close()
             raise StoreLost(first_line(error)) from None
-        except BaseException:  # the answer may still come, and the next request must not read it as its own answer
+        except BaseException:  # the next request must not read a late answer to this one
             self.close()
             raise
 

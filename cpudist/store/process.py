@@ -13,20 +13,20 @@ from cpudist.processes import python_main
 
 _START_SECONDS = 60.0
 _END_SECONDS = 1.0
-# -I: modules in the working folder or on PYTHONPATH may have the names of Python's own. -S: starts faster.
+# -I ignores modules in the working folder and on PYTHONPATH, which may shadow Python's own. -S starts faster.
 _COMMAND = python_main("cpudist.store.serve", "-I", "-S")
 
 
 class StoreProcess:
-    """The job's store in a child process, which ends when this process does.
+    """The job's store in a child process, which ends when this process ends.
 
     Args:
         addresses: addresses to listen on; empty: all of this machine.
-        port: port to listen on; 0: any free one.
+        port: port to listen on; 0: any free port.
         keepalive_timeout: seconds after which a silent client is treated as unreachable.
 
     Raises:
-        UserError: the child does not start, or cannot listen there.
+        UserError: the child does not start, or cannot listen on the port.
     """
 
     def __init__(self, addresses: list[str], port: int, token: bytes, keepalive_timeout: float) -> None:
@@ -35,9 +35,9 @@ class StoreProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # outlives a launcher's kill of rank 0's group, and reports it to the other ranks
+            start_new_session=True,  # survives a kill of rank 0's process group, to report it to the other ranks
         )
-        # Through standard input, where no other user sees the token.
+        # Other users can read arguments, so the token is sent through standard input.
         options = {"token": token.hex(), "addresses": addresses, "port": port, "keepalive_timeout": keepalive_timeout}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -47,7 +47,7 @@ class StoreProcess:
             self._stdin.flush()
         try:
             answer = self._answer()
-        except BaseException:  # also when a notebook's cell is interrupted: leave no process behind
+        except BaseException:  # also KeyboardInterrupt in a notebook: leave no process behind
             self._process.kill()
             self.close()
             raise
@@ -61,9 +61,7 @@ class StoreProcess:
         self.port = int(answer)
 
     def _answer(self) -> str:
-        """Return the child's first line. Without one, raise: this process may be a notebook's kernel, which must not
-        exit.
-        """
+        """Return the child's first line; raise `UserError` if there is none."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             answered = bool(selector.select(_START_SECONDS))
@@ -76,12 +74,12 @@ class StoreProcess:
         return answer
 
     def close_in_child(self) -> None:
-        """Close this end in a forked child; otherwise the store would live as long as the child."""
+        """Close this end of the pipes in a forked child; otherwise the store would run as long as the child."""
         self._stdin.close()
         self._stdout.close()
 
     def close(self) -> None:
-        """Tell the child to end once no client is connected any more; wait for that at most a second."""
+        """Make the child exit as soon as no client is connected; wait for the exit at most a second."""
         self.close_in_child()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)

@@ -25,27 +25,27 @@ ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
 _HEAD = struct.Struct(">BI")
 _LENGTH = struct.Struct(">I")
 _NUMBER = struct.Struct(">q")
-_MOST_BYTES = 1 << 30  # of a frame
+_MOST_BYTES = 1 << 30  # Longest frame, in bytes.
 
 
 class Code(IntEnum):
     """The code of a request; its answer repeats the code."""
 
     SET = 1  # key value, key value, …
-    GET = 2  # keys -> values; a key that is missing: the answer MISSING
+    GET = 2  # keys -> values; the answer is MISSING if a key is missing
     ADD = 3  # key number -> the sum
     APPEND = 4  # key value
     COMPARE_SET = 5  # key expected desired -> the key's value afterwards
     DELETE = 6  # key -> 1 if it was there, otherwise 0
-    COUNT = 7  # -> how many keys there are
+    COUNT = 7  # -> the number of keys
     CHECK = 8  # keys -> 1 if all are there, otherwise 0
     WAIT_ALL = 9  # milliseconds keys -> 1 as soon as all are there, 0 when the time is over
-    WAIT_ANY = 10  # milliseconds keys -> the same, for one of them
-    ON_DISCONNECT = 11  # key value: append the value, and how it happened, when this connection breaks
-    CANCEL_ON_DISCONNECT = 12  # key value: cancel that ON_DISCONNECT, whichever connection asked for it
-    AGES = 13  # keys -> for each the milliseconds since it was set last, -1 where it is missing
+    WAIT_ANY = 10  # milliseconds keys -> 1 as soon as one is there, 0 when the time is over
+    ON_DISCONNECT = 11  # key value: append the value and "ended" or "unreachable" when this connection breaks
+    CANCEL_ON_DISCONNECT = 12  # key value: cancel ON_DISCONNECT with these fields on all connections
+    AGES = 13  # keys -> milliseconds since each was last set, -1 for a missing key
     MISSING = 14
-    # key value unless text: after that ON_DISCONNECT, print the text if `unless` stays missing
+    # key value unless text: print the text after this ON_DISCONNECT if the key `unless` stays missing
     REPORT_ON_DISCONNECT = 15
     CLOCK = 16  # -> nanoseconds since the epoch by the server's wall clock
 
@@ -68,7 +68,7 @@ def to_number(field: bytes) -> int:
     """Return the number that a field holds.
 
     Raises:
-        Garbage: the field holds none.
+        Garbage: the field holds no number.
     """
     try:
         return int(_NUMBER.unpack(field)[0])
@@ -77,10 +77,10 @@ def to_number(field: bytes) -> int:
 
 
 def frames(buffer: bytearray) -> Iterator[tuple[Code, list[bytes]]]:
-    """Take the whole frames off the front of `buffer`.
+    """Remove complete frames from the front of `buffer`, and yield them.
 
     Raises:
-        Garbage: there are other bytes.
+        Garbage: the buffer does not begin with a frame.
     """
     while len(buffer) >= _HEAD.size:
         code, size = _HEAD.unpack_from(buffer)
@@ -106,15 +106,15 @@ def _fields(body: bytes) -> Iterator[bytes]:
 
 
 def proof(token: bytes, who: bytes, *nonces: bytes) -> bytes:
-    """Return the proof that a side has the token, for these challenges; `who` is b"client" or b"server"."""
+    """Return the HMAC that proves possession of the token, over the nonces; `who` is b"client" or b"server"."""
     return hmac.digest(token, who + b"".join(nonces), "sha256")
 
 
 def enable_keepalive(connection: socket.socket, seconds: float) -> None:
-    """Break a connection once its other end has been silent for about `seconds`, at least 3.
+    """Make the kernel break a connection if its other end does not answer for about `seconds`, at least 3.
 
-    The kernel at the other end answers also for a process that is busy or stopped; a dead host or a link that is
-    down does not. See tcp(7): keep-alive probes on an idle connection, TCP_USER_TIMEOUT while data is under way.
+    The other end's kernel answers even if its process is busy or stopped. It does not answer if the host or the link is
+    down. See tcp(7): keep-alive probes on an idle connection, TCP_USER_TIMEOUT while data is under way.
     """
     probes = 3
     pause = max(1, round(seconds / (probes + 1)))

@@ -1,10 +1,9 @@
-"""Run the job's store in a process of its own beside rank 0.
+"""Run the job's store in its own process beside rank 0.
 
-The process answers also while rank 0 is busy, and it notices the end of rank 0 as it notices the end of any other rank:
-the rank's connections break. It reads one line of JSON (token, addresses, port, keepalive_timeout) from standard input
-and prints the port. It ends when its standard input has ended and no client is connected any more, at most seconds
-later. Signals to the job do not end it: where a launcher kills all ranks at once, only this process can report the
-first lost rank.
+The process answers even while rank 0 is busy. It detects the end of rank 0, as of any other rank, by a broken
+connection. It reads one line of JSON (token, addresses, port, keepalive_timeout) from standard input and prints the
+port. After the end of standard input it exits as soon as no client is connected, at the latest after 5 seconds. It
+ignores the job's signals: if a launcher kills all ranks at once, only this process can report the first lost rank.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _BACKLOG = 4096
 
 
 def main() -> None:
-    """Serve with the options from standard input, for as long as that stays open."""
-    # Slurm sends its signals to all processes of a rank, SIGUSR1 before the time limit too.
+    """Serve with the options from standard input until it is closed and the clients have disconnected."""
+    # Slurm sends signals to all processes of a rank, such as SIGUSR1 before the time limit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # ranks that end still report why through the store
+        signal.signal(number, signal.SIG_IGN)  # ranks report through the store why they end
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     options = json.loads(sys.stdin.readline())
@@ -42,17 +41,17 @@ def main() -> None:
 
 
 def _release_output() -> None:
-    """Close standard error, which is the job's: a launcher may wait until no process has it open."""
+    """Close the job's standard error, because a launcher may wait until no process has it open."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stderr.fileno())
     os.close(nowhere)
 
 
 def listen(addresses: list[str], port: int) -> list[socket.socket]:
-    """Listen on one port of `addresses`, or of all addresses if there are none; port 0 is any free one.
+    """Listen on one port at all `addresses`; without addresses at all of this machine. Port 0 takes a free port.
 
     Raises:
-        OSError: an address is not this machine's, or the port is taken.
+        OSError: an address does not belong to this machine, or the port is in use.
     """
     if addresses:
         first = _listen_at(addresses[0], port)

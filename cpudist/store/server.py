@@ -26,9 +26,9 @@ _Fields = Sequence[bytes]
 _HANDSHAKE_SECONDS = 5.0
 # Most clients in the handshake at once. Beyond that, the oldest client of the most frequent address is disconnected.
 _MOST_UNAUTHENTICATED = 128
-_LINGER_SECONDS = 5.0  # for the other ranks, after rank 0's process has ended
+_LINGER_SECONDS = 5.0  # Longest time to serve other ranks after rank 0's process has ended.
 _CHUNK_BYTES = 1 << 16
-_PAUSE_SECONDS = 1.0  # at most, between two looks for peers that are too slow at the handshake
+_PAUSE_SECONDS = 1.0  # Longest interval between checks for peers that are slow in the handshake.
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class _Peer:
 
 
 class Server:
-    """Serve the store to every client that has the token, on sockets that are bound already; see `StoreProcess`."""
+    """Serve the store on bound sockets to all clients that have the token; see `StoreProcess`."""
 
     def __init__(self, token: bytes, listening: list[socket.socket], keepalive_timeout: float) -> None:
         self._token = token
@@ -52,12 +52,12 @@ class Server:
         self._values = Values()
         self._peers: set[_Peer] = set()
         self._due: list[tuple[bytes, bytes]] = []  # lines to append for disconnected peers
-        # (key, value) of ON_DISCONNECT -> unless, text
+        # Maps (key, value) of an ON_DISCONNECT to (unless, text).
         self._reports: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
-        self._due_reports: list[tuple[bytes, bytes]] = []  # of disconnected peers, in the order of their ends
-        self._unauthenticated: dict[_Peer, None] = {}  # the peers that are still at the handshake, the oldest first
+        self._due_reports: list[tuple[bytes, bytes]] = []  # reports of disconnected peers, oldest first
+        self._unauthenticated: dict[_Peer, None] = {}  # peers in the handshake, the oldest first
         self._owned = True
-        self._end = 0.0  # when to stop waiting for the peers, once the owner has ended
+        self._end = 0.0  # time to stop serving after the owner has ended
         self._selector = selectors.DefaultSelector()
         self._listening = listening
         for one in listening:
@@ -65,14 +65,14 @@ class Server:
             self._selector.register(one, selectors.EVENT_READ, partial(self._accept, one))
 
     def run(self, owner: int, release_output: Callable[[], None]) -> list[str]:
-        """Serve until `owner` has ended and no client is connected any more, at most some seconds later.
+        """Serve until `owner` has ended, then until no client is connected, but at most 5 seconds longer.
 
         Args:
-            owner: a file descriptor that ends when rank 0's process does.
-            release_output: called once the owner has ended and there is nothing left to report.
+            owner: a file descriptor that reaches end of file when rank 0's process ends.
+            release_output: called when the owner has ended and nothing is left to report.
 
         Returns:
-            The reports about lost clients that no other client was left to make, in the order of the losses.
+            The reports about lost clients that no remaining client has made, in the order of the losses.
         """
         self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._lose_owner(owner))
         while self._owned or (self._peers and time.monotonic() < self._end):
@@ -89,7 +89,7 @@ class Server:
 
     def _lose_owner(self, owner: int) -> None:
         self._selector.unregister(owner)
-        for listening in self._listening:  # a client that connects now looks for another job
+        for listening in self._listening:  # clients that connect now belong to another job
             self._selector.unregister(listening)
             listening.close()
         self._owned = False
@@ -101,7 +101,7 @@ class Server:
         try:
             connection, address = listening.accept()
         except OSError:
-            # The client has disconnected, or no descriptor is left: then disconnect the oldest client in the handshake.
+            # The client has disconnected, or file descriptors have run out: disconnect a client in the handshake.
             self._drop_unauthenticated(max(0, len(self._unauthenticated) - 1))
             return
         connection.setblocking(False)
@@ -113,7 +113,7 @@ class Server:
         self._send(peer, protocol.HELLO + peer.nonce)
 
     def _drop_unauthenticated(self, most: int = _MOST_UNAUTHENTICATED) -> None:
-        """Disconnect peers that take too long at the handshake, or are more than `most` there."""
+        """Disconnect peers that take too long in the handshake, and peers in excess of `most`."""
         late = time.monotonic() - _HANDSHAKE_SECONDS
         while self._unauthenticated and next(iter(self._unauthenticated)).since < late:
             self._drop(next(iter(self._unauthenticated)), "ended")
@@ -135,9 +135,7 @@ class Server:
             self._due_reports += [self._reports[entry] for entry in peer.on_disconnect if entry in self._reports]
 
     def _append_due(self) -> None:
-        """Append the lines that disconnected peers asked for. Not done in `_drop`, which may run inside such an
-        append.
-        """
+        """Append the lines of disconnected peers. `_drop` only collects them, because an append may call `_drop`."""
         while self._due:
             self._values.append(*self._due.pop(0))
 
@@ -187,7 +185,7 @@ class Server:
                 del peer.unsent[: peer.connection.send(peer.unsent)]
         except BlockingIOError:
             pass
-        except OSError as error:  # it did not get this answer, so its connection is useless
+        except OSError as error:  # the peer misses this answer, so its connection is useless
             self._drop(peer, "unreachable" if isinstance(error, TimeoutError) else "ended")
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
@@ -195,7 +193,7 @@ class Server:
         if registered.events != events:
             self._selector.modify(peer.connection, events, registered.data)
 
-    # Requests: each method has the name of its code, and returns the fields of the answer; None: it answers itself.
+    # Requests: each method is named after its code. It returns the answer's fields, or None if it answers itself.
 
     def _set(self, _peer: _Peer, *fields: bytes) -> _Fields:
         for key, value in zip(fields[::2], fields[1::2], strict=True):

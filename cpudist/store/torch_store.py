@@ -19,8 +19,8 @@ class JobStore(Store):
     thread has a connection of its own, so a thread that waits for a key does not block the others.
 
     Args:
-        address: where the server is.
-        timeout: seconds to reach the server, and to wait for a key where the call gives no other bound.
+        address: address of the server.
+        timeout: seconds to reach the server, and to wait for a key in calls without a timeout of their own.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -28,12 +28,12 @@ class JobStore(Store):
         self._address = address
         self._timeout = timeout
         self._of_thread = threading.local()
-        self._connections: WeakSet[Connection] = WeakSet()  # of all threads, and of clones
+        self._connections: WeakSet[Connection] = WeakSet()  # connections of all threads and clones
         self._closed = False
 
     @property
     def host(self) -> str:
-        """The address of the server that this rank reaches."""
+        """The address at which this rank reaches the server."""
         return self._connection().host
 
     def clock(self) -> int:
@@ -80,7 +80,7 @@ class JobStore(Store):
         self._connection().set({key: _bytes(value) for key, value in zip(keys, values, strict=True)})
 
     def has_extended_api(self) -> bool:
-        """Return whether there are append, multi_get and multi_set."""
+        """Return True: append, multi_get and multi_set are available."""
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -102,7 +102,7 @@ class JobStore(Store):
             connection.close()
 
     def _connection(self) -> Connection:
-        """Return this thread's connection. Connect at the first use, in a forked child, and after a loss."""
+        """Return this thread's connection; connect at first use, in a forked child, and after a lost connection."""
         if self._closed:
             raise StoreLost("the job is over; call cpudist.init() for a new one")
         connection: Connection | None = getattr(self._of_thread, "connection", None)

@@ -16,8 +16,8 @@ class Wait:
 
     Attributes:
         keys: the keys to wait for.
-        enough: `all` or `any` of them.
-        done: called once with whether they came in time.
+        enough: `all` or `any`: whether all keys are needed or one.
+        done: called once; its argument is whether the keys were set in time.
         over: completed or cancelled.
     """
 
@@ -32,7 +32,7 @@ class Values:
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
-        self._since: dict[bytes, float] = {}  # when each was set last
+        self._since: dict[bytes, float] = {}  # time at which each key was last set
         self._waiting: defaultdict[bytes, set[Wait]] = defaultdict(set)
         self._deadlines: list[tuple[float, int, Wait]] = []
         self._numbers = itertools.count()
@@ -81,7 +81,7 @@ class Values:
         return time.monotonic() - self._since[key] if key in self._values else None
 
     def wait(self, wait: Wait, seconds: float) -> None:
-        """Complete `wait` when its keys are there (at once if they are), or after `seconds`; see `expire`."""
+        """Complete `wait` as soon as its keys are set, or after `seconds` (by `expire`)."""
         if self._is_there(wait):
             self._end(wait, True)
             return
@@ -98,7 +98,7 @@ class Values:
                 del self._waiting[key]
 
     def expire(self) -> float | None:
-        """Complete the waits whose time is over; return the seconds until the next deadline, None if there is none."""
+        """Complete the waits that have timed out; return the seconds until the next deadline, None if there is none."""
         while self._deadlines:
             deadline, _, wait = self._deadlines[0]
             left = deadline - time.monotonic()

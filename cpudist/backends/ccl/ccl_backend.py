@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cpudist.world import World
 
-_DRAIN_SECONDS = 5.0  # bound on completing, at the end of a job, the calls that no rank has waited for
+_DRAIN_SECONDS = 5.0  # Time limit at a job's end for completing calls that no rank waits for.
 
 
 class CclBackend(ProcessGroupBackend):
@@ -42,7 +42,7 @@ class CclBackend(ProcessGroupBackend):
         return None
 
     def start(self, world: World, store: Store, timeout: float) -> None:
-        register()  # again: a script may have imported Intel's binding, which registers its own
+        register()  # again, because Intel's binding registers its own ccl if a script imports it
         if other := intel.installed():
             intel.hide_installed()
             if world.rank == 0:
@@ -53,12 +53,12 @@ class CclBackend(ProcessGroupBackend):
     def ddp_options(self) -> dict[str, Any]:
         options = super().ddp_options()
         if self._across_hosts:
-            # Buckets overlap with computing, and a step waits for the last one (docs/slow-networks.md).
+            # A step waits only for the last bucket, the others overlap with computing (docs/slow-networks.md).
             return {**options, "bucket_cap_mb": 5}
         if extension.load().polls():
             return options
-        # Inside a machine, without a polling thread, no bucket overlaps with computing, so few large ones are fastest
-        # (docs/performance.md: 6 % of a step in float32, 20 % in bfloat16).
+        # Inside a machine, without a polling thread, no bucket overlaps with computing, so few large buckets are
+        # fastest (docs/performance.md: they save 6 % of a step in float32, 20 % in bfloat16).
         return {**options, "bucket_cap_mb": 100}
 
     def compress(self, model: torch.nn.Module, scheme: str) -> None:
@@ -89,7 +89,7 @@ class CclBackend(ProcessGroupBackend):
 
     def details(self) -> dict[str, Any]:
         module = extension.load()
-        # This rank's traffic on each transport so far. Between hosts an allreduce uses both.
+        # Report this rank's traffic on each transport so far. Between hosts an allreduce uses both.
         carried = {
             f"carried_by_{transport}": f"{calls} calls, {size} bytes"
             for transport, (calls, size) in module.traffic().items()
@@ -118,13 +118,13 @@ class CclBackend(ProcessGroupBackend):
             tuple(
                 Call(name, known[group].name, known[group].ranks, sequence)
                 for group, (name, sequence) in last.items()
-                if group in known  # otherwise it has been destroyed
+                if group in known  # otherwise the group has been destroyed
             ),
         )
 
 
 def _call(fields: dict[str, Any], group: GroupRanks | None) -> Call:
-    """Convert a call as the extension describes it: there `peer` is a rank of the group, here of the job."""
+    """Convert a call of the extension; its `peer` is a rank of the group, the result's a rank of the job."""
     peer = fields.pop("peer", None)
     if peer is not None and (peer < 0 or group is None):
         peer = None

@@ -1,4 +1,4 @@
-"""Creates one process group: its ranks exchange their places through its store, then make its transport."""
+"""Creates one process group: its ranks exchange hosts and settings through its store, then create a transport."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMING_SECONDS = 5.0
 
 
 class WireOptions(Backend.Options):
-    """``pg_options`` of a group whose large sums and averages of float32 cross the network in another format.
+    """``pg_options`` of a group that sends large float32 sums and averages in a smaller format.
 
     Args:
         wire: "bf16", or "int8" in blocks of 256 values.
@@ -39,12 +39,12 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     """Create a c10d backend. All ranks of the group call it.
 
     Args:
-        backend_options: the user's ``pg_options``, of torch's base class. torch replaces their timeout by its argument.
+        backend_options: the user's ``pg_options``, of torch's base class. torch overwrites their timeout.
 
     Raises:
-        UserError: the backend cannot be compiled or loaded on this rank, CPUDIST_TRANSPORT is wrong, or
-            `backend_options` are another backend's.
-        StartupTimeout: ranks of the group are missing after its timeout; the message names them.
+        UserError: the backend cannot be compiled or loaded on this rank, CPUDIST_TRANSPORT is invalid, or
+            `backend_options` belong to another backend.
+        StartupTimeout: ranks of the group are missing after the timeout; the message names them.
     """
     if type(backend_options) not in (type(None), Backend.Options, WireOptions):
         raise UserError(
@@ -53,7 +53,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     module = extension.load()
     timeout = options.timeout.total_seconds()
     rank, size = options.group_rank, options.group_size
-    # A group of this name may have been made before in the same store, and its keys are still there.
+    # An earlier group of this name may have left its keys in the same store.
     generation = options.store.add(f"generation/{rank}", 1)
     store = PrefixStore(str(generation), options.store)
     wire = getattr(backend_options, "wire", "float32")
@@ -74,7 +74,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
             json.dumps(own),
             timeout,
             what=f"creating the ccl group {options.group_id!r}",
-            meanwhile=module.progress,  # a peer may wait for a call under way before it comes here
+            meanwhile=module.progress,  # a peer may first have to complete a call with this rank
         )
     ]
     if len({member["wire"] for member in members}) > 1:
@@ -82,7 +82,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
     shared_memory = _may_share_memory({member["transport"] for member in members})
     neighbours = [member["cpus"] for member in members if member["node"] == own["node"]]
     spare = cores_to_spare(allowed_cpus(), neighbours, torch.get_num_threads() + data_cores(), cpu_quota())
-    # Only the default group, the whole job, has all ranks that use the node's cores.
+    # Only the default group contains all ranks of the job that use the node's cores.
     whole_job = not options.global_ranks_in_group
     module.start_thread(polls=spare >= 1 and whole_job)
     if whole_job:
@@ -95,7 +95,7 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
             " them"
         )
     extension.start(_chosen_sums({member["sums"] for member in members}), len(numbers) if whole_job else 1)
-    # Making a communicator of oneCCL cannot be interrupted. Ranks that are missing are named before this limit.
+    # Creating a communicator of oneCCL cannot be interrupted. Missing ranks are reported before this limit.
     with bounded(f"creating the ccl group {options.group_id!r}", timeout + _NAMING_SECONDS):
         return module.create_group(
             PrefixStore("transport", store), rank, nodes, timeout, options.group_id, shared_memory, wire
@@ -103,10 +103,10 @@ def create_group(options: Any, backend_options: Any = None) -> Any:
 
 
 def _chosen_sums(chosen: set[str | None]) -> str | None:
-    """Return the algorithm of sums, given those in force or set on all ranks; None where none is.
+    """Return the algorithm of sums, from the values that are active or set on the ranks; None if there is none.
 
     Raises:
-        UserError: ranks differ.
+        UserError: the values differ.
     """
     named = sorted(filter(None, chosen))
     if len(named) > 1:
@@ -115,16 +115,16 @@ def _chosen_sums(chosen: set[str | None]) -> str | None:
 
 
 def _unequal_counts(nodes: list[int]) -> str:
-    """Return the numbers of ranks on the hosts, such as "1 to 3"; empty where they are the same."""
+    """Return the numbers of ranks on the hosts, such as "1 to 3"; empty if they are equal."""
     counts = set(Counter(nodes).values())
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else ""
 
 
 def _may_share_memory(chosen: set[str]) -> bool:
-    """Whether shared memory may be used inside a machine, given the values of CPUDIST_TRANSPORT on all ranks.
+    """Return whether shared memory may be used inside a machine, from all ranks' values of CPUDIST_TRANSPORT.
 
     Raises:
-        UserError: a value is wrong, or ranks differ.
+        UserError: a value is invalid, or the values differ.
     """
     if unknown := chosen - {"", "oneccl"}:
         raise UserError(f"CPUDIST_TRANSPORT={unknown.pop()} is not known; set it to oneccl, or not at all")

@@ -1,4 +1,4 @@
-"""Compiles the C++ part: once per combination of torch, Python and oneCCL.
+"""Compiles the C++ part, once per combination of torch, Python and oneCCL.
 
 c10d's C++ interface belongs to one torch version, so a binary serves that version only.
 """
@@ -14,10 +14,10 @@ from cpudist.backends.ccl.toolchain import OneCcl, compile_command, find_librari
 from cpudist.compiler import Library
 
 SOURCES = Path(__file__).parent / "csrc"
-PREBUILT = Path(__file__).parent / "prebuilt"  # only in a platform wheel
+PREBUILT = Path(__file__).parent / "prebuilt"  # exists only in a platform wheel
 _PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 MODULE = "cpudist_ccl.so"
-# From a folder in PREBUILT to the environment's lib: lib/python3.X/site-packages/cpudist/backends/ccl/prebuilt/torch….
+# Path to the environment's lib, relative to lib/python3.X/site-packages/cpudist/backends/ccl/prebuilt/torch….
 LIBRARIES = "/".join([".."] * 7)
 
 
@@ -26,7 +26,7 @@ def module(oneccl: OneCcl, libraries: str | None = None) -> Library:
 
     Args:
         oneccl: the oneCCL to link.
-        libraries: where it will look for shared libraries; None: in this oneCCL's folder. A wheel's are `LIBRARIES`.
+        libraries: folder in which the module finds shared libraries; None: this oneCCL's. Wheels use `LIBRARIES`.
     """
     return Library(
         MODULE,
@@ -56,9 +56,9 @@ def ensure_built(cache: Path | None = None) -> Path:
 
 
 def prebuilt() -> Path | None:
-    """Return the module that the installed wheel has brought for this torch and Python; None if there is none.
+    """Return the installed wheel's compiled module for this torch and Python; None if there is none.
 
-    It has oneCCL in it, and finds the libraries of hwloc and MPI beside its own environment only.
+    It contains oneCCL, and finds the libraries of hwloc and MPI only in its own environment.
     """
     module = PREBUILT / prebuilt_for() / MODULE
     return module if module.exists() and (module.parent / LIBRARIES).resolve() == find_libraries() else None
@@ -70,7 +70,7 @@ def prebuilt_for() -> str:
 
 
 def _key(oneccl: OneCcl) -> str:
-    content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary has it as DT_RPATH
+    content = hashlib.sha256(str(oneccl.prefix).encode())  # the binary contains this path as DT_RPATH
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         content.update(source.read_bytes())
     return f"torch{compiler.torch_version()}-{_PYTHON}-oneccl{oneccl.version}-{content.hexdigest()[:12]}"

@@ -1,10 +1,10 @@
-"""DDP's communication hook whose averages cross the network as bfloat16 or in blocks of int8.
+"""A communication hook of DDP that averages gradients as bfloat16 or as blocks of int8.
 
-The conversion is the process group's (csrc/oneccl/exchange.hpp). The hook has a group of its own, so the numbers of
-other calls stay as they are.
+The process group converts the numbers (csrc/oneccl/exchange.hpp). The hook has its own group, so other calls stay
+exact.
 """
 
-# No annotations as text here: DDP compares its hook's annotations with types.
+# Without `from __future__ import annotations`: DDP compares its hook's annotations with types.
 
 from typing import Any
 
@@ -14,15 +14,15 @@ import torch.distributed as dist
 from cpudist.backends.ccl import extension
 from cpudist.backends.ccl.ccl_group import WireOptions
 
-# DDP makes its buckets anew after its first step; a residual of int8 belongs to one bucket's parameters.
+# int8 starts after these steps: a residual belongs to one bucket, and DDP rebuilds its buckets after the first step.
 _EXACT_STEPS = 2
 
 
 class CompressedGradients:
-    """State of the hook `average`: the group, and int8's error in each bucket (error feedback).
+    """State of the hook `average`: the groups, and for int8 the error of each bucket (error feedback).
 
     Args:
-        group: the process group of DDP, whose ranks make this together.
+        group: DDP's process group; all its ranks create this object.
         wire: "bf16" or "int8".
     """
 
@@ -38,7 +38,7 @@ class CompressedGradients:
         )
         self._loses = wire == "int8"  # bfloat16 needs no error feedback
         self._step = 0
-        self._residuals: dict[int, torch.Tensor] = {}  # by the number of the bucket
+        self._residuals: dict[int, torch.Tensor] = {}  # by bucket index
 
     def start(self, bucket: dist.GradBucket) -> tuple[Any, torch.Tensor]:
         """Start averaging a bucket; return the work, and the tensor that will hold the result."""
@@ -48,7 +48,7 @@ class CompressedGradients:
         if not self._loses or step < _EXACT_STEPS:
             group = self._exact if self._loses else self._compressed
             return dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group, async_op=True), tensor
-        tensor = tensor.float()  # the buffer itself if it is of float32
+        tensor = tensor.float()  # returns the buffer itself if it is float32
         residual = self._residuals.get(bucket.index())
         if residual is None or residual.numel() != tensor.numel():
             residual = self._residuals[bucket.index()] = torch.zeros_like(tensor)
@@ -56,7 +56,7 @@ class CompressedGradients:
 
     def _backend(self) -> Any:
         backend = self._compressed._get_backend(torch.device("cpu"))
-        return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        return getattr(backend, "wrapped_pg", backend)  # wrapped if TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def average(state: CompressedGradients, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -1,6 +1,6 @@
-"""How long this rank waits for DDP's sums between hosts: there DDP waits for futures, which the engine does not count.
+"""Measure this rank's waits for DDP's sums between hosts; they are waits for futures, which the engine does not count.
 
-DDP itself notes when the backward pass has computed its last gradient, and when the last sum has come.
+DDP records when a backward pass has computed its last gradient, and when the last sum is complete.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class DdpWaits:
-    """The waits of all models that are watched."""
+    """Communication waits of the watched models."""
 
     def __init__(self) -> None:
-        self._ends: WeakKeyDictionary[DistributedDataParallel, float] = WeakKeyDictionary()  # of the newest waits
+        self._ends: WeakKeyDictionary[DistributedDataParallel, float] = WeakKeyDictionary()  # end of the last wait
         self._seconds = 0.0
         self._lock = threading.Lock()
 
     def watch(self, model: DistributedDataParallel) -> None:
-        """Let DDP note its times in every step; by default it does so in one of a hundred."""
+        """Make DDP record its times in every step; by default it does so in one step of a hundred."""
         if model not in self._ends:
             model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
             self._ends[model] = 0.0
 
     def seconds(self) -> float:
-        """Return the seconds so far, at the latest of two calls for each backward pass; any thread may call this."""
+        """Return the seconds so far; of several backward passes between two calls only the last counts. Thread-safe."""
         with self._lock:
             for model, before in list(self._ends.items()):
                 times = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Loads the compiled extension module and starts oneCCL, once in a process, with the settings that it needs.
+"""Loads the compiled extension module and starts oneCCL with its settings, once in a process.
 
 oneCCL takes its settings from the environment when it starts. The user's own settings are kept.
 """
@@ -25,11 +25,11 @@ from cpudist.waiting import bounded
 
 Transport = Literal["mpi", "ofi"]
 
-_THREAD_MULTIPLE = 3  # in the ABI of MPICH, which Intel MPI shares
-_START_SECONDS = 300.0  # for the other ranks to be started
-_FINALIZE_SECONDS = 60.0  # bound on waiting for the other ranks
-# MPI's own sums make several hosts send to one at once where there are more than two, and a slow network drops packets
-# then: at 100 Mbit/s three hosts reach 0.5 of the rate and four 0.8, in rings 0.95. Small sums take longer in rings.
+_THREAD_MULTIPLE = 3  # MPI_THREAD_MULTIPLE in the ABI of MPICH and Intel MPI
+_START_SECONDS = 300.0  # Time limit of MPI_Init, which waits for the other ranks.
+_FINALIZE_SECONDS = 60.0  # Time limit of MPI_Finalize, which waits for the other ranks.
+# With more than two hosts, MPI's own sums make several hosts send to one at once, and a slow network drops packets. At
+# 100 Mbit/s three hosts reach 0.5 of the rate and four 0.8, rings 0.95. Small sums are slower in rings.
 _RINGS = "direct:0-262143;ring:262144-max"
 
 
@@ -38,7 +38,7 @@ def load() -> Any:
     """Return the extension module ``cpudist_ccl`` with oneCCL's settings in place, compiling it if needed.
 
     Raises:
-        UserError: it cannot be compiled or loaded; the line names the remedy.
+        UserError: it cannot be compiled or loaded; the message names the remedy.
     """
     path = ensure_built()
     transport = apply_settings()
@@ -57,7 +57,7 @@ def load() -> Any:
     module.transport = transport  # type: ignore[attr-defined]
     module.sums = None  # type: ignore[attr-defined]
     atexit.register(_leave, module)
-    # A forked child is no rank of the job; the module's own fork handler has closed it in the child.
+    # A forked child is no rank of the job, and the module's own fork handler has closed the module there.
     os.register_at_fork(after_in_child=lambda: atexit.unregister(_leave))
     return module
 
@@ -66,14 +66,14 @@ def start(chosen: str | None, hosts: int) -> None:
     """Start oneCCL, once in a process, with an algorithm of sums that all ranks share.
 
     Args:
-        chosen: the algorithm of ranks that have started it before, or whose user has set one; None: none has.
-        hosts: of the job, where all of its ranks call this; otherwise 1.
+        chosen: the algorithm that other ranks use already or that a user has set; None: the default.
+        hosts: number of hosts of the job if all of its ranks call this; otherwise 1.
     """
     module = load()
     if module.sums is None:
         default = "" if module.transport == "ofi" else _RINGS if hosts > 2 else "direct"
         module.sums = default if chosen is None else chosen
-        with Changes() as changes:  # undone: a child of a rank has no MPI, and so other algorithms
+        with Changes() as changes:  # undone, because a rank's child has no MPI and needs another algorithm
             if module.sums:
                 changes.variable("CCL_ALLREDUCE", module.sums)
             module.start()
@@ -84,15 +84,15 @@ def apply_settings() -> Transport:
     transport = choose_transport()
     for name, value in settings(transport).items():
         os.environ.setdefault(name, value)
-    os.environ["CCL_ATL_TRANSPORT"] = transport  # a rank's child has inherited the rank's
+    os.environ["CCL_ATL_TRANSPORT"] = transport  # overwrites the value that a rank's child has inherited
     return transport
 
 
 def choose_transport() -> Transport:
-    """Choose oneCCL's transport: MPI where a launcher has made an MPI world that oneCCL can join.
+    """Choose oneCCL's transport: MPI if the launcher has created an MPI world that oneCCL can join, otherwise OFI.
 
-    oneCCL speaks the MPICH ABI (Intel MPI, MPICH), not Open MPI's; everywhere else it uses libfabric (OFI) by itself.
-    The environment is detected here and not handed down by a job: `init_process_group("ccl")` comes here without one.
+    oneCCL needs the MPICH ABI (Intel MPI, MPICH), not Open MPI's; without it oneCCL uses libfabric (OFI). The launcher
+    is detected here, because `init_process_group("ccl")` may be called without a job.
     """
     if rank_process.started_by_rank():
         return "ofi"
@@ -109,7 +109,7 @@ def _in_mpi_world(variables: Mapping[str, str]) -> bool:
         return False
     if not (isinstance(rendezvous, launchers.OverMpi) and rendezvous.mpich_abi):
         return False
-    # Processes may inherit MPI variables, but have a WORLD_SIZE of their own.
+    # A process may have inherited MPI variables and have its own WORLD_SIZE.
     return variables.get("WORLD_SIZE") in (None, str(launcher.placement().size))
 
 
@@ -117,22 +117,22 @@ def settings(transport: Transport) -> dict[str, str]:
     """Return the environment variables of oneCCL's settings."""
     return {
         "CCL_ATL_TRANSPORT": transport,
-        # No polling thread of oneCCL's own: it slows down a computing core, and over OFI a small allreduce takes 8 ms
+        # Turn off oneCCL's polling thread: it slows down a computing core, and over OFI a small allreduce takes 8 ms
         # instead of 24 us. csrc/engine.hpp makes progress instead.
         "CCL_WORKER_OFFLOAD": "0",
-        # By default oneCCL chooses an algorithm by this rank's bytes. Ranks with different shares then choose
-        # differently and wait for each other for ever (a scatter of 9.6 MB at 2 ranks).
+        # By default oneCCL chooses an algorithm by this rank's bytes. Ranks with different shares then choose different
+        # algorithms and deadlock (a scatter of 9.6 MB at 2 ranks).
         "CCL_ALLTOALLV": "scatter",
-        # Every rank would print its warnings, among others about the settings above.
+        # Otherwise every rank prints oneCCL's warnings, also about the settings above.
         "CCL_LOG_LEVEL": "error",
     }
 
 
 def _start_mpi() -> None:
-    """Start MPI, unless a job or mpi4py has.
+    """Initialise MPI, unless a job or mpi4py has done it.
 
-    Otherwise oneCCL starts it, and ends it with the last communicator. MPI can be started only once in a process, so no
-    group could be made after that.
+    If oneCCL initialised MPI, it would finalize it with the last communicator. MPI can be initialised only once in a
+    process, so no group could be created after that.
     """
     mpi = _loaded_mpi() or ctypes.CDLL(str(find_libraries() / "libmpi.so.12"), mode=ctypes.RTLD_GLOBAL)
     started, provided = ctypes.c_int(), ctypes.c_int()
@@ -144,12 +144,12 @@ def _start_mpi() -> None:
 
 
 def _leave(module: Any) -> None:
-    """Shut oneCCL down at exit; after a failure end at once, before its destructors wait for lost peers."""
+    """Shut oneCCL down at exit. After a failure exit at once, as oneCCL's destructors would wait for lost peers."""
     import torch.distributed as dist
 
     if not module.usable():
         end_now(1)
-    # After an uncaught exception MPI is not finalized: the launcher reports this rank as crashed and ends the others.
+    # After an uncaught exception MPI is not finalized, so that the launcher reports a crash and ends the other ranks.
     failed = getattr(sys, "last_value", None) is not None
     if not failed:
         module.drain()
@@ -162,12 +162,12 @@ def _leave(module: Any) -> None:
 
 
 def _finalize_mpi() -> None:
-    """Finalize the MPI that `_start_mpi` has started.
+    """Finalize MPI if `_start_mpi` has initialised it.
 
     A rank that exits without MPI_Finalize is reported as crashed by its launcher.
     """
     if getattr(getattr(sys.modules.get("mpi4py"), "rc", None), "finalize", None) is not None:
-        return  # mpi4py does it, or the code that has told it not to, such as rendezvous/mpi.py
+        return  # mpi4py finalizes MPI, or the code that has set rc.finalize (rendezvous/mpi.py)
     mpi = _loaded_mpi()
     if mpi is None:
         return
@@ -180,7 +180,7 @@ def _finalize_mpi() -> None:
 
 
 def _loaded_mpi() -> ctypes.CDLL | None:
-    """The MPI library of this process, wherever it was loaded from; None if none was."""
+    """Return the MPI library that this process has loaded; None if there is none."""
     try:
         return ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
     except OSError:

@@ -1,12 +1,12 @@
 """Stand-in for Intel's binding under its two names, for scripts that import it.
 
-Intel's binding, `oneccl_bindings_for_pytorch`, ended with torch 2.8. Scripts import it only to register ``ccl`` with
-torch. Libraries look for it to decide what to do: where DeepSpeed (0.19) can import it, it compiles its own backend
-against Intel's oneCCL. So the stand-in is no module on disk. A finder gives it to import statements of the user's code,
-from `import torch` on (register.py).
+Intel's binding, `oneccl_bindings_for_pytorch`, has no release after torch 2.8. Scripts import it only to register
+``ccl`` with torch. Libraries check for it: if DeepSpeed (0.19) can import it, DeepSpeed compiles its own backend
+against Intel's oneCCL. So the stand-in is no module on disk. After `import torch` (register.py), a finder provides it
+to import statements of the user's code only.
 
-Where Intel's package is installed, that is imported, except during a job on ccl: it would replace cpudist's ``ccl`` in
-torch.
+If Intel's package is installed, scripts import that package, except during a job on ccl. There it would replace
+cpudist's ``ccl`` in torch.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from types import FrameType, ModuleType
 
-_IMPORT_NAMES = ("oneccl_bindings_for_pytorch", "torch_ccl")  # the second is its name before torch 1.13
+_IMPORT_NAMES = ("oneccl_bindings_for_pytorch", "torch_ccl")  # the second name was used before torch 1.13
 _DISTRIBUTIONS = ("oneccl_bind_pt", "oneccl_bindings_for_pytorch")
 
 
 def offer_to_scripts() -> None:
-    """Let import statements of the user's code find the stand-in where Intel's package is not installed."""
+    """Make import statements of the user's code find the stand-in if Intel's package is not installed."""
     if _offered not in sys.meta_path:
         sys.meta_path.append(_offered)
 
 
 def hide_installed() -> None:
-    """Let all imports of Intel's names give the stand-in from now on, although Intel's package is installed."""
+    """Make all imports of Intel's names return the stand-in, even if Intel's package is installed."""
     if _in_place not in sys.meta_path:
         sys.meta_path.insert(0, _in_place)
 
 
 def show_installed() -> None:
-    """Take `hide_installed` back."""
+    """Undo `hide_installed`."""
     if _in_place in sys.meta_path:
         sys.meta_path.remove(_in_place)
 
 
 def installed() -> str | None:
-    """Return name and version of Intel's binding where it is installed, else None."""
+    """Return the name and version of Intel's binding; None if it is not installed."""
     for name in _DISTRIBUTIONS:
         try:
             return f"{name} {version(name)}"
@@ -62,15 +62,15 @@ class _Finder(MetaPathFinder, Loader):
         return spec_from_loader(fullname, self) if fullname in _IMPORT_NAMES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give it the attributes of Intel's module that scripts read: `cwd`, and the folder of `__file__`."""
-        here = Path(__file__).absolute()  # env/setvars.sh, which guides source, is in the same folder
+        """Set the attributes of Intel's module that scripts read: `cwd`, and `__file__` for its folder."""
+        here = Path(__file__).absolute()  # its folder has env/setvars.sh, which Intel's guides source
         module.__doc__ = "Stands for Intel's package: the backend ccl is cpudist's."
         module.__file__ = str(here)
         vars(module)["cwd"] = str(here.parent)
 
 
 class _FinderForScripts(_Finder):
-    """Find it only for import statements of the user's code."""
+    """Find the stand-in only for import statements of the user's code."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -84,7 +84,7 @@ _offered, _in_place = _FinderForScripts(), _Finder()
 
 
 def _importer() -> FrameType | None:
-    """Return the frame that imports, behind those of the import system; of `importlib.util.find_spec` its own."""
+    """Return the frame of the import statement; if `importlib.util.find_spec` was called, that function's frame."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         frame = frame.f_back
@@ -92,7 +92,7 @@ def _importer() -> FrameType | None:
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Return whether the code of a frame is neither an installed package's nor Python's own."""
+    """Return whether a frame runs the user's code, neither an installed package's nor the standard library's."""
     if frame is None:
         return False
     if frame.f_globals.get("__name__") == "__main__":

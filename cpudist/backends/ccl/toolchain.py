@@ -1,4 +1,4 @@
-"""Finds the means to compile the ccl backend: oneCCL's headers and libraries, torch's flags."""
+"""Finds the headers, libraries and flags of oneCCL and torch for compiling the ccl backend."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class OneCcl:
 
 @cache
 def find_oneccl() -> OneCcl:
-    """Find the oneCCL to compile with, which pip installed (package oneccl-cpu-devel).
+    """Find the oneCCL that pip has installed for compiling (package oneccl-cpu-devel).
 
     Raises:
-        UserError: it is not installed, or lacks its headers or its static library.
+        UserError: oneCCL is not installed, or lacks its headers or its static library.
     """
     prefix = _find("oneccl-cpu-devel", "build", _HEADER, _STATIC_LIBRARY, _HWLOC)
     return OneCcl(prefix, version("oneccl-cpu-devel"))
@@ -43,23 +43,23 @@ def find_oneccl() -> OneCcl:
 
 @cache
 def find_libraries() -> Path:
-    """Find the folder of the libraries that a job loads, libhwloc and an MPI's, which pip installed.
+    """Find the folder into which pip has installed libhwloc and MPI's libraries; a job loads them.
 
     Raises:
-        UserError: they are not installed.
+        UserError: the libraries are not installed.
     """
     return _find("tcmlib", "ccl", _HWLOC) / "lib"
 
 
 def _find(name: str, extras: str, *files: str) -> Path:
-    """Return the prefix of a package's files, after checking that these are there."""
+    """Return the prefix of an installed package, after checking that it has `files`."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
         raise UserError(
             f"{name} is not installed in this environment; install it with: pip install 'cpudist[{extras}]'"
         ) from None
-    # pip puts a wheel's files under the environment's prefix: a venv, --user or --target.
+    # pip installs a wheel's files under the environment's prefix (a venv, --user or --target).
     own = next((entry for entry in package.files or [] if str(entry).endswith(files[0])), None)
     prefix = Path(str(package.locate_file(own))).resolve().parents[files[0].count("/")] if own else Path(sys.prefix)
     for needed in files:
@@ -74,10 +74,10 @@ def _find(name: str, extras: str, *files: str) -> Path:
 def compile_command(
     compiler: Compiler, oneccl: OneCcl, source: Path, output: Path, libraries: str | None = None
 ) -> list[str]:
-    """Return the command that compiles and links the extension module from the one file that includes all others.
+    """Return the command that compiles and links the extension module; `source` includes all other sources.
 
     oneCCL is linked statically. The libraries that it loads at run time (libmpi, libfabric) are found by DT_RPATH,
-    without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH it also applies to the libraries that a library opens.
+    without LD_LIBRARY_PATH and setvars.sh. Unlike DT_RUNPATH, DT_RPATH applies to indirect dependencies too.
 
     Raises:
         UserError: Python's headers are missing.
@@ -87,7 +87,7 @@ def compile_command(
     python_include = sysconfig.get_path("include")
     if not Path(python_include, "Python.h").exists():
         raise UserError(f"Python.h is not in {python_include}; install the package python3-dev")
-    # pybind11 shares types only between modules that agree in these; torch 2.8 exposes those it was built with.
+    # pybind11 shares types only between modules with equal values of these macros; torch 2.8 exposes its own.
     pybind = [
         f'-DPYBIND11_{name}="{value}"'
         for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")

@@ -1,4 +1,4 @@
-"""XLA's PJRT plugin for GPUs in torch_xla 2.8, and what this release gets wrong on GPUs."""
+"""XLA's PJRT plugin for GPUs in torch_xla 2.8, and fixes for this release's errors on GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 
 
 class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
-    """The plugin, with a device for each rank; a job of one rank has all devices."""
+    """The plugin. Each rank has one device; a job of one rank has all devices."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
         return self._world.local_size
 
     def configure_single_process(self) -> None:
-        """Do nothing: `client_create_options` has no other processes then."""
+        """Do nothing: for one process, `client_create_options` needs no other options."""
 
     def client_create_options(self) -> dict[str, Any]:
         world = self._world
@@ -46,9 +46,9 @@ class CudaPlugin(plugins.DevicePlugin):  # type: ignore[misc]
 
 
 def register(world: World, changes: Changes) -> None:
-    """Let torch_xla compute on GPUs; call it before any question to the runtime.
+    """Make torch_xla compute on GPUs; call it before any other use of the runtime.
 
-    Products of float32 follow `torch.set_float32_matmul_precision`; XLA by itself would use TF32.
+    float32 products use the precision of `torch.set_float32_matmul_precision`; XLA's default would be TF32.
     """
     plugins.register_plugin("CUDA", CudaPlugin(world))
     torch_xla._XLAC._xla_set_mat_mul_precision(_PRECISION[torch.get_float32_matmul_precision()])
@@ -56,7 +56,7 @@ def register(world: World, changes: Changes) -> None:
 
 
 def _autocast(changes: Changes) -> None:
-    """Let ``torch.autocast("xla")`` have an effect: torch_xla's tensors on GPUs (2.8) have CUDA's autocast key."""
+    """Make ``torch.autocast("xla")`` set CUDA's autocast, because torch_xla's GPU tensors (2.8) use CUDA's."""
     enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
 
     def begin(self: Any) -> Any:
@@ -78,7 +78,7 @@ def _autocast(changes: Changes) -> None:
 
 
 def check_autocast() -> None:
-    """Warn where ``torch.autocast("xla")`` has no effect after all; call it once the device has started."""
+    """Warn if ``torch.autocast("xla")`` has no effect; call it after the device has started."""
     one = torch.ones(1, 1, device="xla")
     with torch.autocast("xla", dtype=torch.bfloat16):
         product = one @ one

@@ -1,7 +1,7 @@
-"""Packages and files with which PyTorch/XLA computes on GPUs; torch is not imported.
+"""Packages and files that PyTorch/XLA needs on GPUs. This module does not import torch.
 
-torch_xla 2.8 has no release of its plugin for GPUs. JAX publishes the same plugin of XLA as `jax-cuda12-pjrt`. Its
-version decides the version of PJRT, and a newer one refuses torch_xla's calls. torch_xla 2.9 refuses GPUs itself.
+torch_xla 2.8's own plugin for GPUs was not released. JAX publishes the same plugin of XLA as `jax-cuda12-pjrt`. A newer
+plugin has a newer PJRT, which rejects torch_xla's calls. torch_xla 2.9 rejects GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _INSTALL = "pip install 'cpudist[xla-cuda]'"
 
 
 def lacks() -> str | None:
-    """Return what is missing to compute on GPUs, with the remedy; None where nothing is."""
+    """Return what is missing to compute on GPUs, with the remedy; None if nothing is missing."""
     try:
         found = version(_PLUGIN)
     except PackageNotFoundError:

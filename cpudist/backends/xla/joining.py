@@ -1,4 +1,4 @@
-"""How the ranks of a job meet on xla: through the host, or connected by the runtime itself."""
+"""Connect the ranks of a job on xla, through the host or by the runtime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBackend:
-    """Return the fastest backend between hosts that every rank can use: ccl, else gloo with one warning line."""
+    """Return the fastest backend between hosts that every rank can use: ccl, or gloo with a warning."""
 
     def ask_everyone(key: str, own: str) -> list[str]:
         return all_gather(store, world.rank, world.size, key, own, timeout)
@@ -30,10 +30,10 @@ def agree_on_host(world: World, store: Store, timeout: float) -> ProcessGroupBac
 
 
 def join_runtime(world: World) -> None:
-    """Let the runtime connect the devices of all ranks. Call it before any other question to the runtime.
+    """Make the runtime connect the devices of all ranks. Call it before any other use of the runtime.
 
     Raises:
-        UserError: it has not connected as many ranks as the launcher has started, or it numbers them differently.
+        UserError: the runtime's number of ranks differs from the launcher's, or it numbers them differently.
     """
     from torch_xla import runtime
 
@@ -42,7 +42,7 @@ def join_runtime(world: World) -> None:
         for name, value in _torchrun_variables(world).items():
             changes.default_variable(name, value)
         try:
-            # The runtime names the process's device here, and keeps its first answer; its own store is not used.
+            # The runtime chooses the process's device here, once for all calls; the store that it yields is not used.
             next(dist.rendezvous("xla://"))
         finally:
             changes.undo()

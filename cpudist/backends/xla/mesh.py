@@ -19,7 +19,7 @@ _AXIS = re.compile(r"([A-Za-z_]\w*)=(-1|[1-9]\d*)")
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the number of devices along each axis in `text`. One of them may be -1: all other devices.
+    """Return the number of devices along each axis in `text`. One number may be -1, for all other devices.
 
     Raises:
         UserError: the text is no list of axes.
@@ -40,12 +40,12 @@ def parse(text: str) -> dict[str, int]:
 
 
 def places(axes: Mapping[str, int]) -> int | None:
-    """Return the number of devices of the axes; None where it depends on how many there are."""
+    """Return the number of devices that the axes need; None if an axis is -1."""
     return None if -1 in axes.values() else math.prod(axes.values())
 
 
 def fit(axes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """Return the axes with -1 replaced, for this many devices.
+    """Return the axes for `devices` devices, with -1 replaced by a number.
 
     Raises:
         UserError: the axes need another number of devices.

@@ -1,7 +1,7 @@
 """Partition specs of parameters and batches.
 
-An entry of a spec is the name of a mesh's axis, several names (divided by all of them), or None (not divided). The
-runtime accepts specs that do not divide a tensor evenly and pads it without a warning; here they are not used.
+An entry of a spec is the name of a mesh's axis, several names (divided by all of them), or None (not divided). If a
+spec does not divide a tensor evenly, the runtime pads the tensor without a warning; such specs are not used here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cpudist.errors import UserError
 Entry: TypeAlias = "str | tuple[str, ...] | None"
 Spec: TypeAlias = "tuple[Entry, ...]"
 
-# The table for any model, of which the first pattern that matches a parameter's name counts. It divides as Megatron-LM
-# does (Shoeybi et al., 2019, section 3): the first of two layers by its outputs, the second by its inputs, so that
-# nothing is sent between the two.
-_BY_OUTPUTS: Spec = ("model", "fsdp")  # of a weight of shape (outputs, inputs)
+# Specs for the parameters of any model; the first pattern that matches a parameter's name counts. As in Megatron-LM
+# (Shoeybi et al., 2019, section 3), the first of two layers is divided by its outputs, the second by its inputs.
+# Nothing is then sent between the two.
+_BY_OUTPUTS: Spec = ("model", "fsdp")  # for weights of shape (outputs, inputs)
 _BY_INPUTS: Spec = ("fsdp", "model")
-_EMBEDDING: Spec = (None, ("fsdp", "model"))  # by the width: the size of a vocabulary is seldom divisible
+_EMBEDDING: Spec = (None, ("fsdp", "model"))  # divides the width, because vocabulary sizes are seldom divisible
 
 # GPT-2's linear layers hold weights of shape (inputs, outputs).
 _GPT2 = {
@@ -32,11 +32,11 @@ _GPT2 = {
 }
 _SECOND = dict.fromkeys(
     (
-        # Of Llama and models like it; of OPT and torch's own transformer; of GPT-NeoX.
+        # Llama and similar models; OPT and torch's own transformer; GPT-NeoX.
         *("*.o_proj.weight", "*.down_proj.weight"),
         *("*.out_proj.weight", "*.fc2.weight", "*.linear2.weight"),
         *("*.attention.dense.weight", "*.dense_4h_to_h.weight"),
-        # Of BERT, RoBERTa and ViT; of DistilBERT; of ALBERT.
+        # BERT, RoBERTa and ViT; DistilBERT; ALBERT.
         *("*.attention.output.dense.weight", "*.output.dense.weight"),
         *("*.out_lin.weight", "*.ffn.lin2.weight"),
         "*.ffn_output.weight",
@@ -44,7 +44,7 @@ _SECOND = dict.fromkeys(
     _BY_INPUTS,
 )
 _EMBEDDINGS = dict.fromkeys(("*embed*.weight", "*wte.weight", "*wpe.weight", "lm_head.weight"), _EMBEDDING)
-# The convolution by which ViT embeds the patches of an image.
+# ViT's convolution, which embeds the patches of an image.
 _PATCHES = {"*.projection.weight": _BY_OUTPUTS}
 _TABLE: dict[str, Spec] = {**_GPT2, **_SECOND, **_PATCHES, **_EMBEDDINGS, "*": _BY_OUTPUTS}
 
@@ -57,7 +57,7 @@ def names_in(entry: Entry) -> tuple[str, ...]:
 
 
 def parts(entry: Entry, sizes: Mapping[str, int]) -> int:
-    """Return into how many parts an entry divides an axis; `sizes` are those of the mesh's axes."""
+    """Return the number of parts into which an entry divides an axis of a tensor; `sizes`: the mesh's axes."""
     return math.prod(sizes[name] for name in names_in(entry))
 
 
@@ -65,7 +65,7 @@ def spec_of_batch(shape: Sequence[int], entry: Entry, sizes: Mapping[str, int]) 
     """Return the spec of a batch whose first axis is divided by `entry`, on a mesh whose axes have these sizes.
 
     Raises:
-        UserError: that does not divide evenly.
+        UserError: the first axis does not divide evenly.
     """
     if shape[0] % parts(entry, sizes):
         mesh = ", ".join(f"{name}={size}" for name, size in sizes.items())

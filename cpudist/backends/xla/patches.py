@@ -1,10 +1,10 @@
-"""A job's changes of torch_xla, and of accelerate's part for it.
+"""A job's patches of torch_xla, and of accelerate's code for it.
 
-torch_xla (2.8) regards each CPU process as alone: its world size is 1 and its collectives do nothing, so programs
-written for it, and accelerate and Trainer, would train every rank alone and end in success. Over several devices of one
-process its collectives abort. While a job runs, torch_xla gets the job's rank and world size, and `all_reduce`,
-`all_gather` and `xla_rendezvous` go through the host; the rest of xm and of `core.functions` calls these. All other
-calls of the runtime's own collectives raise an error. docs/xla.md lists every function.
+torch_xla (2.8) treats each CPU process as a world of size 1, and its collectives do nothing. Programs for torch_xla,
+accelerate and Trainer would train without gradient synchronisation, without an error. Over several devices of one
+process its collectives abort. During a job torch_xla gets the job's rank and world size. `all_reduce`, `all_gather` and
+`xla_rendezvous` go through the host; the other functions of xm and `core.functions` call these three. All other calls
+of the runtime's own collectives raise an error. docs/xla.md lists every function.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _OPERATIONS = {
     xla_model.REDUCE_MIN: dist.ReduceOp.MIN,
     xla_model.REDUCE_MAX: dist.ReduceOp.MAX,
 }
-# The functions under every collective of torch_xla (2.8): those of its C++ part, and torch's functional operators.
+# Words in the names of torch_xla's C++ collectives (2.8), and the namespace of torch's functional collectives.
 _COMMUNICATING = ("reduce", "gather", "all_to_all", "permute", "send", "recv")
 _FUNCTIONAL = "_c10d_functional"
 
 
 def make_one_world(world: World, changes: Changes) -> None:
-    """Let torch_xla report `world`, until `changes` are undone, and refuse calls that would train ranks apart.
+    """Make torch_xla report `world` until `changes` are undone, and raise in calls of the runtime's own collectives.
 
-    Its collectives use the default process group, which must be a `TwoSidedGroup`.
+    torch_xla's collectives then use the default process group, which must be a `TwoSidedGroup`.
     """
     answers = {
         "world_size": world.size,
@@ -68,7 +68,7 @@ def make_one_world(world: World, changes: Changes) -> None:
     library: Any = torch.library.Library(_FUNCTIONAL, "IMPL")  # type: ignore[no-untyped-call]
     changes.then(library._destroy)
     operators: list[str] = torch._C._dispatch_get_all_op_names()
-    with warnings.catch_warnings(action="ignore"):  # that these kernels replace the runtime's
+    with warnings.catch_warnings(action="ignore"):  # warnings about replaced kernels
         for space, _, name in (operator.partition("::") for operator in operators):
             if space == _FUNCTIONAL and name != "wait_tensor":
                 library.impl(name, _refusing(f"functional {name}"), "XLA", allow_override=True)
@@ -76,14 +76,14 @@ def make_one_world(world: World, changes: Changes) -> None:
 
 
 def keep_new_group(changes: Changes) -> None:
-    """Let `dist.new_group` be torch's own: torch_xla's (2.8) has a timeout of half an hour, whatever the job's is."""
+    """Restore torch's own `dist.new_group`: torch_xla's (2.8) ignores the job's timeout and uses 30 minutes."""
     changes.attribute(dist, "new_group", distributed_c10d.new_group)
 
 
 def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
-    """Let `torch_xla.launch` and `xmp.spawn` call their function in this process: the ranks have been started already.
+    """Make `torch_xla.launch` and `xmp.spawn` call their function in this process, since all ranks run already.
 
-    Under --mesh, which has made one program of the job, both raise `UserError`, as the runtime does.
+    Under --mesh the job is one program, and both raise `UserError`. The runtime's own functions raise too.
     """
 
     def launch(
@@ -100,9 +100,7 @@ def run_in_place(world: World, changes: Changes, mesh: bool) -> None:
 
 
 def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
-    """Let `xr.use_spmd` do nothing under --mesh, which has called it, and raise `UserError` where there are other
-    ranks.
-    """
+    """Make `xr.use_spmd` do nothing under --mesh, and raise `UserError` if the job has several ranks."""
     original = runtime.use_spmd
 
     def use_spmd(auto: bool = False) -> None:
@@ -115,7 +113,7 @@ def replace_use_spmd(world: World, changes: Changes, mesh: bool) -> None:
 
 
 def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> None:
-    """Replace functions of `module`, there and in every module that has imported them by name before the job."""
+    """Replace functions of `module`, in it and in every module that has imported them by name before the job."""
     new = {id(getattr(module, name)): value for name, value in values.items()}
     for other in list(sys.modules.values()):
         for alias, found in list(vars(other).items()) if hasattr(other, "__dict__") else ():
@@ -124,10 +122,10 @@ def replace(module: ModuleType, values: Mapping[str, Any], changes: Changes) -> 
 
 
 def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:
-    """Change `accelerate.data_loader` (1.15), for several ranks: move a batch to the device when it is asked for.
+    """Patch `accelerate.data_loader` (1.15) for several ranks: move a batch to the device only when it is requested.
 
-    accelerate's loader reads a batch ahead, in a thread. When the last batch is evaluated, it is no longer marked as
-    the last one, and `gather_for_metrics` keeps the samples that were repeated to make ranks equal.
+    accelerate's loader prefetches a batch in a thread. So the last batch is no longer marked as the last one when it is
+    evaluated, and `gather_for_metrics` keeps the samples that were repeated to make ranks equal.
 
     Raises:
         UserError: the installed accelerate has no such loader.
@@ -146,17 +144,17 @@ def patch_accelerate_loader(changes: Changes, data_loader: ModuleType) -> None:
 
 
 def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
-    """Replace `xm.all_reduce`: reduce over all ranks of the job, one tensor into a new one, several in place.
+    """Replace `xm.all_reduce`: reduce over all ranks of the job, one tensor into a new tensor, several in place.
 
     Raises:
-        UserError: groups are given, or the host does not have the reduction.
+        UserError: groups are given, or the host's backend does not have the reduction.
     """
     if groups or reduce_type not in _OPERATIONS:
         what = f"the reduction {reduce_type!r}" if reduce_type not in _OPERATIONS else "groups"
         raise UserError(
             f"xm.all_reduce: several CPU processes reduce through the host, which does not do {what}; leave that out"
         )
-    if dist.get_world_size() == 1:  # a process with several devices, of which it uses one
+    if dist.get_world_size() == 1:  # one process that uses one of several devices
         return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
     tensors = [inputs.clone()] if isinstance(inputs, torch.Tensor) else list(inputs)
     if tensors:
@@ -170,8 +168,8 @@ def all_gather(
 ) -> Any:
     """Replace `xm.all_gather`: return every rank's `value`, concatenated along `dim`, on the device.
 
-    A value without dimensions becomes one entry of a vector. `output` is a second place for the result. The arguments
-    after it are about the runtime's own numbers and layouts, and are ignored.
+    Values without dimensions are joined into a vector. If `output` is given, the result is copied into it. Later
+    arguments concern the runtime's channel numbers and layouts, and are ignored.
 
     Raises:
         UserError: groups are given.
@@ -203,9 +201,9 @@ def xla_rendezvous(payload: bytes = b"", ordinals: Sequence[int] | None = None, 
 
 
 def _check_devices_are_used(world: World, mesh: bool, processes: int | None) -> None:
-    """Raise `UserError` where the job does not have as many ranks as the script wants calls of a function.
+    """Raise `UserError` if the script requests another number of processes than the job has ranks.
 
-    `processes` is the number that the script asks for; None for one on each device.
+    `processes` is the number that the script requests; None: one for each device.
     """
     if mesh:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Choose PJRT's devices before torch_xla is imported, since it reads the choice then.
+"""Choose PJRT's devices before torch_xla is imported, because torch_xla reads the choice at its import.
 
 Source: PyTorch/XLA 2.8, docs/source/learn/pjrt.md and torch_xla/runtime.py.
 """
@@ -19,17 +19,17 @@ from cpudist.errors import UserError
 
 KINDS = ("cpu", "cuda", "tpu")
 
-# torch's release, and the packages that pip must install with it. PyTorch/XLA ended with 2.9.
+# The torch_xla to install for each release of torch. PyTorch/XLA ended with 2.9.
 _FITTING = {"2.8": "torch_xla==2.8.1", "2.9": "torch_xla==2.9.0"}
 _INSTALL_BOTH = "pip install torch==2.9.0 torch_xla==2.9.0"
 
-# Beginnings of the names of the runtime's variables about its devices.
+# Prefixes of the runtime's environment variables for devices.
 _VARIABLES = ("PJRT_", "CPU_NUM_DEVICES", "GPU_NUM_DEVICES", "TPU_", "XLA_USE_SPMD", "XLA_AUTO_SPMD")
 
-_ON = ("1", "ON", "YES", "TRUE", "Y")  # values that the runtime reads as yes
+_ON = ("1", "ON", "YES", "TRUE", "Y")  # values that the runtime reads as true
 
 
-_started_with: tuple[str, str, bool] | None = None  # the kind, how many, and whether they are one program
+_started_with: tuple[str, str, bool] | None = None  # kind of device, value of CPU_NUM_DEVICES, whether there is a mesh
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Choice:
 
 
 def missing() -> str | None:
-    """Return why torch_xla does not fit this torch, with the command that helps; None where it fits.
+    """Return why torch_xla does not fit this torch, with the pip command as remedy; None if it fits.
 
-    Neither package is imported.
+    This imports neither package.
     """
     torch = version("torch")
     wanted = _FITTING.get(_release(torch))
@@ -59,7 +59,7 @@ def missing() -> str | None:
 
 
 def unusable(asked: str | None, variables: Mapping[str, str]) -> str | None:
-    """Return why PyTorch/XLA cannot be used here, with the remedy; None where it can. Arguments are as for `choose`."""
+    """Return why PyTorch/XLA cannot be used here, with the remedy; None if it can. See `choose` for the arguments."""
     if reason := missing():
         return reason
     try:
@@ -69,10 +69,10 @@ def unusable(asked: str | None, variables: Mapping[str, str]) -> str | None:
 
 
 def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
-    """Return the kind of device of ``--device``, else of PJRT_DEVICE, else the fastest of this host.
+    """Return the kind of device from ``--device``, else from PJRT_DEVICE, else the fastest kind of this host.
 
     Args:
-        asked: the value of ``--device``, one of `KINDS`; None where it is not given.
+        asked: the value of ``--device``, one of `KINDS`; None if it is not given.
         variables: the environment.
 
     Raises:
@@ -95,17 +95,17 @@ def choose(asked: str | None, variables: Mapping[str, str]) -> Choice:
 
 
 def check_variables(variables: Mapping[str, str], ranks: int, *, meshed: bool) -> None:
-    """Check that the runtime's variables fit the job's form; errors are those of `check_one_program`."""
+    """Check that the runtime's variables for SPMD fit the job; see `check_one_program` for the errors."""
     for name in ("XLA_AUTO_SPMD", "XLA_USE_SPMD"):
         if variables.get(name, "") in _ON:
             check_one_program(name, ranks, auto=name == "XLA_AUTO_SPMD", meshed=meshed)
 
 
 def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> None:
-    """Check that a job may be one program as `asked`, a variable or a call, where the compiler may choose (`auto`).
+    """Check that the variable or call `asked` may turn on SPMD; with `auto`, the compiler chooses the sharding.
 
     Raises:
-        UserError: --mesh makes one program of it (`meshed`) in another way, or it has several ranks.
+        UserError: `auto` contradicts --mesh (`meshed`), or the job has several ranks and no mesh.
     """
     if meshed and auto:
         raise UserError(f"{asked} lets the compiler choose how tensors lie; leave that, or --mesh, out")
@@ -117,17 +117,17 @@ def check_one_program(asked: str, ranks: int, *, auto: bool, meshed: bool) -> No
 
 
 def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> None:
-    """Set the variables by which the runtime finds the devices of a job, until `changes` are undone.
+    """Set the runtime's environment variables for the devices of a job, until `changes` are undone.
 
     Raises:
-        UserError: the mesh is wrong, or an earlier job of this process has started the runtime with other devices. It
-            lives as long as its process, and reads its devices, and whether it is one program, only once.
+        UserError: the mesh is invalid, or an earlier job of this process has started the runtime with other devices or
+            another --mesh. The runtime reads both only once in a process.
     """
     global _started_with
     changes.variable("PJRT_DEVICE", choice.kind.upper())
     if choice.kind == "cuda":
         changes.variable("PJRT_DYNAMIC_PLUGINS", "1")
-        changes.default_variable("XLA_FALLBACK_CPU", "1")  # what XLA cannot lower is computed by torch on the CPU
+        changes.default_variable("XLA_FALLBACK_CPU", "1")  # torch computes operations on the CPU that XLA cannot lower
         flags = os.environ.get("XLA_FLAGS", "")
         if "xla_gpu_cuda_data_dir" not in flags:
             changes.variable("XLA_FLAGS", f"{flags} --xla_gpu_cuda_data_dir={gpu.toolkit()}".strip())
@@ -144,14 +144,14 @@ def set_variables(choice: Choice, mesh_text: str | None, changes: Changes) -> No
 
 
 def lacks(kind: str) -> str | None:
-    """Return what the runtime lacks for this kind of device, with the remedy; None where it has all."""
+    """Return what the runtime lacks for this kind of device, with the remedy; None if nothing is missing."""
     if kind == "tpu" and "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
         return "there is no libtpu, which drives TPUs: pip install 'torch_xla[tpu]'"
     return gpu.lacks() if kind == "cuda" else None
 
 
 def count(kind: str) -> int | None:
-    """Return how many devices of this kind this host has, by its device files; None for none, and for "cpu"."""
+    """Return the number of this host's devices of this kind, from its device files; None for none, and for "cpu"."""
     if kind == "cpu":
         return None
     found = glob("/dev/accel*") or glob("/dev/vfio/[0-9]*") if kind == "tpu" else glob("/dev/nvidia[0-9]*")
@@ -159,12 +159,12 @@ def count(kind: str) -> int | None:
 
 
 def own_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the runtime's variables about its devices that are set."""
+    """Return the runtime's environment variables for devices that are set."""
     return {name: value for name, value in sorted(variables.items()) if name.startswith(_VARIABLES)}
 
 
 def findings(variables: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
-    """Yield the choice with these variables, and the obstacles to faster devices; see `Devices.findings`."""
+    """Yield the chosen device, and the reasons why faster ones are not used; see `Devices.findings`."""
     try:
         choice = choose(None, variables)
         lacking = lacks(choice.kind)

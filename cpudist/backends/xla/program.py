@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """Start the runtime, and change it for this job.
+    """Start the runtime, and patch it for this job.
 
-    The runtime reads its variables when torch_xla is imported or asked first, so `pjrt.set_variables` comes
-    before the import of this module.
+    The runtime reads its variables when torch_xla is imported or first used. So call `pjrt.set_variables` before the
+    import of this module.
 
     Attributes:
-        host: the backend for tensors of the CPU; None under a mesh, which allows no other process group.
-        sharding: how tensors lie on the mesh; None without one.
+        host: the backend for CPU tensors; None under a mesh, which allows no other process group.
+        sharding: the placement of tensors on the mesh; None without a mesh.
 
     Raises:
-        UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
+        UserError: the mesh is invalid, or the runtime cannot connect the job's processes.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Program:
             self.host = joining.agree_on_host(world, store, timeout)
         try:
             self._connect(options, world)
-        except RuntimeError as error:  # torch_xla's, where the device does not start
+        except RuntimeError as error:  # raised by torch_xla if the device does not start
             reason = str(error).splitlines()[0].rpartition("Bad StatusOr access: ")[2][:80]
             raise UserError(
                 f"PyTorch/XLA cannot start on {choice.kind.upper()}: {reason}; check that the device is there and free"
             ) from error
         if choice.kind == "cuda":
             cuda_plugin.check_autocast()
-        # After `Sharding`, which needs the runtime's own use_spmd.
+        # These patches come after `Sharding`, which needs the runtime's own use_spmd.
         patches.run_in_place(world, changes, mesh=self.sharding is not None)
         patches.replace_use_spmd(world, changes, mesh=self.sharding is not None)
         patches.keep_new_group(changes)
@@ -73,7 +73,7 @@ class Program:
         self._compiled_before = _compiled()
 
     def _connect(self, options: Mapping[str, Any], world: World) -> None:
-        """Look at the devices for the first time, and connect those of all ranks."""
+        """Use the devices for the first time, and connect the devices of all ranks."""
         if self.host is None:
             self.sharding = Sharding(options, world, self._changes)
         elif not self.through_host:
@@ -83,7 +83,7 @@ class Program:
 
     @property
     def through_host(self) -> bool:
-        """Whether tensors of the device go through the host: the runtime connects no CPU processes."""
+        """Whether device tensors go through the host, because the runtime does not connect CPU processes."""
         return self.host is not None and self._choice.kind == "cpu"
 
     def group_name(self) -> str:
@@ -100,7 +100,7 @@ class Program:
             self._changes.then(self.sharding.watch(model).remove)
 
     def announce(self) -> None:
-        """Tell the user which devices compute."""
+        """Print the devices that compute."""
         count = runtime.addressable_runtime_device_count()
         kind = self._choice.kind.upper()
         say(f"xla: {count} {kind} device{'s' * (count > 1)} in each process; {self._choice.because}")
@@ -127,16 +127,16 @@ class Program:
 
 
 def _compiled() -> tuple[int, float]:
-    """Return how many graphs this process has compiled so far, and in how many seconds."""
+    """Return the number of graphs that this process has compiled so far, and the seconds spent."""
     data = metrics.metric_data("CompileTime")
     return (int(data[0]), float(data[1]) / 1e9) if data else (0, 0.0)
 
 
 def _keep_tied(changes: Changes) -> None:
-    """Let modules that share a parameter share it after ``model.to(device)``, until `changes` are undone.
+    """Keep parameters shared between modules after ``model.to(device)``, until `changes` are undone.
 
-    The embedding and the output layer of a language model do. torch (2.9) cannot change the device of a parameter to
-    XLA's in place. It makes a new one for each module.
+    The embedding and the output layer of a language model often share one. torch (2.9) cannot move a parameter to XLA's
+    device in place; it makes a new one for each module.
     """
     original = torch.nn.Module.to
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """The mesh that a job computes on: one program of all devices, made before the first tensor is on one of them.
+    """The mesh of a job, which is one program over all devices. Create it before a tensor is on a device.
 
     Args:
         options: the backend's options, with the value of ``--mesh``.
-        changes: undone at the job's end.
+        changes: the job's changes, which the job undoes at its end.
 
     Raises:
-        UserError: the mesh is wrong, or the runtime cannot connect the job's processes.
+        UserError: the mesh is invalid, or the runtime cannot connect the job's processes.
     """
 
     def __init__(self, options: Mapping[str, Any], world: World, changes: Changes) -> None:
@@ -55,17 +55,17 @@ class Sharding:
         self.mesh_text = mesh.text_of(self.sizes)
         self._show: Callable[[str], object] | None = print if options["show_sharding"] else None
         self._batch: Entry = tuple(name for name in mesh.BATCH_AXES if name in self.sizes) or None
-        self._placed: Any = WeakIdKeyDictionary()  # parameters that are divided, with their names
+        self._placed: Any = WeakIdKeyDictionary()  # names of the divided parameters
         self._mark: Callable[..., Any] = spmd.mark_sharding
         changes.then(partial(spmd.set_global_mesh, spmd.get_global_mesh()))
         spmd.set_global_mesh(self.mesh)
         patches.replace(spmd, {"mark_sharding": self.mark_for_script}, changes)
 
     def check_ddp_options(self, options: Mapping[str, Any]) -> None:
-        """Check that options of `DistributedDataParallel` have no effect here: no model is wrapped in it.
+        """Check that no option of `DistributedDataParallel` would change results; no model is wrapped in it.
 
         Raises:
-            UserError: one of them changes what DDP computes.
+            UserError: one of the options changes DDP's results.
             TypeError: DDP has no such option.
         """
         inspect.signature(DistributedDataParallel).bind(None, **options)
@@ -77,7 +77,7 @@ class Sharding:
         """Replace `mark_sharding` for scripts.
 
         Raises:
-            UserError: the tensor is a parameter that lies on the mesh already.
+            UserError: the tensor is a parameter that --mesh has already placed.
         """
         if t in self._placed:
             raise UserError(
@@ -98,7 +98,7 @@ class Sharding:
             self._place(name, parameter, spec)
             if any(partition.names_in(entry) for entry in spec):
                 self._placed[parameter] = name
-        # torch.compile cannot read mark_sharding (2.9).
+        # torch.compile cannot trace mark_sharding (2.9).
         place = torch.compiler.disable(self._place_inputs)  # type: ignore[no-untyped-call]
         return model.register_forward_pre_hook(place, with_kwargs=True)
 
@@ -112,23 +112,23 @@ class Sharding:
         show = self._show
         self._show = show if module.training else None
         tree_map(lambda leaf: self._place_input(leaf, module.training), (args, kwargs))
-        self._show = None if module.training else show  # one batch that is trained on is shown
+        self._show = None if module.training else show  # only the first training batch is shown
 
     def _place_input(self, value: Any, training: bool) -> None:
         if self._batch is None or not isinstance(value, Tensor) or value.device.type != "xla" or value.dim() == 0:
             return
         if value.shape[0] == 1 or (not training and value.shape[0] % partition.parts(self._batch, self.sizes)):
-            return  # one value for all samples, or the last samples of an evaluation: whole on every device
+            return  # one value for all samples, or an incomplete batch of an evaluation: every device has all of it
         self._place("a batch", value, partition.spec_of_batch(value.shape, self._batch, self.sizes))
 
 
-_is_one_program = False  # the runtime keeps this for the lifetime of the process
+_is_one_program = False  # SPMD mode stays on until the process ends
 
 
 def _become_one_program() -> None:
-    """Let the runtime make one program of all devices. It decides this once, before the first tensor."""
+    """Turn on the runtime's SPMD mode. This is possible only once, before the first tensor."""
     global _is_one_program
-    if _is_one_program:  # set by an earlier job, which has removed this variable at its end
+    if _is_one_program:  # an earlier job has turned it on, and removed this variable at its end
         os.environ["XLA_USE_SPMD"] = "1"
     else:
         runtime.use_spmd()
@@ -136,7 +136,7 @@ def _become_one_program() -> None:
 
 
 def _mesh_text(text: str, mesh: Any) -> str:
-    """Return the devices of a mesh as lines of text, the last axis from left to right."""
+    """Return the devices of a mesh as lines of text; the last axis runs from left to right."""
     devices = mesh.get_logical_mesh()
     rows = devices.reshape(-1, devices.shape[-1])
     lines = ["  ".join(f"[{device}]" for device in row) for row in rows]
@@ -153,7 +153,7 @@ def _tensor_text(name: str, tensor: Tensor, spec: Spec) -> str:
     if not isinstance(sharded, spmd.XLAShardedTensor) or not any(partition.names_in(entry) for entry in spec):
         return f"{name}  {shape}  {partition.text_of(spec)}  whole on every device"
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using a non-tuple")  # from torch_xla's own indexing (2.8)
+        warnings.filterwarnings("ignore", "Using a non-tuple")  # torch_xla's own indexing causes it (2.8)
         shards = sharded.local_shards
         piece = " x ".join(map(str, shards[0].unpadded_data.shape))
     holders: dict[tuple[int, ...], list[str]] = {}

@@ -1,8 +1,8 @@
 """Transfers between XLA devices and the host; several CPU processes communicate through them.
 
-PJRT's CPU runtime treats each process as a world of its own, so its collectives cannot be used (torch_xla 2.8:
-`ProcessGroupXla` then trains each process alone, without an error). Tensors are fetched to the host, sent over ccl or
-gloo, and put back.
+PJRT's CPU runtime treats each process as a world of its own, so its collectives cannot be used (with torch_xla 2.8's
+`ProcessGroupXla` there is no gradient synchronisation, without an error). Tensors are fetched to the host, sent over
+ccl or gloo, and put back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 if TYPE_CHECKING:
     from cpudist.changes import Changes
 
-# Bytes of one flat tensor that is reduced: few transfers, and ccl cuts it into pieces by itself.
+# Size of the flat tensors to reduce, in bytes. Large ones need few transfers, and ccl divides them itself.
 BUCKET_BYTES = 100 * 2**20
 
 _ddp_models: WeakSet[DistributedDataParallel] = WeakSet()
@@ -30,11 +30,11 @@ _ddp_models: WeakSet[DistributedDataParallel] = WeakSet()
 def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return copies of the tensors, of any shapes, on the CPU and contiguous, after the device has computed them.
 
-    Everything pending is computed with them, in one graph. Otherwise only these tensors would be computed now, and the
-    rest, such as the loss, later from the beginning.
+    All pending operations are computed in the same graph. Otherwise only these tensors would be computed now, and the
+    rest, such as the loss, would later be recomputed from the beginning.
     """
     _keep_newest_buckets()
-    torch_xla.sync(reset_scope=False)  # the caller may be inside a program's `xp.Trace`
+    torch_xla.sync(reset_scope=False)  # do not close an `xp.Trace` of the caller
     return [tensor.detach().cpu().contiguous() for tensor in tensors]
 
 
@@ -55,7 +55,7 @@ def done(value: Any) -> Any:
 def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, scale: float) -> None:
     """Reduce tensors of a device over all ranks of `group`, in place, and multiply them by `scale`.
 
-    They have any shapes and types, and are sent in buckets of one type each.
+    They may have any shapes and types, and are sent in buckets of one type each.
     """
     numbers, _ = dist._compute_bucket_assignment_by_size(list(tensors), [BUCKET_BYTES])
     buckets = [[tensors[number] for number in bucket] for bucket in numbers]
@@ -76,8 +76,8 @@ def reduce_flat(group: Any, tensors: Sequence[torch.Tensor], operation: Any, sca
 def track_ddp_models(changes: Changes) -> None:
     """Track every model that is wrapped in DDP, for `fetch`, until `changes` are undone.
 
-    Gradients are views of DDP's buckets by default. With ``gradient_as_bucket_view=False`` they are not, and DDP's own
-    views cannot be reached.
+    Gradients are views of DDP's buckets by default. With ``gradient_as_bucket_view=False`` they are no views, and DDP's
+    own views cannot be reached.
     """
     original = DistributedDataParallel.__init__
 
@@ -91,14 +91,14 @@ def track_ddp_models(changes: Changes) -> None:
 
 
 def _keep_newest_buckets() -> None:
-    """Let every gradient that is a view of a DDP bucket refer to the newest version of the bucket alone.
+    """Make every gradient that is a view of a DDP bucket refer only to the newest version of the bucket.
 
     DDP writes each gradient into its place in a bucket through a view. On XLA a write makes a new bucket from the last
-    one, and each view keeps the bucket of its own write until it is read again. Kept buckets are computed with the
-    rest of a graph: 161 of them for ResNet-50's bucket of 94 MB.
+    one, and each view keeps the bucket of its own write until it is read again. The graph then computes every kept
+    bucket: 161 for ResNet-50's bucket of 94 MB.
     """
     with torch.no_grad():
         for model in list(_ddp_models):
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter.grad.clone()  # reading is enough; the clone is dropped, so it is not computed
+                    parameter.grad.clone()  # reading the gradient is enough; the unused clone is not computed

@@ -1,6 +1,6 @@
-"""The xla backend: on CPUs through the host, on GPUs and TPUs by the runtime itself, or one program over a mesh.
+"""The xla backend: ranks communicate through the host on CPUs, by the runtime on GPUs and TPUs, or are one program.
 
-torch is imported in methods: see `Backend`.
+The module imports torch in methods only; see `Backend`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class XlaBackend(Backend):
-    """PyTorch/XLA. `start` imports torch_xla once the device is chosen, since it reads the environment then."""
+    """PyTorch/XLA. `start` chooses the device before it imports torch_xla, which reads the environment then."""
 
     name = "xla"
     options = (
@@ -72,7 +72,7 @@ class XlaBackend(Backend):
 
         from cpudist.backends.process_group import bound_new_groups
 
-        first = self._program is None  # a script may destroy its process group and make another one
+        first = self._program is None  # a script may destroy its process group and create another one
         bound_new_groups(timeout)
         limit = timedelta(seconds=timeout)
         try:
@@ -97,7 +97,7 @@ class XlaBackend(Backend):
     def change_libraries(self, changes: Changes) -> None:
         from cpudist.backends.xla import patches
 
-        changes.variable("USE_TORCH_XLA", "1")  # accelerate and transformers look for it first then
+        changes.variable("USE_TORCH_XLA", "1")  # makes accelerate and transformers prefer torch_xla
         if self._world_size > 1:
             changes.then(after_import("accelerate.data_loader", partial(patches.patch_accelerate_loader, changes)))
 
@@ -115,21 +115,21 @@ class XlaBackend(Backend):
 
             xla_model.broadcast_master_param(model)
         wrapped = DistributedDataParallel(model, **{**self.ddp_options(), **options})
-        if get_world_size() == 1:  # buckets would take a tenth of a small step, for nothing
+        if get_world_size() == 1:  # useless buckets would take a tenth of a small step
             wrapped.require_backward_grad_sync = False
         return wrapped
 
     def ddp_options(self) -> dict[str, Any]:
-        # Each bucket that goes through the host cuts the graph in two, so few large ones are fastest.
+        # Each bucket that goes through the host cuts the graph in two, so few large buckets are fastest.
         return {"gradient_as_bucket_view": True, "bucket_cap_mb": 100}
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._sharding is not None and tensor.device.type == "xla":  # of the one process
+        if self._sharding is not None and tensor.device.type == "xla":  # a mesh has only one process
             return tensor.detach().cpu().double()
         return super().mean(tensor)
 
     def set_timeout(self, seconds: float) -> None:
-        if self._host is None:  # a single process on a mesh, which does not wait
+        if self._host is None:  # a mesh has only one process, which waits for nobody
             return
         import torch.distributed as dist
 

@@ -1,6 +1,6 @@
 """The devices of PyTorch/XLA, which compute lazily: work is collected, compiled, and started at the end of a step.
 
-torch is imported in methods: see `Devices`.
+The module imports torch in methods only; see `Devices`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class XlaDevices(Devices):
-    """The devices of this process's runtime, of which there is one.
+    """The devices of PyTorch/XLA's runtime; a process has one runtime.
 
     Attributes:
-        program: the runtime as the running job uses it; None without a job.
+        program: the runtime of the running job; None without a job.
     """
 
     type = "xla"
@@ -33,11 +33,11 @@ class XlaDevices(Devices):
         self._prepared: WeakSet[torch.nn.Module] = WeakSet()
 
     def findings(self, environment: Mapping[str, str]) -> Iterator[tuple[Literal["error", "warning", "ok"], str, str]]:
-        # Where torch_xla does not fit torch, the check of versions says so.
+        # If torch_xla does not fit torch, the check of versions reports it.
         return pjrt.findings(environment) if pjrt.missing() is None else iter(())
 
     def found(self) -> str | None:
-        """Return the devices of this host, GPUs only where PyTorch/XLA could use them."""
+        """Return the devices of this host, GPUs only if PyTorch/XLA could use them."""
         kinds = [kind for kind in pjrt.KINDS if kind != "cuda" or pjrt.lacks(kind) is None]
         counts = {kind.upper(): pjrt.count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in counts.items() if count) or None
@@ -48,7 +48,7 @@ class XlaDevices(Devices):
             self.program.watch(model)
 
     def batches(self, loader: Iterable[Any]) -> Iterable[Any]:
-        """Return the batches of `loader` on the device, to which they move ahead of their use."""
+        """Return the batches of `loader` on the device; they are moved there ahead of use."""
         import torch
         from torch_xla.distributed.parallel_loader import MpDeviceLoader
 
@@ -57,7 +57,7 @@ class XlaDevices(Devices):
     def end_step(self, *, wait: bool = False) -> None:
         import torch_xla
 
-        torch_xla.sync(wait=wait, reset_scope=False)  # the caller may be inside a program's `xp.StepTrace`
+        torch_xla.sync(wait=wait, reset_scope=False)  # do not close an `xp.StepTrace` of the caller
 
     def synchronize(self) -> None:
         self.end_step(wait=True)

@@ -1,7 +1,7 @@
 """A c10d process group with two sides: one for tensors of the CPU, one for tensors of XLA devices.
 
-With it, `torch.distributed`, DDP and their users take either kind. CPU tensors, objects and barriers go over ccl or
-gloo in every job. Tensors of a device go through the host to the same backend, or to the runtime's own group.
+So `torch.distributed`, DDP and their users accept both kinds. CPU tensors, objects and barriers go over ccl or gloo in
+every job. Tensors of a device go through the host to the same backend, or to the runtime's own group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from cpudist.backends.ccl.ccl_group import create_group
 from cpudist.backends.xla.transfers import done, fetch, put
 
-# c10d's calls, with the positions of arguments with tensors to write, and with tensors to read.
+# For each call of c10d: the positions of its arguments with output tensors, and with input tensors.
 _CALLS = {
     **dict.fromkeys(("allreduce", "allreduce_coalesced", "broadcast", "reduce"), ((0,), (0,))),
     **dict.fromkeys(("allgather", "gather", "scatter", "reduce_scatter", "alltoall"), ((0,), (1,))),
@@ -28,7 +28,7 @@ _CALLS = {
 
 
 class TwoSidedGroup(dist.ProcessGroup):
-    """Process group that hands each call to the side that its tensors are on, `host` for the CPU and `device`.
+    """Process group that passes each call to the side of its tensors: `host` for CPU tensors, otherwise `device`.
 
     The sides are c10d backends; the host's also has barriers.
     """
@@ -42,7 +42,7 @@ class TwoSidedGroup(dist.ProcessGroup):
         """Return the name of both sides together."""
         return "xla"
 
-    def _set_group_name(self, name: str) -> None:  # torch's keeps it in backends, of which this group has none
+    def _set_group_name(self, name: str) -> None:  # torch's own method needs the group's backends; there are none
         self._name = name
 
     @property
@@ -50,7 +50,7 @@ class TwoSidedGroup(dist.ProcessGroup):
         """The name that torch has given the group."""
         return self._name
 
-    def barrier(self, opts: Any = None) -> Any:  # torch passes it by this name
+    def barrier(self, opts: Any = None) -> Any:  # torch passes opts by name
         """Wait on the CPU for all ranks of the group."""
         return self.host.barrier(dist.BarrierOptions() if opts is None else opts)
 
@@ -68,9 +68,9 @@ for _name in _CALLS:
 
 
 class ThroughHost:
-    """The calls of `host`, a c10d backend for CPU tensors, for tensors of a device.
+    """Run c10d's calls for device tensors on `host`, a c10d backend for CPU tensors.
 
-    They are fetched, given to `host`, awaited and put back: c10d's futures cannot wait for a device that computes
+    The tensors are fetched, sent, awaited and put back, because c10d's futures cannot wait for a device that computes
     lazily.
     """
 
@@ -90,7 +90,7 @@ class ThroughHost:
             if sources:
                 copies.update(zip(map(id, sources), fetch(sources), strict=True))
             work = call(*tree_map_only(torch.Tensor, lambda tensor: copies[id(tensor)], args))
-            if not targets:  # a sent message: its receiver may send one itself first
+            if not targets:  # a send: do not wait, because the receiver may send first
                 return work
             work.wait()
             put(targets, [copies[id(tensor)] for tensor in targets])
@@ -109,7 +109,7 @@ def runtime_side(host: Any, options: Any) -> Any:
 
     side = ProcessGroupXla(options.store, options.group_rank, options.group_size, options.timeout)
     ranks, size = list(options.global_ranks_in_group), dist.get_world_size() if dist.is_initialized() else 0
-    if ranks and len(ranks) < size:  # as torch_xla's own new_group does (2.8), which also calls groups meshes
+    if ranks and len(ranks) < size:  # as in torch_xla's own new_group (2.8)
         side._mesh = [ranks] if len(ranks) > 1 else [[rank] for rank in range(size)]
     # torch_xla 2.9 asks torch for the ranks of its own group.
     of_group = enumerate(ranks or range(options.group_size))
@@ -121,8 +121,8 @@ def name_with(host: str, *, through_host: bool) -> str:
     """Register two-sided groups with torch, and return their name: "xla_ccl" or "xla_gloo".
 
     Args:
-        host: the backend for tensors of the CPU, "ccl" or "gloo".
-        through_host: whether tensors of a device go over it too; otherwise they go to the runtime's own group.
+        host: the backend for CPU tensors, "ccl" or "gloo".
+        through_host: whether device tensors use it too; otherwise they use the runtime's own group.
     """
 
     def create(options: Any, _group_options: Any) -> TwoSidedGroup:
