@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cpudist.world import World
 
 
-# If torch_xla is installed, accelerate and transformers prefer it to the CPU unless this is set when they are imported.
+# accelerate and transformers prefer another runtime, if it is installed, to the CPU unless this is set at import.
 CPU_ONLY = {"USE_TORCH_XLA": "0"}
 
 
