@@ -73,7 +73,11 @@ cpudist.shutdown()
 
 @pytest.mark.parametrize(
     ("given", "sums"),
-    [("  ", ["direct:0-262143;ring:262144-max"] * 3), (" 2d ", ["2d"] * 3), ("ring 2d ", [])],
+    [
+        ("  ", ["direct:0-262143;ring:262144-max"] * 3),
+        pytest.param(" 2d ", ["2d"] * 3, marks=pytest.mark.long),
+        pytest.param("ring 2d ", [], marks=pytest.mark.long),
+    ],
 )
 def test_three_hosts_add_up_in_rings(tmp_path: Path, possible: None, given: str, sums: list[str]) -> None:
     """All ranks use an algorithm that the user has chosen on one of them; with different ones they would hang."""

@@ -8,6 +8,8 @@ import pytest
 import torch.distributed as dist
 from checks_run import JOBS, only, run, run_all
 
+LONG = pytest.mark.long  # the other launchers and numbers of ranks, of which CI tries one each
+
 
 @pytest.mark.job
 @pytest.mark.parametrize(
@@ -30,7 +32,9 @@ def test_collectives_and_what_torch_builds_on_them(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("name", ["intel-mpi, 3 ranks", "mpich, 2 ranks", "torchrun, 2 ranks"])
+@pytest.mark.parametrize(
+    "name", ["intel-mpi, 3 ranks", *(pytest.param(one, marks=LONG) for one in ("mpich, 2 ranks", "torchrun, 2 ranks"))]
+)
 def test_collectives_over_oneccl_alone(name: str) -> None:
     checks, progress = ["collectives.py 12"], "polls" if name.startswith("torchrun") else "naps"
     if not name.startswith("mpich"):  # over MPI and over libfabric
@@ -40,7 +44,7 @@ def test_collectives_over_oneccl_alone(name: str) -> None:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [4, *(pytest.param(one, marks=LONG) for one in (2, 3))])
 def test_collectives_and_edges_across_hosts(ranks: int) -> None:
     """4 ranks on 2 hosts: inside by shared memory, across by oneCCL. 3 ranks do not divide: oneCCL alone."""
     edges = ["edges.py", "progress.py"]
