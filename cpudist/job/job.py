@@ -87,12 +87,13 @@ class Job:
             self.communication.set_compression(options.compress, options.written("compress"))
         self.record.note_network(context.rendezvous.host)
         self._observe()
-        context.on_failure = lambda: self.record.write("failed")
         context.on_end = self.finish
         if options.stall is not None:
             context.end_when_stalled(options.stall)
         if options.record is not None:
             self.record.write_to(options.record)
+        context.on_failure = lambda: self.record.write("failed")
+        context.started.set()
 
     def _observe(self) -> None:
         """Add the observers that every job has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -24,7 +25,7 @@ from cpudist.supervision.heartbeat import Heartbeat
 from cpudist.supervision.rank_status import RankStatus, published, status_of
 from cpudist.supervision.rank_texts import summary
 from cpudist.supervision.stall import Stall
-from cpudist.supervision.watch import RanksMissing, Watch
+from cpudist.supervision.watch import GRACE_SECONDS, RanksMissing, Watch
 from cpudist.world import elsewhere, gather_rank_info, name_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RankContext:
         counter: this rank's steps and batches; None until the backend has started.
         pace: reads this rank's pace; None until the backend has started.
         on_failure: called on rank 0 before it ends because of a failure.
+        started: set once the job has started, so that `on_failure` records the failure.
         on_end: called when the process exits before the job was shut down; it waits for the other ranks.
         unfinished: functions that wait for background work, such as saving, before the job ends.
 
@@ -81,6 +83,7 @@ class RankContext:
         self.counter: StepCounter | None = None
         self.pace: PaceMeter | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self.started = threading.Event()
         self.on_end: Callable[[], None] = self.wait_for_all
         self.unfinished: list[Callable[[], None]] = []
         self._watch: Watch | None = None
@@ -192,13 +195,19 @@ class RankContext:
         if self.rendezvous.server is not None:
             self.rendezvous.server.close_in_child()
 
+    def _record_failure(self) -> None:
+        """Call `on_failure`. Another rank may fail while this one still starts: its record would then say "running"."""
+        if threading.current_thread() is not threading.main_thread():
+            self.started.wait(GRACE_SECONDS)
+        self.on_failure()
+
     def _watch_the_others(self) -> None:
         if self.rendezvous.address is not None:
             hosts = [member.host for member in self.members]
             self._watch = Watch(
                 self.world, hosts, self.rendezvous.address, self._status, self.heartbeat, lambda: self.timeout
             )
-            self._watch.on_failure = lambda: self.on_failure()
+            self._watch.on_failure = self._record_failure
             self._watch.waiting_agent = self.launcher.waiting_agent
             self.changes.then(self._watch.close)
         self.changes.attribute(sys, "excepthook", failure.excepthook(self.fail))
