@@ -7,7 +7,7 @@ import copy
 import inspect
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,19 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 import cpudist
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("one_thread")]
 
 Call = Callable[..., torch.Tensor]  # a model, and its inputs -> the loss
 STEPS = 5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These models are small; more threads wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

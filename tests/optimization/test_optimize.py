@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import jobs
@@ -14,18 +13,9 @@ from cpudist import job
 from cpudist.optimization import ipex, precision
 from cpudist.pinning.preload import wanted_allocator
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("one_thread")]
 
 WITH_IPEX = pytest.mark.skipif(ipex.missing() is not None, reason=ipex.missing() or "")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These models are small; more threads wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _model() -> torch.nn.Module:
