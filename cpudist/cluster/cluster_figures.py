@@ -45,13 +45,7 @@ class HostFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Messages from one host to another.
-
-    Attributes:
-        source, target: numbers of the hosts.
-        latency: seconds for a small message, half of a round trip.
-        bandwidth: bytes a second of large messages.
-    """
+    """Messages between two hosts, given by their numbers: seconds of a small one, bytes a second of large ones."""
 
     source: int
     target: int
@@ -92,10 +86,6 @@ def last_bandwidth() -> float | None:
 
 
 def keep(now: ClusterFigures) -> None:
-    """Store the bandwidth of the network for `cpudist forecast`.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Store the bandwidth of the network for `cpudist forecast`."""
     if now.bandwidth is not None:
         user_cache.write(_FILE, {"bandwidth": now.bandwidth})

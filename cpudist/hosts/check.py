@@ -115,11 +115,7 @@ def check(
 
 
 def wait_for(hosts: Sequence[Host], seconds: float) -> None:
-    """Wait until hosts that are still starting, such as pods, accept ssh and can resolve this host's name.
-
-    Raises:
-        UserError: some hosts are not up after `seconds`; the message has a line for each.
-    """
+    """Wait until hosts such as pods accept ssh and resolve this host's name; `UserError` after `seconds`."""
     deadline = time.monotonic() + seconds
     missing, said = list(hosts), False
     while True:
@@ -171,11 +167,7 @@ async def _connect_back(asking: asyncio.StreamReader, answering: asyncio.StreamW
 
 
 def _facts(fields: Any, before: float, after: float) -> Facts:
-    """Return a host's facts; `before` and `after` are our clock's times around its answer.
-
-    Raises:
-        ValueError: `fields` are not the facts of this version.
-    """
+    """Return a host's facts, or raise ValueError; `before` and `after` are our clock's times around its answer."""
     theirs, others = answers.taken(fields, "seconds", float)
     facts = answers.read(Facts, {**others, "skew": min(theirs - before, 0.0) or max(theirs - after, 0.0)})
     if not facts.ranks.keys() >= _PARTS or min(facts.ranks.values()) < 1:

@@ -131,10 +131,9 @@ async def run_on(host: Host, words: Sequence[str], timeout: float) -> Answer:
 
 
 def understood(host: Host, answer: Answer, read: Callable[[Any], T]) -> T | Finding:
-    """Parse the JSON in the last line of an answer with `read`. A login shell's greeting may come before it.
+    """Return what `read` makes of the JSON in the last line of an answer; an error if there is none, or a ValueError.
 
-    Returns:
-        The value from `read`; an error as a Finding if there is no answer or `read` raises ValueError.
+    A login shell's greeting may come before it.
     """
     if answer.failure:
         return Finding("error", place(host), answer.failure, answer.remedy)

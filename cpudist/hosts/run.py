@@ -30,11 +30,7 @@ _CHECKPOINT = "--checkpoint-on-signal"
 
 
 def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> int:
-    """Run the job to its end, with restarts; return the exit status of the command.
-
-    Raises:
-        UserError: hosts cannot be used; raised before any rank starts.
-    """
+    """Run the job to its end, with restarts; return the exit status. Hosts that cannot be used are a `UserError`."""
     plan, restarts = HostPlan(options, mpirun.mpi), Restarts(options.max_restarts)
     variables = {**variables, RUN_ID: variables.get(RUN_ID) or uuid.uuid4().hex}
     placed = plan.start()
@@ -70,11 +66,7 @@ def run(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = o
 
 
 def show(mpirun: Mpirun, options: LaunchOptions, variables: Mapping[str, str] = os.environ) -> str:
-    """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it.
-
-    Raises:
-        UserError: the ranks do not fit on the hosts.
-    """
+    """Return shell commands that start the job as `run` would. Hosts are asked only if `spread` needs it."""
     placed = HostPlan(options, mpirun.mpi).spread()
     file = None if options.hosts is None else "cpudist-hostfile"
     command = mpirun.command(_mpirun_options(options, placed, file, {**variables, **_own_variables(options)}))

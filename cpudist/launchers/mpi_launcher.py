@@ -87,10 +87,7 @@ class MpiLauncher(Launcher):
     @classmethod
     @abstractmethod
     def command(cls, program: Path, version: str, options: MpirunOptions) -> list[str]:
-        """Return the command line of mpirun, `program`; `version` is its answer to `--version`.
-
-        It contains the names of variables, never their values.
-        """
+        """Return the command line of mpirun; it contains names of variables, never their values."""
 
     @classmethod
     @abstractmethod

@@ -98,10 +98,9 @@ class Mpich(MpiLauncher):
 
 
 def requested_nodes(words: Sequence[str]) -> int | None:
-    """Return the number of nodes in a command line such as `mpirun -n 4 -ppn 2 …`: ranks ÷ ranks per node.
+    """Return ranks ÷ ranks per node of `mpirun -n 4 -ppn 2 …`; None if a number is missing.
 
-    Return None if one of the numbers is missing. Hydra silently uses fewer nodes if its hostfile names too few hosts or
-    has a line that it does not understand.
+    Hydra silently uses fewer nodes if its hostfile names too few hosts or has a line that it does not understand.
     """
     given: dict[str, int] = {}
     for option, value in itertools.pairwise(words):

