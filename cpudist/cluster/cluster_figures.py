@@ -19,6 +19,7 @@ class HostFigures:
         cores: number of cores on which the rank computes.
         flops: floating-point operations per second in a matrix product, by number format.
         copied: bytes per second that a memory copy reads and writes.
+        quota: CPU quota of its container, in CPUs; None without a limit.
         load: load average of the last minute, per CPU.
         clock: clock of a CPU in Hz; None where the kernel does not report it.
         memory: free bytes.
@@ -31,6 +32,7 @@ class HostFigures:
     cores: int
     flops: Mapping[str, float]
     copied: float
+    quota: float | None
     load: float
     clock: float | None
     memory: int

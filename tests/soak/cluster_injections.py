@@ -203,7 +203,7 @@ class Injection:
         return "; ".join([*(f"missed: {words}" for words in missed), *(f"misnamed: {line}" for line in others)])
 
 
-_SLOW = r"computes at 0\.\d+ of the others in float32"
+_SLOW = r"has a speed of 0\.\d+ in float32"
 _CPUDIST = (cpudist.version.__file__, '__version__ = "0.0.1"')
 _TORCH = (distribution("torch").locate_file(f"torch-{installed('torch')}.dist-info/METADATA"), "Version: 0.0.1")
 _CLOSED, _AWAY = "does not let this host connect to its free ports", "cannot connect to this host at "
@@ -213,14 +213,18 @@ _BY_HAND = {"launched": False}
 _SHM = "has .* free in /dev/shm"
 
 INJECTIONS = {
-    "link h2 of 3": Injection(3, lambda hosts: link(hosts, "h2", "10mbit"), "h2", ("h2: sends at", "h2: receives")),
-    "link h0 of 4": Injection(4, lambda hosts: link(hosts, "h0", "25mbit"), "h0", ("h0: sends at",), **_BY_HAND),
+    "link h2 of 3": Injection(3, lambda hosts: link(hosts, "h2", "10mbit"), "h2", ("h2: sends and receives at",)),
+    "link h0 of 4": Injection(
+        4, lambda hosts: link(hosts, "h0", "25mbit"), "h0", ("h0: sends and receives at",), **_BY_HAND
+    ),
     "sending h1 of 3": Injection(3, lambda hosts: sending(hosts, "h1", "20mbit"), "h1", ("h1: sends at",)),
     "pair h1 to h3 of 4": Injection(
         4, lambda hosts: sending_to(hosts, "h1", "h3", "15mbit"), "h1", (r"h1 to h3: \d+",)
     ),
-    "quota h2 of 3": Injection(3, lambda hosts: quota(hosts, "h2", 0.06), "h2", (f"h2: {_SLOW}: on 1 core",)),
-    "quota h0 of 3": Injection(3, lambda hosts: quota(hosts, "h0", 0.06), "h0", (f"h0: {_SLOW}",), **_BY_HAND),
+    "quota h2 of 3": Injection(3, lambda hosts: quota(hosts, "h2", 0.06), "h2", (f"h2: {_SLOW}.*quota of 0.06",)),
+    "quota h0 of 3": Injection(
+        3, lambda hosts: quota(hosts, "h0", 0.06), "h0", (f"h0: {_SLOW}.*quota of 0.06",), **_BY_HAND
+    ),
     "ports h1 of 3": Injection(3, lambda hosts: closed(hosts, "h1", _ALL), "h1", (f"h1 {_CLOSED}",)),
     "ports h0 of 3": Injection(3, lambda hosts: closed(hosts, "h0", _ALL), "h1 h2", (f"h1 {_AWAY}", f"h2 {_AWAY}")),
     "ports refused h2 of 3": Injection(
