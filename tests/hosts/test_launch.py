@@ -52,44 +52,37 @@ def test_a_killed_rank_is_named_and_the_job_restarts(bed: Bed, tmp_path: Path, m
     assert not any("warning" in line or "rank 0 on" in line for line in ours), result.output
 
 
-@pytest.mark.parametrize("mpi", MPIS)
-def test_a_script_gets_more_arguments_than_a_launcher_takes(bed: Bed, tmp_path: Path, mpi: str) -> None:
-    """Shards given by a glob. A process that a rank starts does not get them."""
-    require(mpi)
-    script, more = tmp_path / "counts.py", [f"data/part {number:05}.tar" for number in range(2000)]
-    child = "[sys.executable, '-c', 'import os; print(os.environ.get(\"CPUDIST_ARGUMENTS\"))']"
-    script.write_text(
-        "import os, subprocess, sys, torch.distributed as dist\n"
-        "dist.barrier()\n"
-        f"print(len(sys.argv), sys.argv[-1], subprocess.run({child}, capture_output=True, text=True).stdout.strip())\n"
-    )
-    command = launch(
-        "--hostfile", bed.hostfile(1), "--all-output", "--mpi", mpi, "--", "--backend", "gloo", str(script)
-    )
-    result = bed.run("h0", [*command, *more], timeout=120)
-    assert result.returncode == 0, result.output
-    assert result.stdout.count("2001 data/part 01999.tar None\n") == 2, result.output
-
-
 def test_by_hand_with_a_line_that_intel_mpi_drops(bed: Bed, tmp_path: Path) -> None:
     """Intel MPI runs all ranks on the first host, with exit status 0; cpudist warns."""
     hosts = hostfile(tmp_path, "h0\nh1:abc\n")
     train = [str(BIN / "cpudist-train"), "--backend", "gloo", str(SCRIPT), str(tmp_path)]
-    result = bed.run("h0", ["mpirun", "-f", hosts, "-n", "4", "-ppn", "2", *train], timeout=120)
+    result = bed.run("h0", ["mpirun", "-f", hosts, "-n", "2", "-ppn", "1", *train], timeout=120)
     assert set(seen(tmp_path).values()) == {"h0"}, result.output
     assert "cpudist: warning: intel-mpi was asked for 2 hosts, but all ranks run on h0" in result.stderr
 
 
 @pytest.mark.parametrize("mpi", MPIS)
-def test_what_a_dry_run_prints_runs_by_hand(bed: Bed, tmp_path: Path, mpi: str) -> None:
+def test_what_a_dry_run_prints_runs_by_hand_also_with_more_arguments_than_a_launcher_takes(
+    bed: Bed, tmp_path: Path, mpi: str
+) -> None:
+    """Shards given by a glob. A process that a rank starts does not get them."""
     require(mpi)
-    words = ["--hostfile", bed.hostfile(1), "--mpi", mpi, "--dry-run"]
-    printed = bed.run("h0", launch(*words, "--", "--backend", "gloo", str(SCRIPT), str(tmp_path)), timeout=60)
+    script, more = tmp_path / "counts.py", [f"data/part {number:05}.tar" for number in range(2000)]
+    child = "[sys.executable, '-c', 'import os; print(os.environ.get(\"CPUDIST_ARGUMENTS\"))']"
+    script.write_text(
+        "import os, socket, subprocess, sys, torch.distributed as dist\n"
+        "dist.barrier()\n"
+        f"got = subprocess.run({child}, capture_output=True, text=True).stdout.strip()\n"
+        "print(socket.gethostname(), len(sys.argv), sys.argv[-1], got)\n"
+    )
+    words = ["--hostfile", bed.hostfile(1), "--all-output", "--mpi", mpi, "--dry-run"]
+    printed = bed.run("h0", launch(*words, "--", "--backend", "gloo", str(script), *more), timeout=60)
     assert printed.returncode == 0, printed.output
-    assert seen(tmp_path) == {}
+    assert "part 01999" not in printed.stdout.splitlines()[-1].partition("mpi")[2]
     result = bed.run("h0", ["sh", "-c", printed.stdout], timeout=120, cwd=tmp_path)
-    assert seen(tmp_path) == {"0-0": "h0", "0-1": "h1"}, printed.stdout + result.output
-    assert result.stdout == "rank 0 of 2 on h0\n"
+    assert result.returncode == 0, result.output
+    for host in ("h0", "h1"):
+        assert f"{host} 2001 data/part 01999.tar None\n" in result.stdout, result.output
 
 
 def test_all_hosts_troubles_come_at_once_and_before_any_rank(bed: Bed, tmp_path: Path) -> None:
@@ -144,15 +137,14 @@ def test_signals_end_everything(bed: Bed, tmp_path: Path, mpi: str, number: int,
     assert "starting again" not in result.stderr
 
 
-@pytest.mark.parametrize("how", ["kill", "disconnect"])
-def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path, how: str) -> None:
+def test_a_lost_host_and_the_job_goes_on_without_it(own_bed: Bed, tmp_path: Path) -> None:
     """The first attempt waits to be broken; the second runs on what is left, and its ranks know that."""
     words = ["--hostfile", own_bed.hostfile(2), "--max-restarts", "1", "--min-nodes", "1"]
     words += ["--", str(SCRIPT), str(tmp_path), "wait", "0"]
 
     def lose_h1() -> None:
         _wait_for(tmp_path / "waiting")
-        getattr(own_bed, how)("h1")
+        own_bed.kill("h1")
 
     result = _run_beside(lose_h1, own_bed, launch(*words))
     assert result.returncode == 0, result.output
